@@ -57,6 +57,14 @@ def folder(path, files):
     return path
 
 
+def flip(path, at=0, share=0.0):
+    """Change a bit of the byte `at`, or at this share of the file; return the path."""
+    data = bytearray(path.read_bytes())
+    data[at + int(share * (len(data) - 1))] ^= 8
+    path.write_bytes(data)
+    return path
+
+
 def tar(path, files, mode="w:gz"):
     """Write {name: bytes} as a tar archive and return it."""
     with tarfile.open(path, mode) as archive:

@@ -16,7 +16,7 @@ import pytest
 import starts
 import tiny_result
 from launch import federation, refused
-from making import folder, images, stored, zipped
+from making import flip, folder, images, stored, zipped
 from PIL import Image
 
 from dpfl_mpi import __main__, describe, export, prepare
@@ -130,9 +130,7 @@ def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
     verify(open_source(run))
     with h5py.File(path) as file:
         at = file["test/images"].id.get_offset()
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 1
-    path.write_bytes(raw)
+    flip(path, at)
     refused("which is damaged: its content has the sha256", verify, open_source(run))
     refused("which is damaged", federation, starts.small(data=str(path)))  # as a run starts
     assert describe.main(["--dataset", "image_folder", "--data", str(path), "--model", "mlp"]) == 2
@@ -149,10 +147,7 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
     raw = path.read_bytes()
 
     def flipped(at: int) -> Path:
-        changed = bytearray(raw)
-        changed[at] ^= 8
-        (tmp_path / "flipped.h5").write_bytes(changed)
-        return tmp_path / "flipped.h5"
+        return flip(Path(shutil.copy(path, tmp_path / "flipped.h5")), at)
 
     for name, place in places.items():
         for at in {0, place.size // 2, place.size - 1}:

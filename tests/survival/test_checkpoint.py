@@ -14,6 +14,7 @@ import pytest
 import starts
 import torch
 from launch import federation, refused
+from making import flip
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
@@ -67,8 +68,7 @@ def test_a_cut_run_goes_on_to_the_same_numbers(cut, undisturbed):
     assert starts.checkpoint_rounds(cut) == [1, 2]  # two generations; round 3 was recorded, not kept
     with Result(cut) as result:
         assert len(result["round/number"]) == 4
-    starts.here(cut)
-    assert starts.same(cut, undisturbed)
+    assert starts.same(starts.here(cut), undisturbed)
     assert starts.times_started(cut) == 2
     assert [p.name for p in cut.parent.iterdir()] == ["run.h5"]  # neither checkpoints nor lock are left
 
@@ -85,28 +85,20 @@ def test_ranks_may_change(tmp_path):
         process.send_signal(signal.SIGUSR1)
         starts.finish(process, 75)
         assert len(list(tmp_path.glob("run.h5.checkpoint/*.shard.h5"))) == 2 * 3  # of two generations
-    starts.here(out, fields, spill=str(tmp_path))
-    assert starts.same(out, whole)
+    assert starts.same(starts.here(out, fields, spill=str(tmp_path)), whole)
     with Result(out) as result:
         assert [s["ranks"] for s in result.starts()] == [2, 4, 1]
     assert {path.suffix for path in tmp_path.iterdir()} == {".h5", ".held"}  # what was spilled has no name
 
 
-def flip(path: Path, where: float) -> None:
-    """Change one byte, at this share of the file."""
-    data = bytearray(path.read_bytes())
-    data[int(where * (len(data) - 1))] ^= 0xFF
-    path.write_bytes(data)
-
-
 DAMAGES = {
-    "shard row": lambda out: flip(newest(out, "shard"), 0.5),
-    "shard head": lambda out: flip(newest(out, "shard"), 0.0),
+    "shard row": lambda out: flip(newest(out, "shard"), share=0.5),
+    "shard head": lambda out: flip(newest(out, "shard"), 0),
     "shard cut": lambda out: newest(out, "shard").write_bytes(newest(out, "shard").read_bytes()[:5000]),
     "shard gone": lambda out: newest(out, "shard").unlink(),
     "shard of before": lambda out: newest(out, "shard").write_bytes(newest(out, "shard", -2).read_bytes()),
-    "manifest": lambda out: flip(newest(out, "manifest"), 0.3),
-    "results copy": lambda out: flip(newest(out, "results"), 0.9),
+    "manifest": lambda out: flip(newest(out, "manifest"), share=0.3),
+    "results copy": lambda out: flip(newest(out, "results"), share=0.9),
     # what the newest checkpoint brings back
     "results file gone": lambda out: out.unlink(),
     "results file cut": lambda out: out.write_bytes(out.read_bytes()[:3000]),
@@ -116,22 +108,20 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_falls_back(cut, capfd, undisturbed, damage):
     DAMAGES[damage](cut)
-    starts.here(cut)
+    assert starts.same(starts.here(cut), undisturbed)
     warnings = [line for line in capfd.readouterr().err.splitlines() if line]
     assert len(warnings) == ("results file" not in damage)
     assert all("damaged; going back to the one before" in warning for warning in warnings)
-    assert starts.same(cut, undisturbed)
 
 
 def test_a_damaged_generation_does_not_displace_whole_ones(cut, undisturbed):
     """Rounds 2 and 3 are kept, 3 is damaged: after two more saves the two kept are those, and both whole."""
     assert starts.checkpoint_rounds(cut) == [1, 2]
-    flip(newest(cut, "shard"), 0.5)
+    flip(newest(cut, "shard"), share=0.5)
     starts.cut_after(3, cut)  # goes on from round 1 and saves round 2 once more
     assert starts.checkpoint_rounds(cut) == [1, 2]
-    flip(newest(cut, "shard"), 0.5)
-    starts.here(cut)
-    assert starts.same(cut, undisturbed)
+    flip(newest(cut, "shard"), share=0.5)
+    assert starts.same(starts.here(cut), undisturbed)
 
 
 def test_a_first_round_torn_while_it_was_written_is_no_obstacle(tmp_path, undisturbed):
@@ -139,13 +129,11 @@ def test_a_first_round_torn_while_it_was_written_is_no_obstacle(tmp_path, undist
     starts.cut_after(0, out, checkpoint_every="never")
     assert starts.checkpoint_rounds(out) == []
     out.write_bytes(out.read_bytes()[:3000])
-    starts.here(out)
-    assert starts.same(out, undisturbed)
+    assert starts.same(starts.here(out), undisturbed)
 
 
 def test_what_a_kill_at_the_very_end_leaves_is_removed(tmp_path, undisturbed):
-    out = tmp_path / "run.h5"
-    out.write_bytes(undisturbed.read_bytes())
+    out = Path(shutil.copy(undisturbed, tmp_path / "run.h5"))
     folder = Path(f"{out}.checkpoint")
     folder.mkdir()
     (folder / "begun_from").write_text("3\n")
@@ -159,8 +147,7 @@ def test_what_a_kill_at_the_very_end_leaves_is_removed(tmp_path, undisturbed):
 
 def test_a_later_version_is_neither_replaced_nor_gone_on_with(cut, tmp_path, undisturbed):
     """The result where a kill left the folder of checkpoints beside it, and the copy of the results in a checkpoint."""
-    out = tmp_path / "run.h5"
-    out.write_bytes(undisturbed.read_bytes())
+    out = Path(shutil.copy(undisturbed, tmp_path / "run.h5"))
     with h5py.File(out, "a") as file:  # whose checksum is then another one: the schema is looked at first
         file.attrs["schema"] = 99
     Path(f"{out}.checkpoint").mkdir()
@@ -183,7 +170,7 @@ def test_what_a_save_that_failed_has_left_is_removed(cut):
 
 def test_both_damaged_is_an_error(cut):
     for path in Path(f"{cut}.checkpoint").glob("*.manifest.h5"):
-        flip(path, 0.5)
+        flip(path, share=0.5)
     refused("no checkpoint in ... is whole; start over with --fresh", starts.here, cut)
     starts.here(cut, fresh=True)
 
@@ -194,8 +181,7 @@ def test_another_run_is_refused_with_the_fields(cut):
     cut.unlink()
     refused(f"holds a checkpoint of another run {fields}", starts.here, cut, other)
     refused("different: mixed", starts.here, cut, mixed=True)
-    starts.here(cut, other, fresh=True)
-    with Result(cut) as result:
+    with Result(starts.here(cut, other, fresh=True)) as result:
         assert result.finished and result.run.seed == 7
 
 
@@ -302,8 +288,7 @@ def test_a_checkpoint_is_not_mixed_with_data_made_anew(shipped):
         said = f"a checkpoint of a run on other data (different: {different}); bring back the data"
         refused(said, starts.here, out, shipped)
     stage(1)
-    starts.here(out, shipped)
-    assert starts.same(out, whole)
+    assert starts.same(starts.here(out, shipped), whole)
 
 
 def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
@@ -318,8 +303,7 @@ def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
     starts.here(out, shipped, quiet=False)  # a result stands without its data
     assert "found, not computed" in capsys.readouterr().out and out.read_bytes() == before
     stage(2)
-    starts.here(out, shipped, fresh=True)
-    with Result(out) as result:
+    with Result(starts.here(out, shipped, fresh=True)) as result:
         assert result.fact("data_sha256") == now and len(result.starts()) == 1
     starts.here(out, shipped, quiet=False)
     assert "found, not computed" in capsys.readouterr().out
@@ -333,8 +317,7 @@ def test_tuning_does_not_start_from_models_of_other_data(shipped, capfd):
     tuned = starts.here(Path("tuned.h5"), fields | {"finetune_epochs": 1}, results="results")
     assert "of other data or another partition: its rounds are computed here" in capfd.readouterr().err
     base.unlink()
-    alone = starts.here(Path("alone.h5"), fields | {"finetune_epochs": 1}, results="results")
-    assert starts.same(tuned, alone)
+    assert starts.same(tuned, starts.here(Path("alone.h5"), fields | {"finetune_epochs": 1}, results="results"))
 
 
 def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_path, monkeypatch):
@@ -344,8 +327,7 @@ def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_p
         monkeypatch.setattr(module, "NUMERICS", version + 1)
     refused(f"computed under version {version} of the numbers; it is {version + 1} now", starts.here, out)
     assert out.read_bytes() == before
-    starts.here(out, fresh=True)
-    with Result(out) as result:
+    with Result(starts.here(out, fresh=True)) as result:
         assert result.finished and result.fact("numerics") == str(version + 1)
 
 

@@ -126,8 +126,7 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
     with Result(out) as result:
         assert result.last_round >= 2
     filler.unlink()
-    starts.here(out)
-    assert starts.same(out, undisturbed)
+    assert starts.same(starts.here(out), undisturbed)
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, *places: tuple[int, int, float]) -> None:
@@ -151,8 +150,7 @@ def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path,
     base = starts.here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
     tuned = fields | {"finetune_epochs": 2}
     from_file = starts.here(tmp_path / "file.h5", tuned, results=str(tmp_path))
-    again = starts.here(tmp_path / "again.h5", tuned, results=str(tmp_path / "elsewhere"))
-    assert starts.same(from_file, again)
+    assert starts.same(from_file, starts.here(tmp_path / "again.h5", tuned, results=str(tmp_path / "elsewhere")))
     with Result(from_file) as result, Result(base) as before:
         assert np.isfinite(result["best/test_acc"]).all()
         assert result["best/test_acc"][2] == before["best/test_acc"][2]
@@ -166,8 +164,7 @@ def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeyp
     fields = starts.small(on_divergence="exclude", **more)
     whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
     starts.cut_after(3, out, fields, checkpoint_every="2")
-    starts.here(out, fields)
-    assert starts.same(out, whole)
+    assert starts.same(starts.here(out, fields), whole)
     with Result(out) as result:
         assert result["client/diverged_round"].tolist() == [-1, -1, 1, -1, 2, -1]
         assert result.graph(0)[:, 2].any() and result.graph(0)[:, 4].any()  # they had been chosen

@@ -44,8 +44,7 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
     assert process.returncode == signals.REQUEUE, shown
     assert starts.checkpoint_rounds(out) == [3]
     assert "stopped after round 3 of 4 (SIGINT); the same command goes on from there" in shown
-    starts.here(out)
-    assert starts.times_started(out) == 2 and starts.same(out, undisturbed)
+    assert starts.same(starts.here(out), undisturbed) and starts.times_started(out) == 2
 
 
 def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
@@ -69,8 +68,7 @@ def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_p
         assert not Path(f"{out}.lock").exists()  # it may go on elsewhere at once
     assert "round 3 would outlast --grace 1, stopped at once; the same command replays it" in messages[0]
     assert "two starts in a row kept no new checkpoint" in messages[1]
-    starts.here(out)
-    assert starts.same(out, undisturbed)
+    assert starts.same(starts.here(out), undisturbed)
 
 
 def test_the_end_of_the_allocation_counts_as_a_signal(monkeypatch):
@@ -149,5 +147,4 @@ def test_what_goes_on_after_fresh_is_the_command_without_it(tmp_path, monkeypatc
         starts.here(out, fresh=True)
     said = "stopped after round 0 of 4 (SIGINT); the same command without --fresh goes on from there"
     assert str(leave.value) == said
-    starts.here(out)
-    assert starts.same(out, undisturbed) and starts.times_started(out) == 2
+    assert starts.same(starts.here(out), undisturbed) and starts.times_started(out) == 2
