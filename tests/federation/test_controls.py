@@ -181,9 +181,8 @@ def test_a_run_in_which_nothing_is_learned_ends(tmp_path, method):
 
 def test_a_round_without_clients_changes_nothing(tmp_path):
     """Two stop after round 1, and the others come in round 3: of nobody in round 2 the server has no mean."""
-    there = tmp_path / "there"
-    there.write_text("1 1 0 0\n" * 2 + "0 0 1 1\n" * 7)
-    fields = {"clients": 4, "rounds": 9, "method": "fedavg", "patience": 1, "available": str(there), "lr": 1e-12}
+    there = text_file(tmp_path / "there", "1 1 0 0\n" * 2 + "0 0 1 1\n" * 7)
+    fields = {"clients": 4, "rounds": 9, "method": "fedavg", "patience": 1, "available": there, "lr": 1e-12}
     with Result(run_here(tmp_path / "a.h5", fields)) as result:
         assert result.finished and result["client/stopped_round"].tolist() == [1, 1, 3, 3] and result.last_round == 3
         there_by_round = [[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1]]
@@ -192,7 +191,7 @@ def test_a_round_without_clients_changes_nothing(tmp_path):
     fields |= {"patience": 0, "newcomers": 0.5}
     with federation({k: v for k, v in fields.items() if k != "available"}) as fed:
         new = fed.members.limits.newcomers
-    there.write_text(" ".join(map(str, new.astype(int))) + "\n1 1 1 1\n")
+    text_file(tmp_path / "there", " ".join(map(str, new.astype(int))) + "\n1 1 1 1\n")
     with Result(run_here(tmp_path / "b.h5", fields | {"rounds": 2})) as result:
         assert result.finished and np.isfinite(result["newcomers/test_acc"][:, new]).all()
         assert np.isnan(result["round/test_acc"][1]).all() and not result["traffic/models_received"][1].any()

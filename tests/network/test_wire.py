@@ -163,10 +163,9 @@ def test_what_changes_no_model(method, tmp_path):
 
 def test_old_models_are_those_of_the_round_that_the_ledger_says(tmp_path):
     """Client 0 takes a hundred times as long: the others take what it had S rounds ago once they are that far ahead, and wait for it then."""
-    (tmp_path / "slow.csv").write_text("100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)
+    slow = text_file(tmp_path / "slow.csv", "100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)
     fields = SMALL | {"method": "random_graph", "budget": 6, "rounds": 5, "batch_size": 4096}
-    path = run_here(tmp_path / "slow.h5", fields | {"network": str(tmp_path / "slow.csv"), "staleness": 2})
-    with Result(path) as result:
+    with Result(run_here(tmp_path / "slow.h5", fields | {"network": slow, "staleness": 2})) as result:
         # round 0: all wait for the first model of client 0; then of each sender the newest that is there
         assert result["network/age"][:, 1:].max(1).tolist() == [0, 1, 2, 2, 2, 2]
         assert result["network/age"][:, 0].tolist() == [0] * 6
