@@ -157,14 +157,11 @@ ARM = {"CPU implementer": "0x41", "CPU architecture": "8", "CPU part": "0xd40", 
 ARM["Features"] = "fp sve"
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "facts"),
-    [
-        (EPYC, ["AuthenticAMD", "25", "17", "1", "AVX512", "avx2 avx512f fma"]),
-        (ARM, ["0x41", "8", "0xd40", "1", "AVX512", "sve"]),
-        ({}, ["unknown"] * 4 + ["AVX512", ""]),  # no Linux
-    ],
-)
+@pytest.mark.parametrize(("cpuinfo", "facts"), [
+    (EPYC, ["AuthenticAMD", "25", "17", "1", "AVX512", "avx2 avx512f fma"]),
+    (ARM, ["0x41", "8", "0xd40", "1", "AVX512", "sve"]),
+    ({}, ["unknown"] * 4 + ["AVX512", ""]),  # no Linux
+])  # fmt: skip
 def test_a_processor_is_more_than_its_name(cpuinfo, facts, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(machine, "cpuinfo", lambda: cpuinfo)
@@ -181,20 +178,17 @@ def start(model="17", stepping="1", version="2.13.0", **more):
 PORTABLE = {"kernels": "native", "portable": True}
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "changes"),
-    [
-        (start("1", "2"), start(), "processor model 1 -> 17; processor stepping 2 -> 1"),
-        (start(version="2.12.0"), start(), "versions torch 2.12.0 -> 2.13.0"),
-        (start(threads=2), start(), "threads 2 -> 1"),
-        # the processor is no difference under the native kernels alone
-        (start("1", **PORTABLE), start(**PORTABLE), ""),
-        (start("1", kernels="native", portable=False), start(**PORTABLE), "processor model 1 -> 17"),
-        (start(**PORTABLE), start(kernels="torch", portable=False), "kernels native -> torch"),
-        # nor is what a start does not know
-        *(({n: fact for n, fact in start().items() if n != gone}, start(), "") for gone in ("processor", "versions")),
-    ],
-)
+@pytest.mark.parametrize(("before", "now", "changes"), [
+    (start("1", "2"), start(), "processor model 1 -> 17; processor stepping 2 -> 1"),
+    (start(version="2.12.0"), start(), "versions torch 2.12.0 -> 2.13.0"),
+    (start(threads=2), start(), "threads 2 -> 1"),
+    # the processor is no difference under the native kernels alone
+    (start("1", **PORTABLE), start(**PORTABLE), ""),
+    (start("1", kernels="native", portable=False), start(**PORTABLE), "processor model 1 -> 17"),
+    (start(**PORTABLE), start(kernels="torch", portable=False), "kernels native -> torch"),
+    # nor is what a start does not know
+    *(({n: fact for n, fact in start().items() if n != gone}, start(), "") for gone in ("processor", "versions")),
+])  # fmt: skip
 def test_a_start_that_may_round_differently_warns(before, now, changes, capsys):
     machine.warn_of_change(before, now)
     warning = f"warning: this start may round differently than the one before ({changes})\n"

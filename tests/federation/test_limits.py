@@ -46,31 +46,28 @@ def test_what_limits_nothing_names_no_other_run():
         assert Run(method=method, **NOTHING).slug() == Run(method=method).slug()
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "sentence"),
-    [
-        ("budget", "3 4", "must hold 9 numbers"),
-        ("budget", "0 " * N, "whole and at least 1"),
-        ("reach", "0 1 2", "lines of two client numbers from 0 to 8"),
-        ("reach", "0 1 2 3\n1 0 2 3\n", "lines of two client numbers from 0 to 8: receiver sender"),
-        ("reach", "0 9", "lines of two client numbers from 0 to 8"),
-        ("available", "1 1 1", "at least 2 lines"),
-        ("available", ("1 " * N + "\n") + ("0 " * N), "round 2 has no client"),
-        ("available", "2 " * N + "\n" + "1 " * N, "zeros or ones"),
-        ("churn", "1 0", "must hold lines of a time, a client, and join or leave"),
-        ("churn", "1 0 joins", "must hold lines of a time, a client, and join or leave"),
-        ("churn", "1 9 join", "whose line '1 9 join' is of another client; allowed are clients 0 to 8"),
-        ("churn", "2 0 join\n\n1 1 join", "whose line '1 1 join' is earlier than the one before"),
-        ("churn", "1 0 leave\n2 0 leave", "whose line '2 0 leave' says leave twice of this client"),
-        ("network", "1 1 1 1 0\n" * 8, "must hold 9 lines (clients) of 5 numbers: step, image, up, down, latency"),
-        ("network", "1 1 1 1 0\n" * 8 + "1 1 1\n", "must hold 9 lines"),
-        ("network", "1 1 1 one 0\n" * N, "must hold 9 lines"),
-        ("network", "0,1,1,1,0\n" * N, "the step of client 0 is 0, allowed is a number from 1e-09 to 1000"),
-        ("network", "1,1,1,1,0\n" * 8 + "1,1,1,-1,0\n", "the down of client 8 is -1"),
-        ("network", "1,1,nan,1,0\n" * N, "the up of client 0 is nan"),
-        ("network", "1,1,1,1,-0.1\n" * N, "the latency of client 0 is -0.1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "sentence"), [
+    ("budget", "3 4", "must hold 9 numbers"),
+    ("budget", "0 " * N, "whole and at least 1"),
+    ("reach", "0 1 2", "lines of two client numbers from 0 to 8"),
+    ("reach", "0 1 2 3\n1 0 2 3\n", "lines of two client numbers from 0 to 8: receiver sender"),
+    ("reach", "0 9", "lines of two client numbers from 0 to 8"),
+    ("available", "1 1 1", "at least 2 lines"),
+    ("available", ("1 " * N + "\n") + ("0 " * N), "round 2 has no client"),
+    ("available", "2 " * N + "\n" + "1 " * N, "zeros or ones"),
+    ("churn", "1 0", "must hold lines of a time, a client, and join or leave"),
+    ("churn", "1 0 joins", "must hold lines of a time, a client, and join or leave"),
+    ("churn", "1 9 join", "whose line '1 9 join' is of another client; allowed are clients 0 to 8"),
+    ("churn", "2 0 join\n\n1 1 join", "whose line '1 1 join' is earlier than the one before"),
+    ("churn", "1 0 leave\n2 0 leave", "whose line '2 0 leave' says leave twice of this client"),
+    ("network", "1 1 1 1 0\n" * 8, "must hold 9 lines (clients) of 5 numbers: step, image, up, down, latency"),
+    ("network", "1 1 1 1 0\n" * 8 + "1 1 1\n", "must hold 9 lines"),
+    ("network", "1 1 1 one 0\n" * N, "must hold 9 lines"),
+    ("network", "0,1,1,1,0\n" * N, "the step of client 0 is 0, allowed is a number from 1e-09 to 1000"),
+    ("network", "1,1,1,1,0\n" * 8 + "1,1,1,-1,0\n", "the down of client 8 is -1"),
+    ("network", "1,1,nan,1,0\n" * N, "the up of client 0 is nan"),
+    ("network", "1,1,1,1,-0.1\n" * N, "the latency of client 0 is -0.1"),
+])  # fmt: skip
 def test_bad_files_are_sentences(name, text, sentence, tmp_path):
     refused(sentence, run, **{name: text_file(tmp_path / "file", text)})
     (tmp_path / "file").write_bytes(b"\xff\xfe\xff")

@@ -48,24 +48,21 @@ class BadOptions:
     sizes: tuple = option((1, 2), "sizes")
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ({"init": 3}, "the method mine has no function init"),
-        ({"finetune_gradient": lambda fed: None}, "which is called as finetune_gradient(fed, start)"),
-        ({"METHOD": {"server": True}}, "METHOD of the method mine is {'server': True}; it must be a Method(...)"),
-        ({"METHOD": Method(models=0)}, "has models=0; allowed are whole numbers from 1 to 1000"),
-        ({"METHOD": Method(every_row=True)}, "has every_row=True; allowed are whole numbers from 0 to 1000"),
-        ({"METHOD": Method(sends=3)}, "METHOD of the method mine has sends=3; allowed are texts"),
-        ({"METHOD": Method(searches="no")}, "has searches='no'; allowed are True and False"),
-        ({"METHOD": Method(ignores="graphs")}, "has ignores='graphs'; allowed are tuples of omega_period, graphs, averaging"),
-        ({"METHOD": Method(optimizers=("sgd", "lion"))}, "has optimizers=('sgd', 'lion'); allowed are tuples of sgd, adam, adamw"),
-        ({"Options": dict}, "Options of the method mine must be a dataclass"),
-        ({"Options": BadOptions}, "with true or false, a number or a text as the default"),
-        ({"build": print, "HEAD": 3}, "HEAD of the model mine is 3"),
-        ({"build": print, "Options": dict}, "Options of the model mine must be a dataclass"),
-    ]
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "sentence"), [
+    ({"init": 3}, "the method mine has no function init"),
+    ({"finetune_gradient": lambda fed: None}, "which is called as finetune_gradient(fed, start)"),
+    ({"METHOD": {"server": True}}, "METHOD of the method mine is {'server': True}; it must be a Method(...)"),
+    ({"METHOD": Method(models=0)}, "has models=0; allowed are whole numbers from 1 to 1000"),
+    ({"METHOD": Method(every_row=True)}, "has every_row=True; allowed are whole numbers from 0 to 1000"),
+    ({"METHOD": Method(sends=3)}, "METHOD of the method mine has sends=3; allowed are texts"),
+    ({"METHOD": Method(searches="no")}, "has searches='no'; allowed are True and False"),
+    ({"METHOD": Method(ignores="graphs")}, "has ignores='graphs'; allowed are tuples of omega_period, graphs, averaging"),
+    ({"METHOD": Method(optimizers=("sgd", "lion"))}, "has optimizers=('sgd', 'lion'); allowed are tuples of sgd, adam, adamw"),
+    ({"Options": dict}, "Options of the method mine must be a dataclass"),
+    ({"Options": BadOptions}, "with true or false, a number or a text as the default"),
+    ({"build": print, "HEAD": 3}, "HEAD of the model mine is 3"),
+    ({"build": print, "Options": dict}, "Options of the model mine must be a dataclass"),
+])  # fmt: skip
 def test_a_file_that_breaks_the_contract_is_refused(content, sentence):
     load = models.load if "build" in content else methods.load
     refused(sentence, load, "mine", SimpleNamespace(**(GOOD | content)))
@@ -85,23 +82,20 @@ GRAPH = CollaborationGraph.empty(4)
 TWO = CollaborationGraph.from_lists([[1, 2, 3], [], [0, 1], []])
 
 
-@pytest.mark.parametrize(
-    ("state", "sentence"),
-    [
-        ({"shared": {}}, "returned a dict of shared; a state is"),
-        ({"client": {}, "shared": {}, "more": 1}, "returned a dict of client, shared, more; a state is"),
-        ({"client": W, "shared": {}}, "of two dicts"),
-        ({"client": {"w": [1, 2]}, "shared": {}}, "is a list; it must be a tensor or array of 2 rows, one per client of this rank"),
-        ({"client": {}, "shared": {"omega": [[1], [0], [], []]}}, 'state["shared"]["omega"] after round of the method mine is a list; it must be a CollaborationGraph'),
-        ({"client": {}, "shared": {"chosen": CollaborationGraph.empty(2)}}, "is a graph of 2 clients; it must be a CollaborationGraph of 4 clients"),
-        ({"client": {}, "shared": {"w": W.bfloat16()}}, "is a Tensor of torch.bfloat16, which a checkpoint cannot hold"),
-        ({"client": {}, "shared": {"w": np.array([None])}}, "is a ndarray of object, which a checkpoint cannot hold"),
-        ({"client": {}, "shared": {"w": np.complex64(1)}}, "is a complex64 of complex64, which a checkpoint cannot hold"),
-        ({"client": {}, "shared": {"w": W.to_sparse()}}, "is a Tensor of torch.float32, which a checkpoint cannot hold"),
-        ({"client": {}, "shared": {"a/b": 1}}, "returned state[\"shared\"]['a/b']; a key is a text without /"),
-        ({"client": {}, "shared": {"chosen": TWO}}, 'state["shared"]["chosen"] after round of the method mine gives client 2 2 senders; its budget allows 1')
-    ]
-)  # fmt: skip
+@pytest.mark.parametrize(("state", "sentence"), [
+    ({"shared": {}}, "returned a dict of shared; a state is"),
+    ({"client": {}, "shared": {}, "more": 1}, "returned a dict of client, shared, more; a state is"),
+    ({"client": W, "shared": {}}, "of two dicts"),
+    ({"client": {"w": [1, 2]}, "shared": {}}, "is a list; it must be a tensor or array of 2 rows, one per client of this rank"),
+    ({"client": {}, "shared": {"omega": [[1], [0], [], []]}}, 'state["shared"]["omega"] after round of the method mine is a list; it must be a CollaborationGraph'),
+    ({"client": {}, "shared": {"chosen": CollaborationGraph.empty(2)}}, "is a graph of 2 clients; it must be a CollaborationGraph of 4 clients"),
+    ({"client": {}, "shared": {"w": W.bfloat16()}}, "is a Tensor of torch.bfloat16, which a checkpoint cannot hold"),
+    ({"client": {}, "shared": {"w": np.array([None])}}, "is a ndarray of object, which a checkpoint cannot hold"),
+    ({"client": {}, "shared": {"w": np.complex64(1)}}, "is a complex64 of complex64, which a checkpoint cannot hold"),
+    ({"client": {}, "shared": {"w": W.to_sparse()}}, "is a Tensor of torch.float32, which a checkpoint cannot hold"),
+    ({"client": {}, "shared": {"a/b": 1}}, "returned state[\"shared\"]['a/b']; a key is a text without /"),
+    ({"client": {}, "shared": {"chosen": TWO}}, 'state["shared"]["chosen"] after round of the method mine gives client 2 2 senders; its budget allows 1')
+])  # fmt: skip
 def test_a_state_that_breaks_the_contract_is_refused(state, sentence):
     refused(sentence, check_state, "mine", state, fed())
 

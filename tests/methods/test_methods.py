@@ -56,21 +56,18 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
         assert (fed.notes["models_received"][away] == 0).all() and (fed.notes["models_received"][here] > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("method", "fields", "sentence"),
-    [
-        ("fedrep", {"options": {"head": "fc7"}}, "allowed are head, none, all, or of the layers fc1, head"),
-        ("fedala", {"options": {"layers": "foo"}}, "--options.layers is foo; allowed are head, none, all, or of the layers"),
-        ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1; allowed is 0 to 0: the rest of tau_train is the head's"),
-        ("dpfl_choice", {"options": {"tolerance": 0.1}}, "--options.tolerance is 0.1; but for a forward search allowed is 0"),
-        ("dpfl_choice", {"options": {"search": "forward", "neither": "keep_out"}}, "--options.neither is keep_out; a forward"),
-        ("dfedpgp", {"options": {"head_epochs": 3}}, "--options.head_epochs is 3; allowed is 0 to 2, all of tau_train"),
-        ("dfedpgp", {"send": "layers=head"}, "--send is layers=head; dfedpgp says itself what it sends: allowed is all"),
-        ("dpfl_choice", {"send": "layers=body"}, "--send is layers=body; dpfl_choice scores models as they come"),
-        ("sketch", {"attack": "noise:0.5"}, "--attack is noise:0.5; sketch sends more than models; allowed are"),
-        ("fedbn", {}, "--method fedbn needs GroupNorm, LayerNorm or the like; --model mlp has none"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("method", "fields", "sentence"), [
+    ("fedrep", {"options": {"head": "fc7"}}, "allowed are head, none, all, or of the layers fc1, head"),
+    ("fedala", {"options": {"layers": "foo"}}, "--options.layers is foo; allowed are head, none, all, or of the layers"),
+    ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1; allowed is 0 to 0: the rest of tau_train is the head's"),
+    ("dpfl_choice", {"options": {"tolerance": 0.1}}, "--options.tolerance is 0.1; but for a forward search allowed is 0"),
+    ("dpfl_choice", {"options": {"search": "forward", "neither": "keep_out"}}, "--options.neither is keep_out; a forward"),
+    ("dfedpgp", {"options": {"head_epochs": 3}}, "--options.head_epochs is 3; allowed is 0 to 2, all of tau_train"),
+    ("dfedpgp", {"send": "layers=head"}, "--send is layers=head; dfedpgp says itself what it sends: allowed is all"),
+    ("dpfl_choice", {"send": "layers=body"}, "--send is layers=body; dpfl_choice scores models as they come"),
+    ("sketch", {"attack": "noise:0.5"}, "--attack is noise:0.5; sketch sends more than models; allowed are"),
+    ("fedbn", {}, "--method fedbn needs GroupNorm, LayerNorm or the like; --model mlp has none"),
+])  # fmt: skip
 def test_what_a_method_needs_of_its_run_is_one_sentence(method, fields, sentence):
     assert refused(sentence, play, method, **fields).startswith("--")
 

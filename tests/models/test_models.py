@@ -224,26 +224,22 @@ DRAWS = "forward draws random numbers from PyTorch's generator"
 TRACKED = nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 10))
 
 
-@pytest.mark.parametrize(
-    ("module", "sentence"),
-    [
-        (Odd("double"), "odd is float64; parameters must be float32"),
-        (Odd("nan"), "fc.bias starts with a value that is not finite"),
-        (Odd("functional"), DRAWS),
-        (Odd("noise"), DRAWS),
-        (Odd("rrelu"), DRAWS),
-        (Odd("buffer"), "forward changes the buffer scale"),
-        (Odd("none"), "forward returned a NoneType for 2 samples of 10 classes; it must return logits, float [2, 10]"),
-        (Odd("one axis"), "forward returned a tensor [2] for 2 samples of 10 classes"),
-        (Odd("squeezed"), "forward gives a sample other logits when it is alone than beside another"),
-        (Odd("checkpoint"), "the gradient of forward fails: RuntimeError: it hooks what is saved for the gradient (torch.utils.checkpoint)"),
-        (Odd("kept beside"), "forward reads a parameter that it keeps beside its layers"),
-        (TRACKED, "layer 0 (InstanceNorm2d) keeps batch statistics"),
-        (nn.Flatten(), "has no parameters; there is nothing to train"),
-        (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "1.weight has no size yet (a Lazy layer)"),
-    ],
-    ids=lambda v: getattr(v, "wrong", None),
-)  # fmt: skip
+@pytest.mark.parametrize(("module", "sentence"), [
+    (Odd("double"), "odd is float64; parameters must be float32"),
+    (Odd("nan"), "fc.bias starts with a value that is not finite"),
+    (Odd("functional"), DRAWS),
+    (Odd("noise"), DRAWS),
+    (Odd("rrelu"), DRAWS),
+    (Odd("buffer"), "forward changes the buffer scale"),
+    (Odd("none"), "forward returned a NoneType for 2 samples of 10 classes; it must return logits, float [2, 10]"),
+    (Odd("one axis"), "forward returned a tensor [2] for 2 samples of 10 classes"),
+    (Odd("squeezed"), "forward gives a sample other logits when it is alone than beside another"),
+    (Odd("checkpoint"), "the gradient of forward fails: RuntimeError: it hooks what is saved for the gradient (torch.utils.checkpoint)"),
+    (Odd("kept beside"), "forward reads a parameter that it keeps beside its layers"),
+    (TRACKED, "layer 0 (InstanceNorm2d) keeps batch statistics"),
+    (nn.Flatten(), "has no parameters; there is nothing to train"),
+    (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "1.weight has no size yet (a Lazy layer)"),
+], ids=lambda v: getattr(v, "wrong", None))  # fmt: skip
 def test_modules_that_would_be_wrong_are_refused(module, sentence):
     assert refused(sentence, check_module, "mine", module, *IMAGE, 10, "").startswith("--model")
 
@@ -271,16 +267,12 @@ def test_what_cannot_run_for_several_clients_at_once_is_refused_before_it_does(m
 TWICE = nn.PReLU()
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        Odd(""), Dropping(), Mixed(),
-        nn.Sequential(nn.InstanceNorm2d(1), nn.Flatten(), nn.Linear(64, 10)),
-        nn.Sequential(nn.Flatten(), TWICE, nn.Linear(64, 10), TWICE),
-        nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 2, 32, 0.0, batch_first=True), nn.Flatten(), nn.Linear(64, 10)),
-    ],
-    ids=["plain", "dropout", "group norm", "instance norm", "a layer that is used twice", "transformer"],
-)  # fmt: skip
+@pytest.mark.parametrize("module", [
+    Odd(""), Dropping(), Mixed(),
+    nn.Sequential(nn.InstanceNorm2d(1), nn.Flatten(), nn.Linear(64, 10)),
+    nn.Sequential(nn.Flatten(), TWICE, nn.Linear(64, 10), TWICE),
+    nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 2, 32, 0.0, batch_first=True), nn.Flatten(), nn.Linear(64, 10)),
+], ids=["plain", "dropout", "group norm", "instance norm", "a layer that is used twice", "transformer"])  # fmt: skip
 def test_modules_that_are_right_pass_and_train_in_blocks(module):
     check_module("mine", module, *IMAGE, 10, "")
     ensemble = Ensemble(module, (0.5,), (0.25,), CPU)
@@ -308,18 +300,15 @@ def test_a_build_that_fails(monkeypatch):
     assert re.search(r" \(test_models.py, line \d+\)$", said)
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind", "sentence"),
-    [
-        ({"model": "text"}, VECTOR, "--model text takes tokens, and these data are numbers: use --model cnn or mlp"),
-        ({"model": "cnn"}, VECTOR, "--model cnn needs images, these are vectors of 12 numbers"),
-        ({"model": "cnn"}, ((15, 20, 1), "uint8"), "at least 16x16, these are 15x20"),
-        ({"model": "resnet"}, VECTOR, "--model resnet needs images; use --model mlp for vectors"),
-        ({"model": "resnet", "model_options": {"blocks": 0}}, IMAGE, "--model_options.blocks is 0; allowed is a whole number from 1"),
-        ({"model": "resnet", "model_options": {"widths": "16,x"}}, IMAGE, "--model_options.widths is 16,x; allowed are whole numbers"),
-        ({"model": "text", "model_options": {"heads": 5}}, TEXT, "--model_options.heads is 5; it must divide --model_options.width, 32"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("fields", "kind", "sentence"), [
+    ({"model": "text"}, VECTOR, "--model text takes tokens, and these data are numbers: use --model cnn or mlp"),
+    ({"model": "cnn"}, VECTOR, "--model cnn needs images, these are vectors of 12 numbers"),
+    ({"model": "cnn"}, ((15, 20, 1), "uint8"), "at least 16x16, these are 15x20"),
+    ({"model": "resnet"}, VECTOR, "--model resnet needs images; use --model mlp for vectors"),
+    ({"model": "resnet", "model_options": {"blocks": 0}}, IMAGE, "--model_options.blocks is 0; allowed is a whole number from 1"),
+    ({"model": "resnet", "model_options": {"widths": "16,x"}}, IMAGE, "--model_options.widths is 16,x; allowed are whole numbers"),
+    ({"model": "text", "model_options": {"heads": 5}}, TEXT, "--model_options.heads is 5; it must divide --model_options.width, 32"),
+])  # fmt: skip
 def test_models_and_data_that_do_not_go_together(fields, kind, sentence):
     data = source(kind)
     refused(sentence, lambda: make(Run(**fields).resolve(), data))

@@ -32,17 +32,14 @@ def srun(**kinds: str) -> str:
     return f"case $1 in --mpi=list) echo {' '.join(kinds)};; {cases} esac"
 
 
-@pytest.mark.parametrize(
-    ("job", "kinds", "line"),
-    [
-        ("1", {"pmi2": GOOD, "pmix": "exit 16"}, "srun --mpi=pmi2"),
-        ("1", {"pmi2": SINGLETONS, "pmix": GOOD}, "srun --mpi=pmix"),
-        ("1", {"pmi2": SINGLETONS, "pmix": "exit 1"}, "mpirun --bind-to none"),
-        ("1", {"cray_shasta": GOOD}, "srun --mpi=cray_shasta"),
-        ("1", {"pmi2": "exec sleep 60"}, "mpirun --bind-to none"),  # one that hangs is passed over
-        (None, {"pmi2": GOOD}, "mpirun"),  # outside Slurm
-    ],
-)
+@pytest.mark.parametrize(("job", "kinds", "line"), [
+    ("1", {"pmi2": GOOD, "pmix": "exit 16"}, "srun --mpi=pmi2"),
+    ("1", {"pmi2": SINGLETONS, "pmix": GOOD}, "srun --mpi=pmix"),
+    ("1", {"pmi2": SINGLETONS, "pmix": "exit 1"}, "mpirun --bind-to none"),
+    ("1", {"cray_shasta": GOOD}, "srun --mpi=cray_shasta"),
+    ("1", {"pmi2": "exec sleep 60"}, "mpirun --bind-to none"),  # one that hangs is passed over
+    (None, {"pmi2": GOOD}, "mpirun"),  # outside Slurm
+])  # fmt: skip
 def test_inside_slurm_the_truth_is_tried(place, monkeypatch, job, kinds, line):
     if "exec sleep 60" in kinds.values():
         monkeypatch.setattr(launcher, "SECONDS", 1)
@@ -100,18 +97,15 @@ def submitted(folder, cases, asked="17", flags=(), **env):
     return ended("bash", ROOT / "slurm" / "train.sbatch", *flags, **env)
 
 
-@pytest.mark.parametrize(
-    ("cases", "tries", "code"),
-    [
-        ("1|2) exit 7 ;; 3) echo up > $DPFL_BEGUN; exit 0 ;;", 3, 0),  # MPI starts at last
-        ("*) exit 7 ;;", 3, 7),  # never: at most twice again
-        ("*) echo up > $DPFL_BEGUN; exit 1 ;;", 1, 1),  # an error of ours, after MPI's start
-        ("*) exit 2 ;;", 1, 2),  # a mistake that only the user can mend
-        # two starts kept nothing, in a round that was cut: srun has 137, and a requeued job would do no better
-        ('*) echo "ended with 76" > $DPFL_BEGUN; kill -USR1 $PPID; sleep 0.2; exit 137 ;;', 1, 76),
-        ("1) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138),  # warned before MPI was up: requeued instead
-    ],
-)
+@pytest.mark.parametrize(("cases", "tries", "code"), [
+    ("1|2) exit 7 ;; 3) echo up > $DPFL_BEGUN; exit 0 ;;", 3, 0),  # MPI starts at last
+    ("*) exit 7 ;;", 3, 7),  # never: at most twice again
+    ("*) echo up > $DPFL_BEGUN; exit 1 ;;", 1, 1),  # an error of ours, after MPI's start
+    ("*) exit 2 ;;", 1, 2),  # a mistake that only the user can mend
+    # two starts kept nothing, in a round that was cut: srun has 137, and a requeued job would do no better
+    ('*) echo "ended with 76" > $DPFL_BEGUN; kill -USR1 $PPID; sleep 0.2; exit 137 ;;', 1, 76),
+    ("1) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138),  # warned before MPI was up: requeued instead
+])  # fmt: skip
 def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, cases, tries, code):
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "site.sh").write_text("export SITE=mine\n")

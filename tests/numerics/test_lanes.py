@@ -313,18 +313,12 @@ def test_averages_and_exact_sums_are_torchs(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("number", "total"),
-    [
-        (
-            "0x1.8cdb9dbf7f9aep+23",
-            "0x1.e1e56dffffffdp-1",
-        ),  # a quotient whose float64 is next to half way between floats
-        ("0x1.602bee0db651fp+22", "0x1.dfa933ffffffep-1"),
-        ("0x1.1b1656ee0e01fp+22", "0x1.958e03ffffffep-1"),
-        ("0x1p-148", "0x1p-1"),
-    ],
-)
+@pytest.mark.parametrize(("number", "total"), [
+    ("0x1.8cdb9dbf7f9aep+23", "0x1.e1e56dffffffdp-1"),  # a quotient whose float64 is next to half way between floats
+    ("0x1.602bee0db651fp+22", "0x1.dfa933ffffffep-1"),
+    ("0x1.1b1656ee0e01fp+22", "0x1.958e03ffffffep-1"),
+    ("0x1p-148", "0x1p-1"),
+])  # fmt: skip
 def test_a_searchs_averages_are_quotients(form, number, total):
     """In float64, then in float32, to the bit: also of -0 and infinity."""
     net, total = make("mlp", form=form), float.fromhex(total)

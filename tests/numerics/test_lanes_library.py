@@ -152,21 +152,15 @@ def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "an image that is not among the 40"),
-        (lambda n, w: n.native.images(n.pixels[:, :6, :6].copy(), n.labels), "images of 6 rows; the model reads 8"),
-        (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
-        (lambda n, w: n.gradient([0], np.uint8([[9], [0], [0]])), "a crop beyond the border of 8"),
-        (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),
-        (
-            lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], MiniBatch(n.images, numbers([0]))),
-            "without gaps",
-        ),
-        (lambda n, w: n.native.gradient(w.double(), w, MiniBatch(n.images, numbers([0]))), "float64"),
-    ],
-)
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "an image that is not among the 40"),
+    (lambda n, w: n.native.images(n.pixels[:, :6, :6].copy(), n.labels), "images of 6 rows; the model reads 8"),
+    (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
+    (lambda n, w: n.gradient([0], np.uint8([[9], [0], [0]])), "a crop beyond the border of 8"),
+    (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),
+    (lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], MiniBatch(n.images, numbers([0]))), "without gaps"),
+    (lambda n, w: n.native.gradient(w.double(), w, MiniBatch(n.images, numbers([0]))), "float64"),
+])  # fmt: skip
 def test_arrays_that_would_be_misread_are_refused(call, sentence):
     net = make("mlp")
     with pytest.raises(ValueError, match=sentence):

@@ -283,40 +283,34 @@ def test_dropout_draws_as_keyed(form):
     torch.testing.assert_close(torch.from_numpy(scores), net.autograd(order, torch.float32)[2], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "function", "sentence"),
-    [
-        (TOKENS, lambda s, t: s.h(s.e(t + 1).mean(1)), "arithmetic with tokens"),
-        (TOKENS, lambda s, t: s.h(s.e(t % 20).mean(1)), "an embedding of 17 rows, which tokens may exceed"),
-        (TOKENS, lambda s, t: s.h((s.e(t) * (t != 3)[..., None]).mean(1)), "a comparison with another token than 0"),
-        (TOKENS, lambda s, t: s.h(s.e(t[:, 1:].contiguous()).mean(1)), "an embedding of 17 rows, which tokens may exceed"),
-        (TOKENS, lambda s, t: s.h(s.e(t).where((t > 0)[..., None], 0.0).mean(1)), "where of two tensors"),
-        (TOKENS, lambda s, t: s.h((s.e(t) * ((t > 0) + (t > 0))[..., None]).mean(1)), "add of yes and no"),
-        (IMAGE, lambda s, x: s.h(x.flatten(1).cumsum(1)), "no layer for cumsum"),
-        (IMAGE, lambda s, x: s.h((x - x.mean(0)).flatten(1)), "no layer for a sum over samples"),
-        (IMAGE, lambda s, x: s.h(x.flatten(1)) if x.sum() > 0 else s.h(-x.flatten(1)), "no layer for "),
-        (IMAGE, lambda s, x: s.h(functional.relu(x.flatten(1)) if s.training else x.flatten(1)), "does other things in training"),
-        (IMAGE, lambda s, x: functional.linear(x.flatten(1), s.h.weight * 2), "no layer for a weight that is computed"),
-        (IMAGE, lambda s, x: s.h(x.flatten(1)) + s.h(x.flatten(1) * 2), "no layer for a weight that is used twice in h"),
-        (IMAGE, lambda s, x: s.h(x.flatten(1)) + s.h(x.flatten(1)).detach(), "no layer for a weight that is used twice in h"),
-        (IMAGE, lambda s, x: s.h((x * 2).detach().flatten(1)), "no layer for a gradient that is stopped"),
-        (IMAGE, lambda s, x: s.h((x * 2).data.flatten(1)), "no layer for a gradient that is stopped"),
-        (IMAGE, lambda s, x: s.h(x.flatten(1)) * (1 // len(x.shape[4:])), "cannot be followed (ZeroDivisionError)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "function", "sentence"), [
+    (TOKENS, lambda s, t: s.h(s.e(t + 1).mean(1)), "arithmetic with tokens"),
+    (TOKENS, lambda s, t: s.h(s.e(t % 20).mean(1)), "an embedding of 17 rows, which tokens may exceed"),
+    (TOKENS, lambda s, t: s.h((s.e(t) * (t != 3)[..., None]).mean(1)), "a comparison with another token than 0"),
+    (TOKENS, lambda s, t: s.h(s.e(t[:, 1:].contiguous()).mean(1)), "an embedding of 17 rows, which tokens may exceed"),
+    (TOKENS, lambda s, t: s.h(s.e(t).where((t > 0)[..., None], 0.0).mean(1)), "where of two tensors"),
+    (TOKENS, lambda s, t: s.h((s.e(t) * ((t > 0) + (t > 0))[..., None]).mean(1)), "add of yes and no"),
+    (IMAGE, lambda s, x: s.h(x.flatten(1).cumsum(1)), "no layer for cumsum"),
+    (IMAGE, lambda s, x: s.h((x - x.mean(0)).flatten(1)), "no layer for a sum over samples"),
+    (IMAGE, lambda s, x: s.h(x.flatten(1)) if x.sum() > 0 else s.h(-x.flatten(1)), "no layer for "),
+    (IMAGE, lambda s, x: s.h(functional.relu(x.flatten(1)) if s.training else x.flatten(1)), "does other things in training"),
+    (IMAGE, lambda s, x: functional.linear(x.flatten(1), s.h.weight * 2), "no layer for a weight that is computed"),
+    (IMAGE, lambda s, x: s.h(x.flatten(1)) + s.h(x.flatten(1) * 2), "no layer for a weight that is used twice in h"),
+    (IMAGE, lambda s, x: s.h(x.flatten(1)) + s.h(x.flatten(1)).detach(), "no layer for a weight that is used twice in h"),
+    (IMAGE, lambda s, x: s.h((x * 2).detach().flatten(1)), "no layer for a gradient that is stopped"),
+    (IMAGE, lambda s, x: s.h((x * 2).data.flatten(1)), "no layer for a gradient that is stopped"),
+    (IMAGE, lambda s, x: s.h(x.flatten(1)) * (1 // len(x.shape[4:])), "cannot be followed (ZeroDivisionError)"),
+])  # fmt: skip
 def test_what_has_no_layer_is_named(kind, function, sentence):
     parts = {"e": nn.Embedding(17, 8), "h": nn.Linear(8 if kind is TOKENS else 270, CLASSES)}
     refused(sentence, native.describe, Forward(function, **parts), *kind)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("layers.correlations", "no layer for conv of these sizes (ZeroDivisionError) in 0.0"),
-        ("layers.edge", "cannot be followed (ZeroDivisionError) in 0.0"),
-        ("plan.fused", "cannot plan Sequential (ZeroDivisionError: "),
-    ],
-)
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("layers.correlations", "no layer for conv of these sizes (ZeroDivisionError) in 0.0"),
+    ("layers.edge", "cannot be followed (ZeroDivisionError) in 0.0"),
+    ("plan.fused", "cannot plan Sequential (ZeroDivisionError: "),
+])  # fmt: skip
 def test_a_mistake_in_the_planning_is_a_sentence(monkeypatch, name, sentence):
     """Of ours: PyTorch then computes the model."""
     fails = lambda *_: 1 / 0  # noqa: E731
