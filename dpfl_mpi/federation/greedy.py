@@ -21,7 +21,6 @@ from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi.placement import waves
-from dpfl_mpi.numerics.native import Start
 from dpfl_mpi.numerics.sketches import nearest, sketches
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.search import Rule
@@ -250,7 +249,7 @@ class Search:
         self.chooser: Any = None
         at_once = len(self.ids) == 1 and not self.scoring.metric_batch and greedy.mail.wire.columns is None
         if at_once and self.rule.decides_as_paper:
-            start = Start(self.x[0], self.y[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
+            start = (self.x[0], self.y[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
             self.chooser = self.scoring.backend.chooser(block.start, start, self.cases[0])
 
     def is_full(self, i: int) -> bool:

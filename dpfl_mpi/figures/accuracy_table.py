@@ -15,7 +15,7 @@ from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.tables import latex, markdown, number, printed
-from dpfl_mpi.results.result import METRICS
+from dpfl_mpi.results.result import METRICS, mean
 from dpfl_mpi.results.summary import of_whom
 from dpfl_mpi.settings import Run
 
@@ -66,23 +66,19 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
             gain, half = tables.interval(difference) if difference else (np.nan, np.nan)
             theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
             row = {"setting": where, "method": line.row, "mean": values.mean(), "std": tables.deviation(values)}
-            row |= {"n": len(values), "bold": bold, "client_std": mean_of([a.std() for a in each])}
+            row |= {"n": len(values), "bold": bold, "client_std": mean(np.array([a.std() for a in each]))}
             row |= {"vs_local": gain, "vs_local_half_interval": half}
             row["below_local_percent"] = 100 * np.mean(np.concatenate(difference) < -1e-9) if difference else np.nan
-            row["worst_decile"] = mean_of([np.sort(a)[: -(-len(a) // 10)].mean() for a in each])
+            row["worst_decile"] = mean(np.array([np.sort(a)[: -(-len(a) // 10)].mean() for a in each]))
             few = {w.rstrip(",") for result in group["result"] if "," in (w := of_whom(result))}
             row |= {
                 "few": "; ".join(sorted(few)),
-                "last_round": mean_of(last),
+                "last_round": mean(np.array(last)),
                 "epochs": line.epochs,
                 "finished": group["finished"].all(),
             }
             out.append(row | {"paper": " ± ".join(theirs or ()), "cell": tables.cell(values)})
     return pd.DataFrame(out)
-
-
-def mean_of(values: list[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")
 
 
 def to_local(lines: pd.DataFrame, line: Any, alone: pd.DataFrame, score: str) -> tables.Parts:

@@ -145,11 +145,11 @@ class Backend:
         """
         for batch in self.batches(w.rows, epochs, first):
             w, v = w.first(batch.k), v.first(batch.k)
-            alpha, mixed = alpha_K1[w.rows], v.scratch()
+            alpha = alpha_K1[w.rows]
             self.step(w, self.gradient(w, batch), lr)
-            mixed.w.copy_(alpha * v.w + (1 - alpha) * w.w)
+            mixed = Block(self.ensemble, alpha * v.w + (1 - alpha) * w.w, None, v.rows)
             loss = self.gradient(mixed, batch)
-            v.g.copy_(alpha * mixed.g)
+            v.g = alpha * mixed.g
             if learn:
                 learn(w, v, mixed)
             self.step(v, loss, lr)
@@ -158,13 +158,13 @@ class Backend:
         """Train as `train_epochs`, by pairs of mini-batches: along the gradient of the second at w - inner times that of the first."""
         for batch in self.batches(block.rows, epochs, first):
             block = block.first(batch.k)
-            ahead = block.scratch()
             if batch.step % 2 == 0:
                 self.gradient(block, batch)
-                ahead.w.copy_(block.w - inner * block.g)
+                ahead = Block(self.ensemble, block.w - inner * block.g, None, block.rows)
             else:
+                ahead = ahead.first(batch.k)
                 loss = self.gradient(ahead, batch)
-                block.g.copy_(ahead.g)
+                block.g = ahead.g
                 self.step(block, loss, lr)
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Any]:

@@ -50,7 +50,6 @@ class Block:
         self.ensemble, self.w, self.rows = ensemble, w_kW, rows
         self.momentum: Any = m_kW  # None where the rows are not trained
         self.loss, self.steps = w_kW.new_zeros(len(w_kW)), np.zeros(len(w_kW), np.int64)
-        self._scratch: Block | None = None
 
     # made when they are first asked for: the native kernels train a client's epochs without them
     @functools.cached_property
@@ -68,14 +67,7 @@ class Block:
         rows = slice(self.rows.start, self.rows.start + k) if isinstance(self.rows, slice) else self.rows[:k]
         block = Block(self.ensemble, self.w[:k], None if self.momentum is None else self.momentum[:k], rows)
         block.loss, block.steps = self.loss[:k], self.steps[:k]
-        block._scratch = None if self._scratch is None else self._scratch.first(k)
         return block
-
-    def scratch(self) -> Block:
-        """Return a second block of the same shape, for rows at which a method needs a gradient but that it does not train."""
-        if self._scratch is None:
-            self._scratch = Block(self.ensemble, torch.zeros_like(self.w), None, self.rows)
-        return self._scratch
 
 
 def first_names(module: nn.Module) -> dict[str, str]:

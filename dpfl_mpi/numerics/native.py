@@ -31,6 +31,8 @@ from dpfl_mpi.numerics.lanes.trace import Unknown, trace
 LIBRARY = SOURCES / "_lanes.so"
 FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; all give the same bits of results
 Array = Tensor | np.ndarray
+# of a search: the sums of p_i w_i over X and Y, float64 [W], where their averages are scored next [2, W], and their sums of p_i
+Start = tuple[Tensor, Tensor, Tensor, float, float]
 _Images, _Sgd, _Search = (STRUCTURES[name] for name in ("Images", "Sgd", "Search"))
 
 
@@ -112,16 +114,6 @@ class Scores(NamedTuple):
     predicted: np.ndarray
     logits: np.ndarray | None
     features: np.ndarray | None
-
-
-class Start(NamedTuple):
-    """Where a greedy search starts, and the memory that it works in."""
-
-    x: Tensor  # sum of p_i w_i over X, float64 [W]
-    y: Tensor  # the same over Y
-    pair: Tensor  # the averages scored next, [2, W]
-    p_x: float  # sum of p_i over X
-    p_y: float
 
 
 class Native:
@@ -317,12 +309,13 @@ class Chooser:
 
     def __init__(self, native: Native, images: Images, order: np.ndarray, start: Start, cases: np.ndarray):
         """Score on the images `order` `[n]`; `cases`, float64 `[4]`, counts candidates by which of their gains is above 0."""
+        x, y, averages, p_x, p_y = start
         losses = np.empty((2, len(order)), np.float32)
         self._native, self._images, self._n = native, native._chosen(images, order), len(order)
         self.start, self._held = start, (images, order, losses, cases)  # the library only knows where they lie
-        sums = (_address(row, "float64", (native.width,)) for row in (start.x, start.y))
-        pair, counts = _address(start.pair, "float32", (2, native.width)), _address(cases, "float64", (4,))
-        self._search = _Search(*sums, start.p_x, start.p_y, 0.0, 0.0, pair, losses.ctypes.data, counts, 0)
+        sums = (_address(row, "float64", (native.width,)) for row in (x, y))
+        pair, counts = _address(averages, "float32", (2, native.width)), _address(cases, "float64", (4,))
+        self._search = _Search(*sums, p_x, p_y, 0.0, 0.0, pair, losses.ctypes.data, counts, 0)
 
     @property
     def reward(self) -> float:

@@ -325,7 +325,7 @@ def test_a_searchs_averages_are_quotients(form, number, total):
     x = torch.from_numpy(net.rng.normal(0, 1e-2, net.ensemble.width))
     x[:5] = torch.tensor([float.fromhex(number), -0.0, 0.0, math.inf, -math.inf], dtype=torch.float64)
     pair, nothing = torch.zeros(2, len(x)), torch.full((len(x),), -0.0)
-    start = native.Start(x.clone(), -x, pair, total, total)
+    start = (x.clone(), -x, pair, total, total)
     chooser = native.Chooser(net.native, net.images, numbers(range(5)), start, np.zeros(4))
     chooser.decide(np.array([nothing.data_ptr()], np.uint64), np.zeros(1), np.zeros(1), 1)
     want = (x.numpy() / total).astype(np.float32)
