@@ -23,21 +23,14 @@ WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate i
 
 
 def block_sizes(steps: np.ndarray, most: int = SIZES) -> list[int]:
-    """Return at most `most` block sizes, ascending: with the fewest row-steps, where a step with n clients left costs the smallest size >= n."""
-    k = len(steps)
-    ending = steps - np.append(steps[1:], 0)  # steps taken with exactly n = 1..k clients left
-    sizes = [n for n in range(1, k + 1) if ending[n - 1] or n == k]
-    before = np.concatenate([[0], np.cumsum(ending)])  # [n]: steps with at most n clients left
-    cost = {n: n * float(before[n]) for n in sizes}  # of the sizes up to n, one recording
-    chosen = {n: [n] for n in sizes}
-    for _ in range(min(most, len(sizes)) - 1):
-        new_cost, new_chosen = {}, {}
-        for n in sizes:
-            options = [(cost[m] + n * float(before[n] - before[m]), m) for m in sizes if m < n]
-            best = min(options, default=(cost[n], n))
-            new_cost[n], new_chosen[n] = (best[0], [*chosen[best[1]], n]) if best[0] < cost[n] else (cost[n], chosen[n])
-        cost, chosen = new_cost, new_chosen
-    return chosen[k]
+    """Return at most `most` block sizes, ascending: one after the other is left out whose steps cost least in the next larger one."""
+    sizes, count = (v.tolist() for v in np.unique((steps[:, None] > np.arange(steps[0])).sum(0), return_counts=True))
+    while len(sizes) > most:
+        rows = [n * (larger - size) for n, size, larger in zip(count, sizes, sizes[1:], strict=False)]
+        i = int(np.argmin(rows))
+        count[i + 1] += count[i]
+        del sizes[i], count[i]
+    return sizes
 
 
 class RecordedSteps:

@@ -45,14 +45,6 @@ def test_recorded_steps_are_the_launched_ones_and_ranks_share_a_gpu(gpu, fields,
         np.testing.assert_allclose(a["round/val_loss"][0], c["round/val_loss"][0], rtol=1e-3)
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp", "resnet"])
-def test_compiled_steps_are_the_launched_ones(fields, tmp_path, model):
-    short = fields | {"rounds": 1, "model": model}
-    files = [run_here(tmp_path / f"{how}.h5", short, device="cuda", kernels=how) for how in ("auto", "compiled")]
-    with Result(files[0]) as a, Result(files[1]) as b:
-        np.testing.assert_allclose(a["round/val_loss"], b["round/val_loss"], rtol=1e-3)
-
-
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_learns_as_well(gpu, fields, tmp_path, precision):
     path = run_here(tmp_path / "low.h5", fields | {"precision": precision}, device="cuda")
@@ -61,11 +53,17 @@ def test_lower_precision_learns_as_well(gpu, fields, tmp_path, precision):
         assert abs(a["best/test_acc"].mean() - b["best/test_acc"].mean()) <= 0.05
 
 
-@pytest.mark.parametrize("method", [name for name in names("method") if name != "replay"])
-def test_every_method_learns_as_on_a_cpu(fields, tmp_path, method):
-    norms = {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}} if method == "fedbn" else {}
-    few = fields | {"rounds": 3, "method": method} | norms
-    files = [run_here(tmp_path / f"{device}.h5", few, device=device) for device in ("cuda", "cpu")]
+MORE = {"fedbn": {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}}}
+
+
+@pytest.mark.parametrize(("method", "kernels"), [
+    *((name, "auto") for name in names("method") if name != "replay"), ("dpfl", "compiled"), ("fedbn", "compiled"),
+])  # fmt: skip
+def test_every_method_learns_as_on_a_cpu(fields, tmp_path, method, kernels):
+    few = fields | {"rounds": 3, "method": method} | MORE.get(method, {})
+    files = [
+        run_here(tmp_path / f"{how}.h5", few, device=how, kernels=k) for how, k in (("cuda", kernels), ("cpu", "auto"))
+    ]
     with Result(files[0]) as a, Result(files[1]) as b:
         np.testing.assert_allclose(a["round/val_loss"][0], b["round/val_loss"][0], rtol=1e-3)
         assert abs(a.test_acc - b.test_acc) <= 0.03
