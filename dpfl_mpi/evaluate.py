@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     for code in ("model", "dataset"):
         add(f"--{code}", metavar="PATH", help=f"the run's own {code}, where it is not a shipped one")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")
-    add("--set", choices=PARTS, dest="part", help="which of a client's own samples (default test)")
+    add("--set", choices=PARTS, default="test", dest="part", help="which of a client's own samples (default test)")
     on = "its own samples; the whole test set; or its samples of the client's classes, each class weighted as its own are (default own)"
     add("--on", choices=("own", "all", "classes"), default="own", help=on)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -129,9 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise UserError(f"--on is {args.on}; {pool}{advice}")
         if args.on == "classes" and kind.kind == "natural":
             raise UserError("--on is classes; clients of --partition natural differ in more than their classes")
-        if args.part not in (None, "test") and args.on != "own":
-            raise UserError(f"--set is {args.part}; --on {args.on} scores the test set: allowed is test")
-        part = args.part or "test"
+        part = args.part if args.on == "own" else "test"
         rows, weights = [np.arange(len(source.labels["test"]))] * result.run.clients, None
         if args.on == "classes":
             rows, weights = of_classes(result, source)

@@ -1,17 +1,28 @@
-"""reproduction/: the CSV files against numbers chosen by hand, and the pages against the CSV files."""
+"""reproduction/: groups.py and real_images.py on tiny data; the CSV files and the arena's tables against numbers chosen by hand and SciPy, and the pages against
+the CSV files.
+"""
 
 import itertools
 import re
+import subprocess
+from pathlib import Path
 
+import arena
 import numpy as np
 import page
 import pandas as pd
 import pytest
 import recomputed
+import standings
 import tiny_result
 from csv_files import of_folder
 from launch import ROOT, refused, script
+from PIL import Image
+from scipy import stats
 
+from dpfl_mpi import prepare
+from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.datasets import cifar10
 from dpfl_mpi.figures import label_flip, tables
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.settings import Run
@@ -238,3 +249,208 @@ def differences():
                 mean, half = tables.interval(parts)
                 yield abs(mean), half
                 yield abs(mean), recomputed.over_clients(parts)
+
+
+# the arena -----------------------------------------------------------------------------------------------------------------
+def test_holm_by_hand():
+    assert standings.holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
+    assert standings.holm([0.9, 0.8]).tolist() == [1, 1]
+
+
+def test_a_chance_is_the_larger_of_two_t_tests():
+    rng = np.random.default_rng(1)
+    parts = [rng.normal(0.3, 1, 50), rng.normal(0.5, 1, 50), rng.normal(0.1, 1, 50)]
+    assert standings.chance(parts[:1]) == pytest.approx(stats.ttest_1samp(parts[0], 0).pvalue)
+    over_partitions = stats.ttest_1samp([part.mean() for part in parts], 0).pvalue
+    mean, error = np.mean(parts), np.sqrt(sum(part.var(ddof=1) / 50 for part in parts)) / 3
+    over_clients = 2 * stats.t(147).sf(mean / error)
+    assert standings.chance(parts) == pytest.approx(max(over_partitions, over_clients))
+    assert standings.chance([part - mean for part in parts]) > 0.9
+
+
+def test_a_table_says_what_is_decided():
+    """Three partitions of 50 clients: DPFL is two points above the random graph and ten above Local, each by client with a little noise."""
+    rng = np.random.default_rng(2)
+    above = {"DPFL": 0.10, standings.RANDOM: 0.08, "Local": 0.0}
+    runs, clients = [], []
+    for seed in (1, 2, 3):
+        of_client = rng.uniform(0.4, 0.6, 50)
+        for row, gain in above.items():
+            run = f"{row}{seed}"
+            test = of_client + gain + rng.normal(0, 0.002, 50)
+            costs = {"models": 100.0 * seed, "megabytes": 3, "evaluations": 0, "steps": 7, "core_hours": 0.5}
+            name = {"setting": "Digits", "epochs": 10, "row": row, "seed": seed, "run": run, "partition": f"p{seed}"}
+            runs.append(name | costs)
+            clients.append(pd.DataFrame({"run": run, "client": range(50), "accuracy": test}))
+    runs, clients = pd.DataFrame(runs), pd.concat(clients)
+    found = standings.differences(runs, clients)
+    assert set(zip(found["row"], found["to"], strict=True)) == {
+        ("DPFL", "Local"), ("DPFL", standings.RANDOM), (standings.RANDOM, "Local"),
+    }  # fmt: skip
+    assert found["decided"].all()
+    table = pd.DataFrame(standings.table(runs, clients, found)).set_index("row")
+    assert table.loc["DPFL", "to a random graph"].startswith("**+1.98 ± 0.08 (3)")
+    assert table.loc["Local", "to Local"] == "-"
+    longer = runs[runs["seed"] == 1].assign(epochs=20)  # of one partition, and one row more
+    other = found[found["to"] == standings.RANDOM].assign(row="Oracle", parts=[found["parts"][0][:1]])
+    (front,) = standings.answer(pd.concat([runs, longer]), pd.concat([found, other.assign(epochs=20, decided=False)]))
+    assert (front["epochs"], front["DPFL"], front["Oracle"]) == ("10", "**+1.98 ± 0.08 (3)**", "-")
+    assert front["random graph over Local"].startswith("**+8.0")
+    assert (table["models"] == "200").all() and (table["core hours"] == "0.50").all()
+    noise = clients.assign(accuracy=clients.groupby("client")["accuracy"].transform("mean"))
+    noise["accuracy"] += np.random.default_rng(3).normal(0, 0.01, len(noise))
+    assert not standings.differences(runs, noise)["decided"].any()
+    one = standings.differences(runs[runs["seed"] == 1], clients)
+    assert not one["decided"].any() and one["p"].min() < 1e-6  # one partition decides nothing
+    _, right = standings.picture(runs, found).axes
+    assert [text.get_text() for text in right.texts] == ["DPFL", standings.RANDOM]  # Local has no difference of its own
+
+
+def test_rows_of_a_setting_train_as_long_with_the_same_budget():
+    before = ("dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "nearest")  # train 10 epochs before round 1
+    for setting, row, epochs, run in arena.CELLS:
+        asked = 5 * run.rounds + run.finetune_epochs + (10 if run.method in before else 0)
+        assert asked == epochs, (setting, row)
+        assert str(run.budget) == ("6" if setting.startswith("HAR") else "0.1N")
+    names = [(setting, row, epochs, run.seed) for setting, row, epochs, run in arena.CELLS]
+    assert len(set(names)) == len(names) > 400
+
+
+def test_a_cells_line(tmp_path):
+    result = tiny_result.tiny(tmp_path, "one", "dpfl", 42)
+    line = arena.line_of(Run(method="dpfl"), result)
+    assert line["models"] == pytest.approx(result["traffic/models_received"].sum(0).mean())
+    assert line["megabytes"] == pytest.approx(4e-6 * line["models"] * int(result.fact("parameters")))
+
+
+def test_a_client_that_is_like_no_other_is_scored_on_its_own_images(result_of):
+    result = result_of({"clients": 4, "rounds": 1, "method": "local", "tau_train": 1})
+    alone, alike = (arena.clients_of(setting, result) for setting in ("HAR, 30 people", "CIFAR-10 Patho(3)"))
+    assert alone["accuracy"].tolist() == alone["own"].tolist() == result["best/test_acc"].round(6).tolist()
+    assert alike["own"].tolist() == alone["own"].tolist() != alike["accuracy"].tolist()
+
+
+def test_cells_are_collected_folder_by_folder(tmp_path):
+    """DPFL's cell comes from one folder and local's from another; then only cells that need DPFL's result to be there are still to be computed."""
+    arena, setting = script(ROOT / "reproduction" / "arena.py"), "CIFAR-10 Patho(3)"
+    arena.FILE, arena.CLIENTS = (tmp_path / f"{name}.csv" for name in ("arena", "arena-clients"))
+    arena.CELLS, arena.DONE = [], set()
+    for row, method, more in ("DPFL", "dpfl", {"budget": 3}), ("Local", "local", {}):
+        run = Run(method=method, clients=4, rounds=2, seed=42, **more)
+        tiny_result.make(run.path(tmp_path / row), method, 42)
+        arena.CELLS.append((setting, row, 160, run))
+    scored = []  # these results hold no models
+
+    def clients_of(_, result):
+        scored.append(result.path.stem[-8:])
+        return pd.DataFrame({"run": scored[-1], "client": range(4), "accuracy": result["best/test_acc"]})
+
+    arena.clients_of = clients_of
+    for row in ("Local", "DPFL", "DPFL"):
+        arena.collect(str(tmp_path / row))
+        known = pd.read_csv(arena.FILE)[arena.KEYS].itertuples(index=False)
+        arena.DONE = {arena.place(*line) for line in known}
+    lines, clients = pd.read_csv(arena.FILE), pd.read_csv(arena.CLIENTS, dtype={"run": str})
+    assert lines["row"].tolist() == ["DPFL", "Local"] and len(scored) == 2  # what is known is not scored again
+    assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
+    assert clients["client"].tolist() == [0, 1, 2, 3] * 2 and clients["client"].dtype == int
+    assert clients["accuracy"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
+    lacks = {row: arena.lacks(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}
+    assert lacks == {"DPFL": True, "Local": False, "Ditto": True}  # the random graph's degrees are DPFL's
+    arena.DONE.add(arena.place(setting, standings.DEGREES, 160, 42))
+    assert not arena.lacks(setting, "DPFL", 160, 42)
+
+
+# data ---------------------------------------------------------------------------------------------------------------------
+groups, real_images = (script(FOLDER / f"{name}.py") for name in ("groups", "real_images"))
+
+
+# groups.py --------------------------------------------------------------------------------------------------------------
+def whole(classes):
+    """Return 200 training and 100 test images; the upper left pixel of image i is i, and its class i mod `classes`."""
+    x, i = np.zeros((300, 32, 32, 3), np.uint8), np.r_[:200, :100]
+    x[:, 0, 0, 0] = i
+    return arrays_of(x, i % classes, test=np.arange(300) >= 200)
+
+
+def read(monkeypatch, by, **options):
+    """Return the data set of these images."""
+    classes = 100 if by == "superclass" else 10
+    monkeypatch.setattr(groups.cifar100 if by == "superclass" else groups.cifar10, "read", lambda _: whole(classes))
+    return groups.read(Path("a"), by, **options)
+
+
+def test_labels_are_moved_on_by_group(monkeypatch):
+    out = read(monkeypatch, "labels", clients=8)
+    assert np.bincount(out.train_clients).tolist() == [25] * 8 and out.client_names == tuple("01234567")
+    number, shift = out.train_images[:, 0, 0, 0], np.array([0, 2, 5, 7])
+    assert number.tolist() == list(range(200))
+    np.testing.assert_array_equal(out.train_labels, (number + shift[out.train_clients % 4]) % 10)
+    np.testing.assert_array_equal(out.test_labels, (np.arange(100) + shift[out.test_clients % 4]) % 10)
+    owners = [read(monkeypatch, "labels", clients=8, seed=s).train_clients for s in (1, 1, 2)]
+    assert (owners[0] == owners[1]).all() and (owners[0] != owners[2]).any()
+
+
+def test_images_are_rotated_by_group(monkeypatch):
+    out = read(monkeypatch, "rotation", clients=8)
+    corner = np.array([(0, 0), (31, 0), (31, 31), (0, 31)])[out.train_clients % 4]  # against the clock
+    np.testing.assert_array_equal(out.train_images[np.arange(200), corner[:, 0], corner[:, 1], 0], np.arange(200))
+    np.testing.assert_array_equal(out.train_labels, np.arange(200) % 10)
+
+
+def test_a_client_holds_one_superclass(monkeypatch):
+    out = read(monkeypatch, "superclass", clients=40)
+    for labels, owners in ((out.train_labels, out.train_clients), (out.test_labels, out.test_clients)):
+        np.testing.assert_array_equal(groups.SUPERCLASS[labels], owners % 20)
+    assert np.bincount(groups.SUPERCLASS).tolist() == [5] * 20
+    # aquatic mammals, people and trees, by the alphabetical numbers of beaver, dolphin, otter, seal, whale; baby, boy, girl, man, woman; ...
+    members = {0: [4, 30, 55, 72, 95], 14: [2, 11, 35, 46, 98], 17: [47, 52, 56, 59, 96]}
+    assert {s: np.flatnonzero(s == groups.SUPERCLASS).tolist() for s in members} == members
+
+
+def test_prepare_takes_it(monkeypatch, tmp_path, said):
+    monkeypatch.setattr(groups.cifar10, "read", lambda _: whole(10))
+    words = f"{ROOT}/reproduction/groups.py --source {tmp_path} --by rotation --clients 8 --out {tmp_path}/a.h5"
+    assert "200 training and 100 test images of 32x32x3, 10 classes, 8 clients" in said(prepare.main, *words.split())
+
+
+# real_images.py ---------------------------------------------------------------------------------------------------------
+A_CLASS = 4  # images: three to train, one to test
+
+
+def committed(clone, clients):
+    """Write clients' files as PFLlib does, images and labels by the name of the file, and commit them; return the commit."""
+    for name, (images, labels) in clients.items():
+        path = clone / "dataset" / "Cifar10" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        x = ((images.transpose(0, 3, 1, 2) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)).astype(np.float32)
+        np.savez_compressed(path, data={"x": x, "y": labels})
+    git = ["git", "-C", str(clone), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "data"]):
+        subprocess.run([*git, *words], check=True)
+    return subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+
+
+def test_exact_images_take_the_place_of_the_jpegs(tmp_path, monkeypatch, capsys):
+    """Of blurred noise, so that a JPEG is near it. Two repositories share images, in no order; of image 0 there is the JPEG alone."""
+    coarse = np.random.default_rng(0).integers(0, 256, (10 * A_CLASS, 4, 4, 3), np.uint8)
+    truth = np.stack([np.asarray(Image.fromarray(x).resize((32, 32), Image.Resampling.BICUBIC)) for x in coarse])
+    labels, order = np.arange(40) // A_CLASS, np.random.default_rng(1).permutation(np.arange(1, 40))
+    rows = {"a/x": {"train/0.npz": order[:20], "test/0.npz": order[20:25]}, "b/x": {"train/0.npz": order[15:]}}
+    files = {name: {file: (truth[r], labels[r]) for file, r in each.items()} for name, each in rows.items()}
+    sources = tuple((name, committed(tmp_path / name, each), "") for name, each in files.items())
+    monkeypatch.setitem(real_images.SOURCES, "cifar10", sources)
+    for i, image in enumerate(truth):
+        place = tmp_path / "jpeg" / ("test" if i % A_CLASS == 3 else "train") / cifar10.CLASSES[i // A_CLASS]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i % A_CLASS}.jpg", quality=80)
+    real_images.main(["cifar10", str(tmp_path), str(tmp_path / "out.zip"), "--jpeg", str(tmp_path / "jpeg")])
+    told = capsys.readouterr().out
+    assert all(s in told for s in ("a/x", "25 images that were not there yet", "14 images", "3 of 4 placed"))
+    out, copy = cifar10.read(tmp_path / "out.zip"), cifar10.read(tmp_path / "jpeg")
+    test = np.arange(40) % A_CLASS == 3
+    np.testing.assert_array_equal(out.train_images[1:], truth[~test][1:])
+    np.testing.assert_array_equal(out.test_images, truth[test])
+    np.testing.assert_array_equal(out.train_images[0], copy.train_images[0])
+    np.testing.assert_array_equal(out.train_labels, copy.train_labels)
+    assert (copy.test_images != truth[test]).any(axis=(1, 2, 3)).all()  # there was something to mend

@@ -1,27 +1,89 @@
-"""--churn: who is there, who searches when clients come and leave, and what it costs."""
+"""What every method does where models are late (--staleness), and where clients come and leave (--churn); who is there then, and what it costs."""
 
 import numpy as np
 import pytest
-from launch import federation, refused, run_here, text_file
-from test_all_methods import EVENTS
+from launch import differences, federation, refused, run_here, run_many, text_file
 
 from dpfl_mpi.federation.limits import limits_of
+from dpfl_mpi.plugins import find, names
+from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
+WORKS, SAME_ROUND, SERVER = "", "sends more than models, of the same round: allowed is 0", "waits for all: allowed is 0"
+LATE = dict.fromkeys(names("method"), SERVER)
+LATE |= dict.fromkeys(("dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest"), SAME_ROUND)
+LATE |= dict.fromkeys(("dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle", "pens", "pfedsv", "local"), WORKS)
+del LATE["replay"]  # whose graphs are given
+GRAPH = [name for name in LATE if find("method", name).topology == "graph"]
+MORE = {
+    "dpfl_choice": {"options": {"order": "loss"}},
+    "fedrep": {"tau_train": 2},  # an epoch for the head and one for the base
+    "fedbn": {"model": "resnet", "model_options": {"widths": "4,8", "groups": 2}, "augment": False},
+}
 SMALL = {"clients": 6, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3}
+EVENTS = "\n1 4 join\n1 0 leave\n2 5 join\n3,0,join\n3 1 leave\n"
+THERE = [[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 1, 1]]
 
 
-def test_who_is_there_by_a_file(tmp_path):
-    with federation(SMALL | {"churn": text_file(tmp_path / "churn.csv", EVENTS)}) as fed:
-        seen = []
-        for t in range(5):
-            fed._parts.begin_round(t)
-            seen.append(("".join(map(str, fed.members.there.astype(int))), np.flatnonzero(fed.members.new).tolist()))
-            fed.members.new[:] = False
-    # who joins later is not there at first
-    assert seen == [("111100", []), ("011110", [4]), ("011111", [5]), ("101111", [0]), ("101111", [])]
+def fields_of(method, **fields):
+    return SMALL | {"rounds": 3, "method": method} | MORE.get(method, {}) | fields
 
 
+@pytest.mark.parametrize("method", LATE)
+def test_who_has_left_is_in_no_round(method, result_of, tmp_path):
+    """Of graphs that stand, who came chooses, and who lost a neighbour replaces it."""
+    result = result_of(fields_of(method, churn=text_file(tmp_path / "churn.csv", EVENTS)))
+    graphs, there = [result.chosen(t) for t in range(4)], result["round/there"]
+    assert there.astype(int).tolist() == THERE
+    assert np.isfinite(result["round/val_acc"]).tolist() == THERE
+    assert not result["traffic/models_received"][~there].any()
+    assert np.isfinite(result["best/test_acc"]).all()
+    for t, graph in enumerate(graphs):
+        assert there[t][graph.senders].all()
+        assert not graph.degrees()[~there[t]].any()
+    if method not in ("dpfl", "random_graph", "pairwise", "oracle"):
+        return
+    models, evaluations = result["graph/repair_models"], result["graph/repair_evaluations"]
+    assert (models <= result["traffic/models_received"]).all()
+    assert (evaluations <= result["graph/evaluations"]).all()
+    assert not models[0].any()
+    for t in range(1, 4):
+        came = there[t] & ~there[t - 1]
+        if t == 1 or method != "dpfl":  # whose Omega is not recorded once it is repaired
+            omega = result.omega() if t == 1 else graphs[t - 1]
+            lost = np.array([not there[t, omega.of(k)].all() for k in range(6)]) & there[t]
+            assert not models[t][~(came | lost)].any()
+        assert (graphs[t].degrees() <= 2).all()
+        if method in ("random_graph", "pairwise"):
+            assert (graphs[t].degrees()[there[t]] == 2).all()  # as many as before
+        if method in ("dpfl", "pairwise"):
+            assert (models[t][came] > 0).all()
+            assert (evaluations[t][came] > 0).all()
+
+
+def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(tmp_path):
+    """Client 0 is slow, so the others take what it had before; who refuses that takes the rest: a codec, bodies alone, clients that come and leave."""
+    (tmp_path / "slow.csv").write_text("10,0.01,5,5,0.1\n" + "1,0.001,5,5,0.1\n" * 5)
+    network, runs = {"network": str(tmp_path / "slow.csv"), "churn": "0.2:0.6"}, {}
+    for method in GRAPH:
+        declared = find("method", method)
+        send = {} if declared.asks_all or declared.sends else {"send": "layers=body"}
+        late = 2 if LATE[method] == WORKS else 0
+        runs[method] = fields_of(method, **network, **send, codec="topk:0.3", staleness=late)
+    done = run_many(3, tmp_path, runs)
+    for method, fields in runs.items():
+        assert differences(run_here(tmp_path / f"{method}1.h5", fields), done[method]) == [], method
+        with Result(done[method]) as result:
+            assert (result["network/age"].sum() > 0) == (LATE[method] == WORKS), method
+            assert result["network/age"].max() <= 2 * 2
+
+
+@pytest.mark.parametrize("method", [name for name, sentence in LATE.items() if sentence])
+def test_who_takes_no_old_models_says_so(method):
+    refused(f"--staleness is 1; ...{LATE[method]}", Run(**fields_of(method, network="phones", staleness=1)).resolve)
+
+
+# --churn ------------------------------------------------------------------------------------------------------------------
 def test_who_is_there_by_draws():
     limits = limits_of(Run(clients=400, rounds=60, churn="0.1:0.3").resolve(), federation(SMALL).world)
     drawn = [np.zeros(400, bool)]

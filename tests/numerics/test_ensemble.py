@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from launch import federation, refused
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
+from dpfl_mpi import streams
 from dpfl_mpi.models import cnn, mlp
+from dpfl_mpi.numerics import sketches
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, check_fixed_point, fixed_point, from_fixed_point
 from dpfl_mpi.numerics.recorded import RecordedBackend, RecordedSteps, block_sizes
+from dpfl_mpi.numerics.sketches import ENTRIES
 
 CPU = torch.device("cpu")
 SHAPES = {"cifar": (32, 32, 3), "femnist": (28, 28, 1), "odd": (19, 22, 3)}  # odd: both pools floor
@@ -205,3 +209,36 @@ def test_replayed_training_is_the_plain_loop(present, block):
     assert float((w - rw).abs().max()) <= 1e-5 and float((m - rm).abs().max()) <= 1e-4
     np.testing.assert_allclose(rloss, loss, rtol=1e-4)
     assert np.array_equal(steps, rsteps) and np.array_equal(epochs, repochs) and steps.max() > steps.min()
+
+
+def twin_sketch(row, start, seed):
+    sums, drawn = [0.0] * ENTRIES, streams.stream(seed, streams.SKETCH, 0, 0).integers(0, 2 * ENTRIES, len(row))
+    for place, a, b in zip(drawn.tolist(), row, start, strict=True):
+        sums[place % ENTRIES] += float(a - b) * (1 if place < ENTRIES else -1)
+    largest = max(map(abs, sums))
+    return [round(127 * (s / largest)) if largest else 0 for s in sums]
+
+
+def alike(a, b):
+    """The square of the cosine with its sign, without the length of a: exact."""
+    inner, square = (sum(x * y for x, y in zip(c, b, strict=True)) for c in (a, b))
+    return Fraction(inner * abs(inner), max(square, 1))
+
+
+def test_sketches_and_who_is_nearest():
+    rng = np.random.default_rng(0)
+    start = torch.from_numpy(rng.standard_normal(700).astype(np.float32))
+    rows = start + torch.from_numpy((rng.standard_normal((40, 700)) + rng.standard_normal(700)).astype(np.float32))
+    rows[[5, 9, 30]] = rows[2].clone()  # equal ones go by their numbers
+    rows[7] = start  # it has learnt nothing
+    active = np.arange(40) != 11
+    told = sketches.sketches(rows, start, active, 3)
+    assert told.dtype == np.int8 and (np.abs(told[active & (np.arange(40) != 7)]).max(1) == 127).all()
+    expected = [twin_sketch(row, start.numpy(), 3) if k != 11 else [0] * ENTRIES for k, row in enumerate(rows.numpy())]
+    assert told.tolist() == expected
+    ids = rng.permutation(40)[:35]  # in slices
+    among = {k: np.flatnonzero((np.arange(40) != k) & (rng.random(40) < 0.8)) for k in range(40)}
+    for most in (1, 2, 7, 60):
+        for k, found in zip(ids, sketches.nearest(ids, told, among.__getitem__, most), strict=True):
+            order = sorted(among[k].tolist(), key=lambda j, own=expected[k]: (-alike(own, expected[j]), j))
+            assert found.tolist() == sorted(order[:most])

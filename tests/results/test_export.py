@@ -257,7 +257,6 @@ def test_evaluate_finds_the_recorded_scores(trained, tmp_path, said):
         assert [float(r["accuracy"]) for r in rows_of(out)] == pytest.approx(result["best/test_acc"].tolist())
         assert [int(r["samples"]) for r in rows_of(out)] == result["client/n_test"].tolist()
     assert "the same for 4 of 4 clients" in said(evaluate.main, trained, "--set", "val", "--device", "cpu")
-    assert "--set is val; --on all scores" in said(evaluate.main, trained, "--set", "val", "--on", "all", code=2)
     other = said(evaluate.main, trained, "--dataset", "image_folder", code=2)
     assert other == "error: --dataset is image_folder; the run has the shipped digits\n"
 

@@ -1,17 +1,27 @@
-"""Files that are there whole or not at all: written in memory, replaced at once, whatever the disk and the processes do meanwhile."""
+"""Files that are there whole or not at all: written in memory, replaced at once, whatever the disk and the processes do meanwhile. One run at a time on
+a results file: who holds its lock, who may take it over, and what a run does that has lost it.
+"""
 
+import contextlib
+import json
 import os
 import resource
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import starts
 from launch import refused
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result, recorder
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
-from dpfl_mpi.storage import files, spill
+from dpfl_mpi.storage import files, lock, spill
+from dpfl_mpi.storage.lock import Lock, myself
 
 
 # one atomic replacement -------------------------------------------------------------------------------------------------
@@ -121,3 +131,156 @@ def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch, at_most):
     with Result(path) as result:
         assert result.last_round == 0
     assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
+
+
+# the lock -----------------------------------------------------------------------------------------------------------------
+OTHER = {"host": "elsewhere", "pid": 5, "slurm_job": "17"}
+DEAD = 2**22 + 7  # above the largest number of a process
+BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+def owned_by(out: Path, age: float = 0.0, **changes: object) -> Path:
+    """Write the lock of a results file as one of another run, last touched `age` seconds ago; without `changes` it is of this process."""
+    path = out.with_name(f"{out.name}.lock")
+    path.write_text(json.dumps(myself() | changes))
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def taken(out: Path, age: float = 0.0, **changes: object) -> bool:
+    """Return whether a new run takes over a lock that is `owned_by` another."""
+    owned_by(out, age, **changes)
+    mine = Lock(out)
+    try:
+        mine.acquire(patience=0.1)
+    except UserError:
+        return False
+    mine.release()
+    return True
+
+
+def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
+    first, out = Lock(tmp_path / "run.h5"), tmp_path / "run.h5"
+    first.acquire()
+    said = f"run.h5 is being written by another run (process {os.getpid()} on ...); wait"
+    refused(said, Lock(out).acquire, patience=0.1)
+    first.release()
+    Lock(out).acquire()
+
+
+def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
+    """A process of this host is asked for, whatever the age: a laptop may have slept. One elsewhere touches its lock, or is gone."""
+    out, here, other = tmp_path / "run.h5", os.getpid(), {"host": "elsewhere", "pid": 1}
+    assert not taken(out, 3600)  # this process: it lives
+    assert taken(out, pid=DEAD, born="1") and taken(out, pid=here, born="1")  # its number is used again
+    assert not taken(out, 500, **other) and taken(out, 700, **other)
+    for number, lives in ((PermissionError, True), (ProcessLookupError, False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(lock, "born", lambda pid: "")  # /proc shows nothing of others
+            patch.setattr(os, "kill", Mock(side_effect=number))
+            assert taken(out, pid=1, born="1") != lives
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert taken(out, **other, slurm_job="7", restarts=1)  # this job, before it was requeued
+    assert not taken(out, **other, slurm_job="7", restarts=2)  # another step of this very job
+    assert not taken(out, **other, slurm_job="8", restarts=1)
+
+
+def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch):
+    """Every Linux has the same first namespace of processes; what tells two machines apart is when they were started."""
+    out, gone, namespace = tmp_path / "run.h5", {"pid": DEAD, "born": "1"}, os.readlink("/proc/self/ns/pid")
+    assert myself()["space"] == f"{namespace} {Path(BOOT).read_text().strip()}"
+    for space in (f"{namespace} 01234567-89ab-cdef-0123-456789abcdef", "pid:[1]", ""):
+        assert not taken(out, **gone, space=space) and taken(out, 700, **gone, space=space)
+    monkeypatch.setattr(lock, "boot", lambda: "")  # a system that does not say may be any
+    assert not taken(out, **gone) and taken(out, 700, **gone) and not taken(out, 3600)
+
+
+def test_a_lock_that_cannot_be_read_is_not_taken_at_once(tmp_path):
+    """Of a file system that gives an error now, or of a user who lets nobody read: it is touched, so somebody lives."""
+    path = tmp_path / "run.h5.lock"
+    for age, text, free in ((60, b"\xff", False), (700, b"\xff", True), (60, b"", True)):
+        path.write_bytes(text)
+        os.utime(path, (time.time() - age,) * 2)
+        mine = Lock(tmp_path / "run.h5")
+        with contextlib.nullcontext() if free else pytest.raises(UserError, match=r"another run \(process \? on \?\)"):
+            mine.acquire(patience=0.1)
+        mine.release()
+
+
+def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "run.h5.lock" / "in the way").mkdir(parents=True)
+    for name, said in (
+        ("file/run.h5", "file, the folder for the result (--results, --out), cannot be made: File exists"),
+        (f"{'x' * 251}.h5", "the lock file ... cannot be written: File name too long"),
+        ("run.h5", "run.h5 is being written by another run"),
+    ):
+        refused(said, Lock(tmp_path / name).acquire, patience=0)
+
+
+def test_an_abandoned_lock_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
+    owned_by(tmp_path / "run.h5", pid=DEAD, born="1")
+    monkeypatch.setattr(os, "rename", Mock(side_effect=PermissionError(13, "Permission denied")))
+    refused("run.h5.lock cannot be written: Permission denied", Lock(tmp_path / "run.h5").acquire, patience=0.1)
+
+
+# a lock that is lost -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def held(tmp_path, monkeypatch) -> Iterator[tuple[Lock, list[str]]]:
+    """(a lock that is held and touched 50 times a second, the sentences with which it was lost)."""
+    monkeypatch.setattr(lock, "BEAT", 0.02)
+    told: list[str] = []
+    mine = Lock(tmp_path / "run.h5", told.append)
+    mine.acquire()
+    yield mine, told
+    mine.release()
+
+
+def test_a_lock_that_cannot_be_read_for_a_moment_is_touched_afterwards(held, monkeypatch):
+    mine, told = held
+    with monkeypatch.context() as patch:
+        reads: list[Path] = []
+        patch.setattr(lock, "content", lambda path: reads.append(path) or "")  # an error of a network's file system
+        starts.wait_for(lambda: len(reads) > 3, timeout=10)
+        os.utime(mine.path, (1, 1))
+    starts.wait_for(lambda: mine.path.stat().st_mtime > 1, timeout=10)
+    assert told == []
+
+
+def test_a_run_is_told_once_that_another_has_its_lock(held):
+    mine, told = held
+    assert mine.check() and told == []
+    for text in ("", "no owner", "{}"):  # being made, or damaged: nobody else's yet
+        mine.path.write_text(text)
+        assert mine.check()
+    mine.path.unlink()
+    assert mine.check() and told == []
+    owned_by(mine.path.with_suffix(""), **OTHER)
+    starts.wait_for(lambda: told, timeout=10)
+    time.sleep(0.2)
+    (sentence,) = told
+    assert f"by another run (process 5 on elsewhere, Slurm job 17), which took {mine.path} while" in sentence
+    assert not mine.check() and len(told) == 2
+    mine.release()
+    assert mine.path.exists() and mine.check()  # another's is not ours to remove, and what is not held cannot be lost
+
+
+@pytest.mark.parametrize("beat", [0.2, 600], ids=["by the thread", "before a checkpoint"])
+def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_others_files(tmp_path, beat):
+    """Under two ranks, in round 3 (which never ends where the thread is to notice), when the checkpoints are those of rounds 1 and 2."""
+    out = tmp_path / "run.h5"
+    mine = f"fed._parts.world.root and str(os.getpid()) in open({str(out)!r} + '.lock').read()"
+    words = starts.held("True" if beat < 1 else mine, out, before=f"lock.BEAT = {beat}", checkpoint_every=1)
+    process = starts.start(2, words)
+    starts.wait_for(lambda: starts.checkpoint_rounds(out) == [1, 2], process)
+    theirs = Path(f"{out}.checkpoint") / "000003.0123456789ab.00000.shard.h5"
+    theirs.write_text("of the other run")
+    before = owned_by(out, **OTHER).read_text()
+    message = starts.finish(process, 1)
+    assert message.count("error: ") == 1
+    assert f"error: {out} is being written by another run (process 5 on elsewhere, Slurm job 17), which took" in message
+    assert theirs.exists() and starts.checkpoint_rounds(out) == [1, 2]
+    assert out.with_name("run.h5.lock").read_text() == before
+    with Result(out) as result:
+        assert not result.finished
