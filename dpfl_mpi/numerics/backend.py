@@ -145,7 +145,7 @@ class Backend:
         """
         for batch in self.batches(w.rows, epochs, first):
             w, v = w.first(batch.k), v.first(batch.k)
-            alpha = alpha_K1[w.rows]
+            alpha = alpha_K1[w.rows].float()
             self.step(w, self.gradient(w, batch), lr)
             mixed = Block(self.ensemble, alpha * v.w + (1 - alpha) * w.w, None, v.rows)
             loss = self.gradient(mixed, batch)

@@ -81,13 +81,14 @@ def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     nodes = [yaml.compose(text, yaml.SafeLoader)] if held else []
     lines = {name: str(path) for name in held}
     for node in nodes:  # the settings, and mappings among their values
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        places = [(key.value, f"{path}, line {key.start_mark.line + 1}") for key, _ in pairs]
-        for i, (name, where) in enumerate(places):
-            if name in (before := dict(places[:i])):
-                raise UserError(f"--config is {where}: {name} stands in {before[name].rpartition(', ')[2]} already")
-        lines = lines if node is not nodes[0] else lines | dict(places)
-        nodes += [value for _, value in pairs]
+        places: dict[str, str] = {}
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            where = f"{path}, line {key.start_mark.line + 1}"
+            if before := places.get(key.value):
+                raise UserError(f"--config is {where}: {key.value} stands in {before.rpartition(', ')[2]} already")
+            places[key.value] = where
+            nodes.append(value)
+        lines = lines if node is not nodes[0] else lines | places
     for name in held:
         if name not in SCHEMA:
             where = lines.get(str(name), str(path))

@@ -46,8 +46,7 @@ def source_of(result: Result, data: Path | None) -> Source:
         if result.run.contents.get("dataset", "") != admitted("dataset", result.run.dataset):
             how = f"name it with --dataset ({result.run.dataset}), or other data with --data"
             raise UserError(f"the run's data set is code of its own; {how}")
-        source = open_source(result.run)
-        verify(source)
+        verify(source := open_source(result.run))
         return source
     verify(source := in_file(data))
     return pooled(source) if one_pool(result, source) else as_trained(result, source)
