@@ -64,7 +64,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
             one.consider(here, [part])
     assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # another repeat starts from the same sums
     state = one.chooser
-    x, y = (state.start.x, state.start.y) if at_once else (one.x[0], one.y[0])
+    x, y = state.start[:2] if at_once else (one.x[0], one.y[0])
     shares = (state._search.p_x, state._search.p_y) if at_once else (one.p_x[0], one.p_y[0])
     r_y = state._search.r_y if at_once else one.r_y[0]
     notes = fed.notes["evaluations"][0], fed.notes["cases"][0].tolist()

@@ -18,7 +18,6 @@ from making import flip
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.engine import start
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import find
@@ -322,13 +321,13 @@ def test_tuning_does_not_start_from_models_of_other_data(shipped, capfd):
 
 def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_path, monkeypatch):
     out = starts.here(tmp_path / "x.h5")
-    before, version = out.read_bytes(), start.NUMERICS
-    for module in (start, recorder, checkpoint):
+    before, version = out.read_bytes(), recorder.NUMERICS
+    for module in (result, recorder, checkpoint):
         monkeypatch.setattr(module, "NUMERICS", version + 1)
     refused(f"computed under version {version} of the numbers; it is {version + 1} now", starts.here, out)
     assert out.read_bytes() == before
-    with Result(starts.here(out, fresh=True)) as result:
-        assert result.finished and result.fact("numerics") == str(version + 1)
+    with Result(starts.here(out, fresh=True)) as anew:
+        assert anew.finished and anew.fact("numerics") == str(version + 1)
 
 
 # what a state may hold ---------------------------------------------------------------------------------------------------
