@@ -53,7 +53,7 @@ def told(parts: Parts) -> str:
     if not comparable(parts):
         return "-"
     mean, half = interval(parts)
-    return f"{mean:+.2f} ± {half:.2f} ({len(parts)})"
+    return f"{round(mean, 2) + 0:+.2f} ± {half:.2f} ({len(parts)})"
 
 
 def means(lines: pd.DataFrame, row: str, score: str = "test_acc") -> np.ndarray:
