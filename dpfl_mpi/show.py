@@ -12,7 +12,7 @@ from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import KEPT, WIDTH, curves, folded, of_whom, outcome, pieces, sent, texts
+from dpfl_mpi.results.summary import KEPT, WIDTH, curves, fewer, folded, outcome, pieces, sent, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 
@@ -108,7 +108,9 @@ def accuracy(result: Result, head: dict[str, str]) -> list[str]:
         return ["  no client was scored"]
     spread = f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
     balanced = f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} %"
-    mean = f"test accuracy {head['test accuracy, %']} % (mean over {of_whom(result)} of their best model by validation)"
+    few = fewer(result)
+    scored = f"{few}," if few else f"{result.benign.sum()} clients"
+    mean = f"test accuracy {head['test accuracy, %']} % (mean over {scored} of their best model by validation)"
     return [folded(f"{mean}, {spread}"), folded(f"{balanced} (of the same models, over classes, then clients)")]
 
 

@@ -16,7 +16,7 @@ from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.tables import latex, markdown, number, printed
 from dpfl_mpi.results.result import METRICS, mean
-from dpfl_mpi.results.summary import of_whom
+from dpfl_mpi.results.summary import fewer
 from dpfl_mpi.settings import Run
 
 SETTINGS = (
@@ -70,13 +70,8 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
             row |= {"vs_local": gain, "vs_local_half_interval": half}
             row["below_local_percent"] = 100 * np.mean(np.concatenate(difference) < -1e-9) if difference else np.nan
             row["worst_decile"] = mean(np.array([np.sort(a)[: -(-len(a) // 10)].mean() for a in each]))
-            few = {w.rstrip(",") for result in group["result"] if "," in (w := of_whom(result))}
-            row |= {
-                "few": "; ".join(sorted(few)),
-                "last_round": mean(np.array(last)),
-                "epochs": line.epochs,
-                "finished": group["finished"].all(),
-            }
+            row["few"] = "; ".join(sorted({few for result in group["result"] if (few := fewer(result))}))
+            row |= {"last_round": mean(np.array(last)), "epochs": line.epochs, "finished": group["finished"].all()}
             out.append(row | {"paper": " ± ".join(theirs or ()), "cell": tables.cell(values)})
     return pd.DataFrame(out)
 

@@ -100,7 +100,6 @@ class Clients:
         sample = np.repeat(self.start[rows], most * batch_size).reshape(len(rows), most, batch_size)
         crop = np.zeros((3, len(rows), most, batch_size), np.int64)
         weight = np.zeros((len(rows), most, batch_size), np.float32)
-        drawn = np.zeros(len(rows), np.int64)  # epochs of each row
         keys = self.keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
         at_once = max(1, GATHER[self.x.device.type] // (len(rows) * batch_size))
         for first in range(0, most, at_once):
@@ -108,12 +107,11 @@ class Clients:
             now = slice(first, min(first + at_once, most))
             for j in range(k):  # draw the epochs that begin now: a GPU meanwhile computes the steps before
                 i, of_epoch = int(rows[j]), int(steps[j]) // epochs
-                while drawn[j] < epochs and drawn[j] * of_epoch < now.stop:
-                    order, crops = self.schedule(i, 1, int(first_epoch[i] + drawn[j]))
+                for e in range(-(-first // of_epoch), min(epochs, -(-now.stop // of_epoch))):
+                    order, crops = self.schedule(i, 1, int(first_epoch[i]) + e)
                     s, place = np.divmod(np.arange(order.size), batch_size)
-                    s += drawn[j] * of_epoch
+                    s += e * of_epoch
                     sample[j, s, place], crop[:, j, s, place], weight[j, s, place] = order[0], crops[:, 0], 1
-                    drawn[j] += 1
             part = weight[:k, now] / np.maximum(weight[:k, now].sum(2, keepdims=True), 1)
             w = torch.from_numpy(part).to(self.x.device)
             x, y = self._gather(sample[:k, now], crop[:, :k, now])
@@ -176,10 +174,8 @@ class Clients:
         return self.ensemble.normalise(x), self.y[rows]
 
     def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield `(x [n, S, H, W, C] normalised, y [n, S], mask)` of validation (`search_only`: the search's) and test sets, in parts up to `chunk`.
-
-        Those of the first n clients of the block: behind them nobody has images left.
-        """
+        """Yield `(x [n, S, H, W, C] normalised, y [n, S], mask)` of validation (`search_only`: the search's) and test sets, in parts up to `chunk`:
+        those of the block's first n clients, behind whom nobody has images left."""
         counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
         starts = self.scored[:-1][block]
         most = int(counts.max(initial=0))

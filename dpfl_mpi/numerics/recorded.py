@@ -23,14 +23,21 @@ WARM_UP = 3  # steps before a recording: libraries choose kernels and allocate i
 
 
 def block_sizes(steps: np.ndarray, most: int = SIZES) -> list[int]:
-    """Return at most `most` block sizes, ascending: one after the other is left out whose steps cost least in the next larger one."""
-    sizes, count = (v.tolist() for v in np.unique((steps[:, None] > np.arange(steps[0])).sum(0), return_counts=True))
-    while len(sizes) > most:
-        rows = [n * (larger - size) for n, size, larger in zip(count, sizes, sizes[1:], strict=False)]
-        i = int(np.argmin(rows))
-        count[i + 1] += count[i]
-        del sizes[i], count[i]
-    return sizes
+    """Return at most `most` block sizes, ascending: with the fewest row-steps, where a step with n clients left costs the smallest size >= n."""
+    k = len(steps)
+    ending = steps - np.append(steps[1:], 0)  # steps taken with exactly n = 1..k clients left
+    sizes = [n for n in range(1, k + 1) if ending[n - 1] or n == k]
+    before = np.concatenate([[0], np.cumsum(ending)])  # [n]: steps with at most n clients left
+    cost = {n: n * float(before[n]) for n in sizes}  # of the sizes up to n, one recording
+    chosen = {n: [n] for n in sizes}
+    for _ in range(min(most, len(sizes)) - 1):
+        new_cost, new_chosen = {}, {}
+        for n in sizes:
+            options = [(cost[m] + n * float(before[n] - before[m]), m) for m in sizes if m < n]
+            best = min(options, default=(cost[n], n))
+            new_cost[n], new_chosen[n] = (best[0], [*chosen[best[1]], n]) if best[0] < cost[n] else (cost[n], chosen[n])
+        cost, chosen = new_cost, new_chosen
+    return chosen[k]
 
 
 class RecordedSteps:
@@ -48,26 +55,24 @@ class RecordedSteps:
         self.mask = torch.zeros(k, 1, dtype=torch.bool, device=device)
         self.key = torch.zeros(k, dtype=torch.int64, device=device) if ensemble.draws.layers else None
         self.sizes = block_sizes(steps, FEW if compiled and not ensemble.kernels else SIZES)
-        self.compiled: Any = None
         if compiled:
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # the compiler proposes --precision tf32
             torch._dynamo.config.cache_size_limit = 1000  # a program per size and block, not the usual 8
-            self.compiled = torch.compile(self._advance, fullgraph=True)
+        self.compiled: Any = torch.compile(self._advance, fullgraph=True) if compiled else None
         self.graphs: dict[int, Any] = {n: self._record(n) for n in self.sizes}
 
     def _advance(
-        self, w: Tensor, momentum: Tensor, loss: Tensor, x: Tensor, y: Tensor, weight: Tensor, mask: Tensor, key: Any
+        self, w: Tensor, momentum: Tensor, loss: Tensor, x: Tensor, y: Tensor, weight: Tensor, mask: Tensor, *key: Any
     ) -> None:
-        g, losses = self.ensemble.gradient_of(self.ensemble.layers(w), x, y, weight, key)
+        g, losses = self.ensemble.gradient_of(self.ensemble.layers(w), x, y, weight, *(key or (None,)))
         loss += losses
         self.sgd.step(w, g, momentum, self.lr, mask)
 
     def _record(self, n: int) -> Any:
         held = (self.w, self.momentum, self.loss, self.x, self.y, self.weight, self.mask, self.key)
-        rows: list[Any] = [None if t is None else t[:n] for t in held]
+        rows = [t[:n] for t in held if t is not None]
         for t in rows if self.compiled else ():
-            if t is not None:
-                torch._dynamo.maybe_mark_dynamic(t, 0)  # one program for all sizes, where vmap does not count the rows
+            torch._dynamo.maybe_mark_dynamic(t, 0)  # one program for all sizes, where vmap does not count the rows
         # one row takes another path through PyTorch
         step = partial(self.compiled if self.compiled and n > 1 else self._advance, *rows)
         if self.ensemble.device.type != "cuda":
@@ -136,6 +141,6 @@ class RecordedBackend(Backend):
         whole = next(b for b in self.blocks if b.start <= row < b.stop)
         if whole.start not in self.recorded:
             steps = -(-self.clients.n_train[whole] // self.sgd.batch_size)
-            made = RecordedSteps(self.ensemble, steps, self.clients.shape, self.sgd, self.compiled)
-            self.recorded[whole.start] = made
+            how = self.clients.shape, self.sgd, self.compiled
+            self.recorded[whole.start] = RecordedSteps(self.ensemble, steps, *how)
         return self.recorded[whole.start]

@@ -270,15 +270,11 @@ def mean(values: np.ndarray, weights: np.ndarray | float = 1) -> np.ndarray:
 
 
 def check_current(result: Result, run: Resolved, job: Job) -> None:
-    """Raise `UserError` where a finished result has this Run's key, and other numbers or data behind it, or lacks what the Job adds.
-
-    Where the data are gone, it stands.
-    """
+    """Raise `UserError` where a finished result has this Run's key, and other numbers or data behind it, or lacks what the Job adds;
+    where the data are gone, it stands."""
     if lacks := [f"--{flag}" for flag, name in KEPT.items() if getattr(job, flag) and name not in result]:
-        without = " and ".join(lacks)
-        raise UserError(
-            f"{result.path} is finished and was computed without {without}; --fresh computes it anew, with it"
-        )
+        without = f"without {' and '.join(lacks)}; --fresh computes it anew, with it"
+        raise UserError(f"{result.path} is finished and was computed {without}")
     ways = "choose another --out, or compute it anew with --fresh"
     numerics = result.hdf5.attribute("numerics", int, "meta")
     if numerics != NUMERICS:

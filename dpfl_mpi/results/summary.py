@@ -143,24 +143,26 @@ def entry(name: str, text: str) -> str:
     return folded(text, " " * 23, f"  {name:<21}")
 
 
-def of_whom(result: Result) -> str:
-    """Return of which benign clients the scores are, and what became of the others: "8 clients", or "7 of 8 clients, 1 diverged,"."""
+def fewer(result: Result) -> str:
+    """Return of which benign clients the scores are, and what became of the others: "7 of 8 clients, 1 diverged"; "" where they are of all."""
     unscored = result.benign & ~np.isfinite(result["best/test_acc"])
     lost, many = int(unscored.sum()), int(result.benign.sum())
-    diverged = int((result["client/diverged_round"][unscored] >= 0).sum()) if lost else 0
-    why = f" {diverged} diverged," * (diverged > 0) + f" {lost - diverged} took no part," * (lost > diverged)
-    return f"{many - lost} of {many} clients,{why}" if lost else f"{many} clients"
+    if not lost:
+        return ""
+    diverged = int((result["client/diverged_round"][unscored] >= 0).sum())
+    why = f", {diverged} diverged" * (diverged > 0) + f", {lost - diverged} took no part" * (lost > diverged)
+    return f"{many - lost} of {many} clients{why}"
 
 
 def accuracy(result: Result, before: float) -> list[str]:
     """Return lines about the test accuracies of the clients that were scored, in percent, `before` being their mean in round 0."""
-    test, whose = result.scored(), of_whom(result)
+    test, few = result.scored(), fewer(result)
     if not len(test):
         none = "no client was scored (flipped labels, liars, newcomers and models that diverged do not count)"
         return [entry("test accuracy", none)]
     start = "" if before != before else f" ({before:.2f} % in round 0)"  # nan: nobody was scored in it
     spread = f"{test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)"
-    mean = f"{test.mean():.2f} %, best by validation{start}" + f", of {whose.rstrip(',')}" * ("," in whose)
+    mean = f"{test.mean():.2f} %, best by validation{start}" + f", of {few}" * bool(few)
     return [entry("test accuracy", mean), entry("spread over clients", spread)]
 
 

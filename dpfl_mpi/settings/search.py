@@ -26,10 +26,9 @@ class Rule:
     )
 
     def __post_init__(self) -> None:
-        forward = self.search == "forward"
-        if forward and self.neither != "add":
+        if self.search == "forward" and self.neither != "add":
             raise UserError(f"--options.neither is {self.neither}; a forward search has no Y: allowed is add")
-        if self.tolerance and not forward:
+        if self.search != "forward" and self.tolerance:
             raise UserError(f"--options.tolerance is {self.tolerance:g}; but for a forward search allowed is 0")
 
     @property

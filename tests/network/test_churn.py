@@ -84,6 +84,17 @@ def test_who_takes_no_old_models_says_so(method):
 
 
 # --churn ------------------------------------------------------------------------------------------------------------------
+def test_who_is_there_by_a_file(tmp_path):
+    with federation(SMALL | {"churn": text_file(tmp_path / "churn.csv", EVENTS)}) as fed:
+        seen = []
+        for t in range(5):
+            fed._parts.begin_round(t)
+            seen.append(("".join(map(str, fed.members.there.astype(int))), np.flatnonzero(fed.members.new).tolist()))
+            fed.members.new[:] = False
+    # who joins later is not there at first
+    assert seen == [("111100", []), ("011110", [4]), ("011111", [5]), ("101111", [0]), ("101111", [])]
+
+
 def test_who_is_there_by_draws():
     limits = limits_of(Run(clients=400, rounds=60, churn="0.1:0.3").resolve(), federation(SMALL).world)
     drawn = [np.zeros(400, bool)]
