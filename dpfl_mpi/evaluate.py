@@ -115,6 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
     args = parser.parse_args(arguments)
     check_apart(args.out, Path(args.result), args.data)
+    if args.on != "own" and args.part != "test":
+        raise UserError(f"--set is {args.part}; --on {args.on} takes test samples: allowed is test")
     with Result(args.result) as result:
         if drift := result.run.drift:
             raise UserError(f"{args.result} is of a run with --drift {drift}, which changed classes: it is not scored")
@@ -129,14 +131,13 @@ def main(arguments: list[str] | None = None) -> None:
             raise UserError(f"--on is {args.on}; {pool}{advice}")
         if args.on == "classes" and kind.kind == "natural":
             raise UserError("--on is classes; clients of --partition natural differ in more than their classes")
-        part = args.part if args.on == "own" else "test"
         rows, weights = [np.arange(len(source.labels["test"]))] * result.run.clients, None
         if args.on == "classes":
             rows, weights = of_classes(result, source)
         elif args.on == "own":
-            rows = samples(result, source, part)
-        scores = accuracies(result, source, rows, part, pick_device(args.device, "float32", 0), weights)
-        print(report(result, scores, args.on, part))
+            rows = samples(result, source, args.part)
+        scores = accuracies(result, source, rows, args.part, pick_device(args.device, "float32", 0), weights)
+        print(report(result, scores, args.on, args.part))
         if args.out:
             table = ((k, len(r), repr(float(s))) for k, (r, s) in enumerate(zip(rows, scores, strict=True)))
             write_csv(args.out, ("client_id", "samples", "accuracy"), table)

@@ -54,8 +54,11 @@ def test_a_log_goes_on_where_it_ends(tmp_path):
     np.testing.assert_allclose([line["edges"] for line in told(log)[1:]], [2, 3])
     follow.follow(tiny_result.make(tmp_path / "b.h5"), str(log), None, iter([0]))
     assert [(line["run"], line["round"]) for line in told(log)[3:]] == [("b", 0), ("b", 1), ("b", 2)]
-    log.write_text(log.read_text()[:-20])
-    assert follow.main([str(path), f"--log={log}"]) == 2
+    whole = log.read_text()
+    log.write_text(whole[:-20])  # as a kill may leave it
+    assert follow.main([str(tmp_path / "b.h5"), f"--log={log}"]) == 0 and log.read_text() == whole
+    log.write_text("notes")
+    assert follow.main([str(path), f"--log={log}"]) == 2 and log.read_text() == "notes"
 
 
 @pytest.mark.parametrize("log", ["tensorboard", "wandb", "mlflow"])

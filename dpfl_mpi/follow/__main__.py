@@ -33,10 +33,14 @@ Log = tuple[int, Callable[[int, Numbers], object]]  # the last round that it has
 def to_lines(path: Path, who: dict[str, str]) -> Log:
     """A line of JSON per round; Runs may share a file."""
     try:
-        known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        whole = re.sub(r'{"run": [^\n]*\Z', "", text)  # a kill may have cut its last line short
+        known = [json.loads(line) for line in whole.splitlines()]
         last = max((line["round"] for line in known if who.items() <= line.items()), default=-1)
     except (ValueError, KeyError, AttributeError, TypeError):
         raise UserError(f"--log is {path}, which holds other lines than those of a log; name another file") from None
+    if whole != text:
+        path.write_text(whole)
 
     def add(t: int, numbers: Numbers) -> None:
         line = who | {"round": t} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}

@@ -116,7 +116,7 @@ def needs_of(
     choices = first * (1 + anew) + later * searches
     alone = run.asked * (run.options.get("order") == "loss")  # every candidate's own model is scored, too
     usual = min(first, USUAL * run.most_senders + alone) if method.searches else first
-    epochs = run.tau_init + rounds * run.tau_train * method.models + run.finetune_epochs
+    epochs = run.tau_init + rounds * run.tau_train * method.models * run.options.get("steps", 1) + run.finetune_epochs
     sketched = held(n) * (run.asked < n - 1)
     rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border
     width = np.dtype(source.dtype).itemsize

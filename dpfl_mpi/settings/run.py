@@ -260,6 +260,10 @@ def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
         out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the shipped data sets name the 0.5 inside Patho(3)
     if not method.preprocesses:
         out["rounds"] = dataset.PAPER["rounds"] + 2  # preprocessing costs DPFL two rounds; the others train them
+    if dealing.kind == "motivation":
+        out["clients"] = 3
+        if run.clients not in (None, 3):
+            raise UserError(f"--clients is {run.clients}; the example of --partition motivation has three: allowed is 3")
     if dealing.path and run.clients is None:
         out["clients"] = len(partition_file(dealing.path)["clients"])
     return out
@@ -274,8 +278,6 @@ def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
         out[f.name] = out[f.name] if out[other] in wanted else f.default
     if kind == "file":
         out["partition_seed"] = out["seed"]  # nothing is drawn from it
-    if kind == "motivation":
-        out["clients"] = 3
     if filled["flip_share"] == 0 and not str(filled["attack"]).startswith("label_flip"):
         out["flipped_run_ggc"] = True
     return out

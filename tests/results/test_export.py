@@ -343,6 +343,8 @@ def test_evaluate_refuses_classes_where_clients_differ_in_more(tmp_path, result_
     path = result_of(fields, save_models=True).path
     sentence = "--on is classes; clients of --partition natural differ in more than their classes"
     assert sentence in said(evaluate.main, path, "--on", "classes", code=2)
+    sentence = "--set is train; --on all takes test samples: allowed is test"
+    assert sentence in said(evaluate.main, path, "--on", "all", "--set", "train", code=2)
 
 
 def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, result_of, said):
