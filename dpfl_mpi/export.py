@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
     text = "file to write; of several results with pfllib the folder (default: beside the result, of several runs.csv; with pfllib in pfllib/)"
     parser.add_argument("--out", type=Path, help=text)
     args = parser.parse_args(arguments)
-    results = [Result(path) for path in args.results]
+    results = [Result(path) for path in dict.fromkeys(args.results)]
     empty = next((r for r in results if r.last_round < 0), None)
     if empty:
         raise UserError(f"{empty.path}: no round is recorded yet")

@@ -11,7 +11,7 @@ import pytest
 import starts
 import tiny_result
 import torch
-from launch import ROOT, mpirun, refused, run_here
+from launch import ROOT, mpirun, refused, run_here, text_file
 from sklearn.metrics import confusion_matrix
 from torch import nn
 
@@ -298,11 +298,9 @@ def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch, result_of
     given = {"method": quarter, "model": Small, "data": data} | few
     fields = api.as_files(given)
     assert api.as_files(given) == fields and len([*tmp_path.rglob("*.*")]) == 3
-    by_hand = tmp_path / "by_hand.py"
-    by_hand.write_text(BY_HAND)
-    net = tmp_path / "net.py"
-    net.write_text("import torch\n\ndef build(shape, classes):\n    head = torch.nn.Linear(16, classes)\n"
-                   "    return torch.nn.Sequential(torch.nn.Flatten(), head)\n")  # fmt: skip
+    by_hand = text_file(tmp_path / "by_hand.py", BY_HAND)
+    net = text_file(tmp_path / "net.py", "import torch\n\ndef build(shape, classes):\n    head = torch.nn.Linear(16, classes)\n"
+                    "    return torch.nn.Sequential(torch.nn.Flatten(), head)\n")  # fmt: skip
     del few["results"], fields["results"]
     mine, other = (result_of(api.in_python(fields | more)) for more in ({}, {"method": by_hand, "model": net}))
     assert mine.run.clients == 3 and str(mine.run.partition) == "natural"

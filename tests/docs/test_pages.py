@@ -240,8 +240,7 @@ def test_the_figure_of_the_page_draws(tmp_path):
     """From a folder of its own; its numbers are checked by hand; one sentence for a wrong `draw`."""
     for method in ("local", "fedavg"):
         run_here(tmp_path / f"{method}.h5", FIELDS | {"method": method, "budget": None})
-    file = tmp_path / "nine_in_ten.py"
-    file.write_text(own.example("own-figure.md"))
+    file = own.write(tmp_path, nine_in_ten=own.example("own-figure.md")) / "nine_in_ten.py"
 
     def drawn(*words):
         done = ended(sys.executable, file, *words, cwd=tmp_path)

@@ -82,9 +82,8 @@ def test_ggc_is_algorithm_2(fed, most, seed, repeats):
     start(fed, seed, most, repeats)
     w, models = rows_of(fed, seed)
     rng = np.random.default_rng(seed)
-    omega = CollaborationGraph.from_lists(
-        rng.choice([j for j in range(N) if j != k], min(most + 1, N - 1), replace=False) for k in range(N)
-    )
+    others = [np.delete(np.arange(N), k) for k in range(N)]
+    omega = CollaborationGraph.from_lists(rng.choice(each, min(most + 1, N - 1), replace=False) for each in others)
     chosen = fed.ggc(w, fed.exchange(w, omega))
     alone = set()
     for k in range(N):
@@ -114,16 +113,15 @@ def departing(order, coins, models, p, R, most, rule):
     for j, coin in zip(order, coins, strict=False):
         if len(X) >= most:
             break
-        x, x_j, y, y_j = (
-            R(reference.average(p, models, {*s, len(p) - 1})) for s in (X, [*X, j], Y, [i for i in Y if i != j])
-        )
+        more, less = [*X, j], [i for i in Y if i != j]
+        x, x_j, y, y_j = (R(reference.average(p, models, {*s, len(p) - 1})) for s in (X, more, Y, less))
         a, b = max(x_j - x, 0), max(y_j - y, 0)
         add = coin < reference.probability(a, b)
         if rule.search == "forward":
             add = -x_j <= -x * (1 + rule.tolerance)
         elif a == b == 0 and rule.neither != "add":
             add = rule.neither == "smaller" and x_j - x >= y_j - y
-        X, Y = ([*X, j], Y) if add else (X, [i for i in Y if i != j])
+        X, Y = (more, Y) if add else (X, less)
         if rule.stop and not add:
             break
     return sorted(X)
@@ -268,11 +266,8 @@ def test_of_many_candidates_the_first_are_drawn_alone_and_the_others_once_these_
     for t in range(1, 300):
         fed.begin_round(t)
         order, reachable = Order(fed.greedy, 0, 0), fed.reachable(0).tolist()
-        first = order.next(2).tolist()
-        assert (
-            first
-            == fed.greedy._stream(streams.CANDIDATES, 0, 0).choice(reachable, 2 * ahead, replace=False)[:2].tolist()
-        )
+        first, draws = order.next(2).tolist(), fed.greedy._stream(streams.CANDIDATES, 0, 0)
+        assert first == draws.choice(reachable, 2 * ahead, replace=False)[:2].tolist()
         drawn.append(first + [j for _ in range(N) for j in order.next(2).tolist()])
         assert sorted(drawn[-1]) == reachable
     # each candidate at each place as often as any other: 299 / (N - 1) times, four standard deviations

@@ -497,10 +497,8 @@ def test_a_method_without_omega_has_no_graph_before_round_1(tmp_path):
         assert drawing.data["round"].min() == 1 and "in round 1, " in drawing.text
         assert "before round 1" in draw(name, [dpfl]).text
     evolution = draw("graph_evolution", [*pens[::-1], dpfl]).data
-    assert evolution[["method", "seed", "round"]].values.tolist() == [
-        *(["dpfl", 42, t] for t in (0, 1, 2)),
-        *(["pens", s, t] for s in (42, 52) for t in (1, 2)),
-    ]
+    drawn = [["dpfl", 42, t] for t in (0, 1, 2)] + [["pens", s, t] for s in (42, 52) for t in (1, 2)]
+    assert evolution[["method", "seed", "round"]].values.tolist() == drawn
     omega = draw("omega", [pens[0], dpfl], 3)
     assert "Agreement" not in omega.text and omega.text.count("Omega") == 1
     assert omega.data[omega.data["method"].str.startswith("PENS")]["round"].min() == 1

@@ -143,9 +143,8 @@ def test_what_decides_by_hand(tmp_path):
 def test_accuracies_at_equal_hours_by_hand():
     """DPFL takes 4 and 8 hours on two partitions: columns at 1.5, 3 and 6 hours. The other has ended after 2, on one partition."""
     each = {("DPFL", 1): [(1, 50), (2, 60), (4, 70)], ("DPFL", 2): [(2, 40), (8, 90)], ("Local", 1): [(2, 65)]}
-    lines = pd.DataFrame(
-        [{"row": row, "seed": seed, "hours": h, "accuracy": a} for (row, seed), of in each.items() for h, a in of]
-    )
+    cells_of = [(row, seed, h, a) for (row, seed), of in each.items() for h, a in of]
+    lines = pd.DataFrame(cells_of, columns=["row", "seed", "hours", "accuracy"])
     # of 60 and 40, and of 70 and 40: deviation 14.1421 and 21.2132, over sqrt(2) 10 and 15, t(1) = 12.7062
     assert cells(page.equal(lines, "hours")) == [
         ["DPFL", "50.00 (1)", "50.00 ± 127.06 (2)", "55.00 ± 190.59 (2)", "-"],
@@ -284,9 +283,8 @@ def test_a_table_says_what_is_decided():
             clients.append(pd.DataFrame({"run": run, "client": range(50), "accuracy": test}))
     runs, clients = pd.DataFrame(runs), pd.concat(clients)
     found = standings.differences(runs, clients)
-    assert set(zip(found["row"], found["to"], strict=True)) == {
-        ("DPFL", "Local"), ("DPFL", standings.RANDOM), (standings.RANDOM, "Local"),
-    }  # fmt: skip
+    pairs = {("DPFL", "Local"), ("DPFL", standings.RANDOM), (standings.RANDOM, "Local")}
+    assert set(zip(found["row"], found["to"], strict=True)) == pairs
     assert found["decided"].all()
     table = pd.DataFrame(standings.table(runs, clients, found)).set_index("row")
     assert table.loc["DPFL", "to a random graph"].startswith("**+1.98 ± 0.08 (3)")
@@ -431,7 +429,7 @@ def committed(clone, clients):
     return subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
 
 
-def test_exact_images_take_the_place_of_the_jpegs(tmp_path, monkeypatch, capsys):
+def test_exact_images_take_the_place_of_the_jpegs(tmp_path, monkeypatch, said):
     """Of blurred noise, so that a JPEG is near it. Two repositories share images, in no order; of image 0 there is the JPEG alone."""
     coarse = np.random.default_rng(0).integers(0, 256, (10 * A_CLASS, 4, 4, 3), np.uint8)
     truth = np.stack([np.asarray(Image.fromarray(x).resize((32, 32), Image.Resampling.BICUBIC)) for x in coarse])
@@ -444,8 +442,7 @@ def test_exact_images_take_the_place_of_the_jpegs(tmp_path, monkeypatch, capsys)
         place = tmp_path / "jpeg" / ("test" if i % A_CLASS == 3 else "train") / cifar10.CLASSES[i // A_CLASS]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(place / f"{i % A_CLASS}.jpg", quality=80)
-    real_images.main(["cifar10", str(tmp_path), str(tmp_path / "out.zip"), "--jpeg", str(tmp_path / "jpeg")])
-    told = capsys.readouterr().out
+    told = said(real_images.main, "cifar10", tmp_path, tmp_path / "out.zip", "--jpeg", tmp_path / "jpeg")
     assert all(s in told for s in ("a/x", "25 images that were not there yet", "14 images", "3 of 4 placed"))
     out, copy = cifar10.read(tmp_path / "out.zip"), cifar10.read(tmp_path / "jpeg")
     test = np.arange(40) % A_CLASS == 3

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
+import own
 import pytest
 import starts
 import torch
@@ -14,7 +15,7 @@ from launch import federation, refused, run_here, run_many
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dpfl_mpi import prepare, streams
+from dpfl_mpi import streams
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import in_memory
 from dpfl_mpi.models import make, mlp, resnet, text
@@ -33,13 +34,8 @@ IMAGE, VECTOR, TEXT = ((8, 8, 1), "uint8"), ((12,), "float32"), ((10,), "int32")
 
 @pytest.fixture(scope="module")
 def help_texts(tmp_path_factory):
-    """Real text that every Python has: passages of its help, of four topics, held by six clients; a prepared file."""
-    from own import example
-
-    module, path = {}, tmp_path_factory.mktemp("text") / "topics.h5"
-    exec(example("own-data.md"), module)
-    prepare.write(module["load"](), "arrays", path)
-    return path
+    """Real text that every Python has: passages of its help, of four topics, held by six clients; a data set's file."""
+    return own.write(tmp_path_factory.mktemp("text"), topics=own.example("own-data.md")) / "topics.py"
 
 
 class Mixed(nn.Module):
@@ -371,8 +367,7 @@ RESNET |= {"clients": 5, "tau_init": 6, "batch_size": 32, "classes_per_client": 
 
 
 def text_fields(path):
-    own = {"dataset": "arrays", "data": str(path), "model_options": {"dropout": 0.1}}
-    return SHORT | own | {"tau_init": 10, "batch_size": 8}
+    return SHORT | {"dataset": str(path), "model_options": {"dropout": 0.1}, "tau_init": 10, "batch_size": 8}
 
 
 def test_both_learn_real_data_alike_on_any_number_of_ranks(help_texts, tmp_path):

@@ -181,15 +181,14 @@ def test_hours_and_gigabytes_by_hand():
 @pytest.mark.parametrize(
     ("method", "low", "high"), [("local", 1, 1), ("fedavg", 1, 1), ("random_graph", 0.9, 1.1), ("dpfl", 0.98, 1.5)]
 )
-def test_what_is_said_before_is_what_the_clocks_say(method, low, high, tmp_path, capsys):
+def test_what_is_said_before_is_what_the_clocks_say(method, low, high, tmp_path, said):
     """Alone and with a server to the second; along a graph, whose edges are not known, about; of a search rather more."""
     fields = {"clients": 6, "rounds": 3, "tau_train": 1, "method": method, "network": "phones", "budget": 3}
-    flags = [f"--{name}={value}" for name, value in fields.items()]
-    assert describe.main([*flags, "--no-measure"]) == 0
-    said = re.search(r"simulated +about ([\d.]+) s before round 1, ([\d.]+) (s|min) in all", capsys.readouterr().out)
+    text = said(describe.main, *(f"--{name}={value}" for name, value in fields.items()), "--no-measure")
+    told = re.search(r"simulated +about ([\d.]+) s before round 1, ([\d.]+) (s|min) in all", text)
     with Result(run_here(tmp_path / "run.h5", fields)) as result:
         end = result["network/end"].max(1)
-    assert said
-    for seconds, unit, took in ((said[1], "s", end[0]), (said[2], said[3], end[-1])):
+    assert told
+    for seconds, unit, took in ((told[1], "s", end[0]), (told[2], told[3], end[-1])):
         off, about = 31 * (unit == "min") + 0.1, float(seconds) * (60 if unit == "min" else 1)
         assert low * took - off <= about <= high * took + off

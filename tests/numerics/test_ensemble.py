@@ -139,8 +139,7 @@ def test_fixed_point():
 @pytest.mark.parametrize("kind", ["cifar", "plain"])
 def test_bfloat16_rounds_the_products_only(kind):
     ensemble, _, w, shape, classes = setup(kind, 2)
-    module, _, _ = build(kind)
-    rounded = Ensemble(module, (0.5,) * shape[2], (0.25,) * shape[2], CPU, precision="bf16")
+    rounded = Ensemble(build(kind)[0], (0.5,) * shape[2], (0.25,) * shape[2], CPU, precision="bf16")
     rng = np.random.default_rng(1)
     x = ensemble.normalise(images(rng, 2, 16, shape))
     y, weight = torch.from_numpy(rng.integers(0, classes, (2, 16))), torch.full((2, 16), 1 / 16)

@@ -39,9 +39,8 @@ def planned(fields, ranks=1, nodes=1, **job):
     return needs.needs_of(run, Job(**job), source, deal(run, source), needs.ensemble_of(run, source), ranks, nodes)
 
 
-def test_partition_and_plan(capsys):
-    assert main(["--ranks", "3", "--rows", "32", "--wide"]) == 0
-    text = capsys.readouterr().out
+def test_partition_and_plan(said):
+    text = said(main, "--ranks", 3, "--rows", 32, "--wide")
     run = Run().resolve()
     dealt = deal(run, open_source(run))
     assert f"sha256 {dealt.sha256()[:12]}" in text and "32 clients, seed 42" in text
@@ -212,13 +211,12 @@ def test_a_plan_counts_the_kernels_work_space(form):
     assert planned(FEW | {"clients": 2, "model": "mlp"}, 3, kernels="torch").scratch[0] != work
 
 
-def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(capsys, monkeypatch):
+def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(said, monkeypatch):
     def load(path=None):
         raise UserError("the CPU kernels were not built")
 
     monkeypatch.setattr(native, "load", load)
-    assert main(["--clients", "3", "--rounds", "1"]) == 0
-    assert "ms per step" in capsys.readouterr().out
+    assert "ms per step" in said(main, "--clients", 3, "--rounds", 1)
 
 
 def test_saves_what_a_run_reads(tmp_path, capsys):
@@ -227,9 +225,8 @@ def test_saves_what_a_run_reads(tmp_path, capsys):
     sha = re.search(r"seed 42, sha256 (\w+)", text).group(1)
     assert f"--partition file:{path}" in text
     assert f"sha256 {sha}" in shown(capsys, "--partition", f"file:{path}")
-    assert (
-        len({Run(partition=f"file:{path}", partition_seed=seed).slug() for seed in (None, 1)}) == 1
-    )  # it draws nothing
+    slugs = {Run(partition=f"file:{path}", partition_seed=seed).slug() for seed in (None, 1)}
+    assert len(slugs) == 1  # it draws nothing
     stored = json.loads(path.read_text())
     assert len(stored["clients"]) == 6 and stored["partition_sha256"].startswith(sha)
     assert "holds 6 clients; --clients is 7" in shown(capsys, "--partition", f"file:{path}", "--clients", "7", code=2)
