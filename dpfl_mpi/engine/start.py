@@ -1,7 +1,6 @@
 """Before a Run is computed: it is checked on all ranks, and what lies under the name of its result is found, or may be overwritten."""
 
 import os
-import re
 from pathlib import Path
 
 from dpfl_mpi.errors import UserError
@@ -28,9 +27,9 @@ def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
     if codes(resolved.contents):
         world.each_rank(lambda: load_code(resolved))
     path = Path(job.out) if job.out else resolved.path(job.results)
-    of_sweep = re.search(r"-s\d+-[0-9a-f]{8}$", path.stem)  # begun, it may be, before an edit
-    if of_sweep and path.stem != resolved.slug():
-        now = f"this is {resolved.slug()} (a file that it names was edited)"
+    slug = resolved.slug()
+    if path.stem != slug and path.stem[:-8] == slug[:-8]:  # begun, it may be, before an edit
+        now = f"this is {slug} (a file that it names was edited)"
         raise UserError(f"--out is {path}, the name of another Run; {now}")
     return resolved, path
 

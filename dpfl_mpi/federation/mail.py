@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -111,6 +112,7 @@ class MailRoom:
             self.wire.to_all() if members.serves else self.wire.to_server()
         self.everywhere = True
         limit, most = self._capacity(0), members.n
+        limit = np.where(limit > 0, limit, self._limit())  # a rank where nobody has a budget makes no pass narrow
         if not members.most_senders.any():  # no graph says how wide the window is
             limit, most = np.full(members.world.size, self._limit()), min(members.n, placement.MOST_ROWS)
         width, k = rows_per_pass(limit, members.per_rank, most), len(members.ids)
@@ -150,7 +152,12 @@ class MailRoom:
             given = f"{type(values).__name__} of shape {getattr(values, 'shape', ())}"
             takes = f"it takes a NumPy array of {k} rows, one per client of this rank"
             raise UserError(f"fed.tell was given {given}; {takes}")
-        return self.spread(values, graph)
+        kinds = members.world.texts(json.dumps([values.dtype.str, values.shape[1:]]) if k else "")
+        first, *other = dict.fromkeys(filter(None, kinds))
+        if other:
+            raise UserError(f"fed.tell was given arrays of {first} on one rank, and of {other[0]} on another")
+        kind, shape = json.loads(first)
+        return self.spread(values if k else np.zeros((0, *shape), kind), graph)  # of no rows it can be any
 
     def spread(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
         """Do what `tell` does, of this round whatever --staleness, as a search takes models of its round."""
@@ -174,8 +181,7 @@ class MailRoom:
         """Return whether every_row has just brought these very rows to all clients. Collective."""
         if not self.log.every_row:
             return False
-        sent = self.sent[: len(w_KW)].cpu()
-        same = self.everywhere and self.wire.equal(sent, self.wire.leaving(w_KW).detach().cpu())
+        same = self.everywhere and self.wire.equal(self.sent[: len(w_KW)], self.wire.leaving(w_KW).detach())
         return not self.members.world.agree(not same)
 
     def check(self, number: int) -> None:
@@ -274,6 +280,7 @@ class MailRoom:
         whole, clients = self.route(graph), self.members.per_rank
         width = models_per_pass(whole.need, self._capacity(0), clients)
         if width == 0:
+            self.members.check_budget(graph, "the graph of fed.exchange")
             raise too_narrow(self.window_gb, 4 * self.stagings[0].shape[1], clients)
         if width and self.wire.encoder:  # encoded rows take less room, until some come whole again
             forms, _ = self._by_form(graph)

@@ -196,7 +196,8 @@ class Sums:
         self.mail.wire.to_server()
         with self.log.clock("exchange"):
             self.log.notes["models_received"] += 2 * members.active[members.ids]
-            return (from_fixed_point(self._over_all(w_KW)) / float(members.p[members.active].sum())).float()
+            total = self._over_all(self.mail.wire.leaving(w_KW))
+            return (from_fixed_point(total) / float(members.p[members.active].sum())).float()
 
     def over_received(self, received: Received, blocks: Sequence[slice]) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
         """Yield of each of these blocks sum p_i w_i over each client and the senders it received from, float64 `[k, W]`, and sum p_i, `[k]`.
@@ -237,11 +238,11 @@ class Sums:
             # everyone reaches all others that take part: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
-                each = self._over_all(w_KW)[None]
+                sent = self.mail.wire.leaving(w_KW)  # by every rank, also by one without clients
+                each = self._over_all(sent)[None]
                 false = np.arange(len(w_KW)) if self.mail.wire.encoder else self.mail.wire.attack.mine
                 if len(false):  # these may send what is not their row; a client sums its own true row
-                    each = each.expand(len(w_KW), -1)
-                    each, sent = each.clone(), self.mail.wire.leaving(w_KW)
+                    each = each.expand(len(w_KW), -1).clone()
                     for i in false[members.active[members.ids[false]]]:
                         each[i] += self._term(members.ids[i], w_KW[i]) - self._term(members.ids[i], sent[i])
             if not (self.mail.wire.counts and self.mail.came(w_KW)):
@@ -280,10 +281,9 @@ class Sums:
         return fixed_point(row_W[None], self.ensemble.column(self.members.p[k : k + 1])[:, 0])[0]
 
     def _over_all(self, w_KW: Tensor) -> Tensor:
-        """Return the fixed-point sum of p_i w_i over all clients that take part, int64 `[W]`."""
+        """Return the fixed-point sum of p_i w_i, of rows as they leave, over all clients that take part, int64 `[W]`."""
         members = self.members
         total = self.ensemble.zeros(1, torch.int64)[0]
-        w_KW = self.mail.wire.leaving(w_KW)
         self._check(w_KW)
         active = np.flatnonzero(members.active[members.ids])
         if self.native:

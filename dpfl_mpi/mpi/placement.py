@@ -5,8 +5,6 @@ import heapq
 import itertools
 import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.mpi.launcher import output
 from dpfl_mpi.storage.files import system
 
 WAVE = 256  # clients of a rank that search Omega together at least,
@@ -143,12 +142,10 @@ def installed_gpus() -> list[str]:
 
     A GPU that is split into MIG instances counts as these. The list is empty where the driver is not installed.
     """
-    if shutil.which("nvidia-smi"):
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60).stdout
-            found = re.findall(r"UUID: ((?:GPU|MIG)-[^)]+)", listed)
-            split = {gpu for gpu, part in itertools.pairwise(found) if part[:3] == "MIG" and gpu[:3] == "GPU"}
-            return [name for name in found if name not in split]
+    if listed := output(["nvidia-smi", "-L"]):
+        found = re.findall(r"UUID: ((?:GPU|MIG)-[^)]+)", listed)
+        split = {gpu for gpu, part in itertools.pairwise(found) if part[:3] == "MIG" and gpu[:3] == "GPU"}
+        return [name for name in found if name not in split]
     with contextlib.suppress(OSError):
         return [str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
     return []

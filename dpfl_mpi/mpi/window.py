@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 
@@ -20,12 +21,12 @@ class Route:
     need: np.ndarray  # [ranks] slots used
 
     def slots(self, senders: Any) -> np.ndarray:
-        """Return the slot of each of these senders, which are on other ranks; of one that does not send to mine there is none, a `KeyError`."""
+        """Return the slot of each of these senders, which are on other ranks; of one that does not send to mine there is none, a `UserError`."""
         # one search, without a pass over all that arrive: every client asks for its own
         at, senders, last = np.searchsorted(self.arriving, senders), np.asarray(senders), len(self.arriving) - 1
         here = np.zeros(senders.shape, bool) if last < 0 else self.arriving[np.minimum(at, last)] == senders
         if not here.all():
-            raise KeyError(senders[~here][0])
+            raise UserError(f"the model of client {senders[~here][0]} is asked for, and was not sent along the graph")
         return at
 
 

@@ -119,11 +119,10 @@ class World:
 
     def meet(self, place: str) -> None:
         """Return once every rank is at this place; where some is at another, all have a `UserError` that names both. Collective."""
-        if not self.unlike({"place": place}):
-            return
-        roots = self.first(place if self.root else "")
-        other = self.first(f"rank {self.rank} at {place}" if place != roots else "")
-        raise UserError(f"rank 0 is at {roots}, {other}: every rank must call the same verbs of fed, in the same order")
+        places = self.texts(place)
+        if other := next((r for r, at in enumerate(places) if at != places[0]), 0):
+            at = f"rank 0 is at {places[0]}, rank {other} at {places[other]}"
+            raise UserError(f"{at}: every rank must call the same verbs of fed, in the same order")
 
     def agree(self, flag: bool) -> bool:
         """Return whether any rank raises the flag."""
@@ -198,14 +197,15 @@ class World:
             time.sleep(0.01)
         return True
 
-    def abort(self, code: int, text: str = "") -> None:
-        """End all ranks at once, after this text on stderr. Of ranks that fail together the lowest speaks: the others are ended first."""
+    def abort(self, code: int, text: str = "", last: Callable[[], None] = lambda: None) -> None:
+        """End all ranks at once, after this text on stderr, and `last`. Of ranks that fail together the lowest speaks: the others are ended first."""
         self.before_abort(code)
         if text:
             time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
             with contextlib.suppress(OSError):  # a full disk: the ranks end all the same
                 print(text, file=sys.stderr, flush=True)
                 until_read(sys.stderr)
+        last()  # not before what is said: until here another thread of this rank goes on
         tell_script(f"ended with {code}")  # srun makes 137 of it
         self.comm.Abort(code)
         os._exit(code)  # Abort may return, once the launcher is told: nothing runs after it

@@ -120,4 +120,7 @@ def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:
         mend = "name its layers" if run.send else 'let its file say HEAD = "NAME"'
         raise UserError(f"{what}; --model {short(run.model)} names no last layer: {mend}")
     said = "--send layers" if run.send else f"sends of the method {short(run.method)}"
-    return ~ensemble.columns("head", head, said) if layers == "body" else ensemble.columns(layers, head, said)
+    columns = ~ensemble.columns("head", head, said) if layers == "body" else ensemble.columns(layers, head, said)
+    if not columns[: ensemble.size].any():
+        raise UserError(f"{said} is {layers}; the model {short(run.model)} has no such weights: allowed is all")
+    return columns

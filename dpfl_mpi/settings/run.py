@@ -263,7 +263,7 @@ def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     if dealing.kind == "motivation":
         out["clients"] = 3
         if run.clients not in (None, 3):
-            raise UserError(f"--clients is {run.clients}; the example of --partition motivation has three: allowed is 3")
+            raise UserError(f"--clients is {run.clients}; --partition motivation has three: allowed is 3")
     if dealing.path and run.clients is None:
         out["clients"] = len(partition_file(dealing.path)["clients"])
     return out

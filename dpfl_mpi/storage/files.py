@@ -65,7 +65,7 @@ def replacing(path: Path) -> Iterator[Path]:
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise OSError("a link, a folder, a pipe or a device is there")
     part = temporary(path)
-    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+    part.touch(exist_ok=False)  # nor is a link followed
     try:
         yield part
         with open(part, "rb+") as file:
@@ -85,7 +85,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a table for --out."""
     said = explained(f"--out is {out}; it cannot be written")
-    with said, replacing(out) as part, open(part, "w", newline="") as file:
+    with said, replacing(out) as part, open(part, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         table.writerows(rows)

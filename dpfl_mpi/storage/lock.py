@@ -48,10 +48,9 @@ def gone(pid: int, since: str) -> bool:
 
 def content(path: Path) -> str:
     """Return what is in a small file, such as a lock, "" where there is none, or it cannot be read at this moment."""
-    try:
+    with contextlib.suppress(UserError):
         return read_text(path, SMALL, follow=False)
-    except UserError:
-        return ""
+    return ""
 
 
 def owner_of(text: str) -> dict[str, Any]:
@@ -108,14 +107,11 @@ class Lock:
         return self.path.exists() and not self._abandoned(content(self.path))
 
     def _make(self) -> bool:
-        try:
-            file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
-            return False
         self.text = json.dumps(myself())
-        with os.fdopen(file, "w") as out:
+        with contextlib.suppress(FileExistsError), open(self.path, "x") as out:
             out.write(self.text)
-        return True
+            return True
+        return False
 
     def _move_away(self, text: str) -> None:
         """Remove the file with this abandoned text; where another run was quicker, the file is that one's and comes back."""

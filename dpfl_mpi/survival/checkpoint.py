@@ -192,7 +192,8 @@ class Checkpoints:
     # reading -----------------------------------------------------------------------------------------------------------
     def _manifests(self) -> list[Path]:
         found = self.folder.glob("*.manifest.h5") if self.folder.is_dir() else ()
-        return sorted(found, key=lambda path: (path.name[:6], path.lstat().st_mtime_ns), reverse=True)  # newest first
+        newest = sorted(found, key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+        return sorted(newest, key=lambda path: path.name.partition(".")[0].zfill(12), reverse=True)
 
     def restore(self, parts: Parts) -> State | None:
         """Return the state of the newest whole checkpoint and set `parts` to it; None where there is no checkpoint.
@@ -201,11 +202,14 @@ class Checkpoints:
         """
         manifests = [self.folder / name for name in self.world.decide(lambda: [p.name for p in self._manifests()])]
         for i, manifest in enumerate(manifests):
-            state: State | None = None
+            state, why = None, "its manifest, or its copy of the results, is not as it was written"
             if self.world.decide(partial(self._whole, manifest, parts.about)):
-                with contextlib.suppress(UserError), Hdf5(manifest, MANIFEST) as file:
-                    state = self._load(file, parts)
-            if not self.world.agree(state is None):
+                try:
+                    with Hdf5(manifest, MANIFEST) as file:
+                        state, why = self._load(file, parts), ""
+                except UserError as error:
+                    why = str(error)
+            if not (why := self.world.first(why)):
                 assert state is not None
                 parts.set_state(state["federation"]["round"], state["federation"], state["momentum"])
                 if isinstance(omega := state["shared"].get("omega"), CollaborationGraph):
@@ -217,9 +221,9 @@ class Checkpoints:
                 return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:
                 older = "going back to the one before" if i + 1 < len(manifests) else "and there is none before it"
-                print(f"warning: the checkpoint {manifest} is damaged; {older}", file=sys.stderr, flush=True)
+                print(f"warning: the checkpoint {manifest} is damaged ({why}); {older}", file=sys.stderr, flush=True)
         if manifests:
-            raise UserError(f"no checkpoint in {self.folder} is whole; start over with --fresh")
+            raise UserError(f"no checkpoint in {self.folder} is whole ({why}); start over with --fresh")
         return None
 
     def _whole(self, manifest: Path, about: Mapping[str, Any]) -> bool:
@@ -312,7 +316,7 @@ def numpy_of(value: Any) -> np.ndarray:
 
 def row_layout(value: Any) -> dict[str, Any]:
     """Return what a rank without clients must know of a client array: kind, type and shape of a row."""
-    array = numpy_of(value)
+    array = numpy_of(value[:0])  # from a GPU no rows
     kind = "tensor" if isinstance(value, torch.Tensor) else "array"
     return {"kind": kind, "dtype": array.dtype.str, "shape": array.shape[1:]}
 
@@ -322,16 +326,17 @@ def store(file: h5py.File, name: str, value: Any) -> None:
     if isinstance(value, CollaborationGraph):
         file[f"{name}/indptr"], file[f"{name}/senders"] = value.indptr, value.senders
         file[name].attrs["kind"] = "graph"
-    elif isinstance(value, torch.Tensor | np.ndarray):
+    elif isinstance(value, torch.Tensor | np.ndarray | np.number | np.bool_):
         array = numpy_of(value)
         rows = (1, *array.shape[1:]) if array.ndim > 1 else array.shape
         checked = {"chunks": rows, "fletcher32": True} if rows and array.size else {}  # a number alone is no chunk
         file.create_dataset(name, data=array, **checked)
-        file[name].attrs["kind"] = "tensor" if isinstance(value, torch.Tensor) else "array"
-    elif value is None or isinstance(value, bool | int | float | str | np.generic):
+        others = "array" if isinstance(value, np.ndarray) else "number"
+        file[name].attrs["kind"] = "tensor" if isinstance(value, torch.Tensor) else others
+    elif value is None or isinstance(value, bool | int | float | str):
         group = file.create_group(name)
         group.attrs["kind"] = "scalar"
-        group.attrs["json"] = json.dumps(value.item() if isinstance(value, np.generic) else value)
+        group.attrs["json"] = json.dumps(value)
     else:
         kind = type(value).__name__
         raise TypeError(f"a checkpoint cannot hold {name}: it is a {kind}, not a tensor, array, graph or scalar")
@@ -344,5 +349,7 @@ def stored(item: Any, device: torch.device) -> Any:
         return CollaborationGraph(item["indptr"][()], item["senders"][()])
     if kind == "scalar":
         return json.loads(item.attrs["json"])
+    if kind == "number":  # of NumPy's types, which promote others
+        return item[()]
     array = np.asarray(item[()])  # h5py gives an array of no axes as a number
-    return torch.from_numpy(array).to(device) if kind == "tensor" else array
+    return torch.from_numpy(array).to(device, copy=True) if kind == "tensor" else array

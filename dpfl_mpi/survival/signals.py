@@ -129,9 +129,9 @@ class Watch:
         return time.monotonic() - self.started if self.round > 0 else 0.0
 
     def _arm(self) -> None:
-        """Print this rank's stack from C, too, should it hang where no other Python thread can run."""
+        """Print this rank's stack and end it from C, should it hang where no other Python thread can run."""
         if self.job.watchdog:
-            faulthandler.dump_traceback_later(self.job.watchdog + 1)
+            faulthandler.dump_traceback_later(self.job.watchdog + 5, exit=True)
 
     def stop(self, more: bool, spare: float) -> bool:
         """Return whether this rank wishes to leave at the end of this round.
@@ -150,6 +150,8 @@ class Watch:
 
     def _watch(self) -> None:
         """Wait for a signal, the end of the grace time, or a round that hangs, whichever is first; then end all ranks. The thread's function."""
+        heard = select.poll()  # not select, which knows 1024 open files
+        heard.register(self._out, select.POLLIN)
         while not self.leaving:
             now = time.monotonic()
             wait = 3600.0
@@ -168,7 +170,7 @@ class Watch:
                 if now >= hung:
                     return self._hung()
                 wait = min(wait, hung - now)
-            if select.select([self._out], [], [], max(wait, 0.01))[0]:
+            if heard.poll(1000 * max(wait, 0.01)):
                 for number in os.read(self._out, 64):
                     if number in SIGNALS and signal.getsignal(number) is handler:
                         handler(number, None)
@@ -178,8 +180,7 @@ class Watch:
         if not self.world.root:
             time.sleep(STEP_BEHIND)
         if not self.leaving:
-            self.on_abort()
-            self.world.abort(code, text)
+            self.world.abort(code, text, self.on_abort)
 
     def _hung(self) -> None:
         """Print where this rank stands, and end all ranks."""

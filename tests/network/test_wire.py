@@ -102,6 +102,7 @@ def test_encoded_rows_are_what_ranks_put(tmp_path):
         "topk": {"codec": "topk:0.05", "participation": 0.7, "method": "random_graph", "options": {"redraw": True}},
         "lowrank": {"codec": "lowrank:2", "send": "layers=body", "newcomers": 0.2},
         "body": {"send": "layers=body", "finetune_epochs": 1},
+        "fewer than ranks": {"codec": "int8", "clients": 2, "budget": 2},
         "late": LATE | {"codec": "int8", "budget": 4},
         "late topk": LATE | {"codec": "topk:0.1", "send": "layers=body", "churn": "0.3:0.7"},
         "late body": LATE | {"send": "layers=body", "method": "random_graph"},
@@ -174,6 +175,8 @@ def test_old_models_are_those_of_the_round_that_the_ledger_says(tmp_path):
 
 def test_a_layer_that_is_not_there_is_a_sentence(tmp_path):
     own.folder(tmp_path, mine=own.METHOD.replace("METHOD = Method(", "METHOD = Method(sends='nose', "))
+    none = "--send layers is normalisation; the model mlp has no such weights: allowed is all"
+    refused(none, federation, SMALL | {"send": "layers=normalisation", "model": "mlp"})
     for fields, what in (
         ({"send": "layers=nose"}, "--send layers"),
         ({"method": str(tmp_path / "mine.py")}, "sends of the method mine"),

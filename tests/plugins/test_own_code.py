@@ -227,6 +227,7 @@ def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_pat
     said, fields = f"the name of another Run; this is {run_of(at).slug()}", {"method": str(at / "mine.py")} | own.SMALL
     refused(said, run_here, old.path(tmp_path), fields)
     assert not old.path(tmp_path).exists()
+    run_here(tmp_path / "mine-s42-20261126.h5", fields)  # a date is no other Run
 
 
 def test_options_are_declared_as_the_shipped_ones(tmp_path):

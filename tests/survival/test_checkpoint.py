@@ -110,7 +110,7 @@ def test_a_damaged_newest_falls_back(cut, capfd, undisturbed, damage):
     assert starts.same(starts.here(cut), undisturbed)
     warnings = [line for line in capfd.readouterr().err.splitlines() if line]
     assert len(warnings) == ("results file" not in damage)
-    assert all("damaged; going back to the one before" in warning for warning in warnings)
+    assert all("is damaged (" in line and "); going back to the one before" in line for line in warnings)
 
 
 def test_a_damaged_generation_does_not_displace_whole_ones(cut, undisturbed):
@@ -170,7 +170,7 @@ def test_what_a_save_that_failed_has_left_is_removed(cut):
 def test_both_damaged_is_an_error(cut):
     for path in Path(f"{cut}.checkpoint").glob("*.manifest.h5"):
         flip(path, share=0.5)
-    refused("no checkpoint in ... is whole; start over with --fresh", starts.here, cut)
+    refused("no checkpoint in ... is whole (its manifest, or ...); start over with --fresh", starts.here, cut)
     starts.here(cut, fresh=True)
 
 
@@ -227,6 +227,7 @@ def test_every_kind_of_state_comes_back():
     assert back["omega"].indptr.tolist() == graph.indptr.tolist()
     assert back["omega"].senders.tolist() == graph.senders.tolist()
     assert [back[n] for n in scalars] == [3, 0.1, True, "x", None]
+    assert type(back["share"]) is np.float64  # which makes float64 of float32
 
 
 def test_checkpoint_every_takes_rounds_a_time_or_never():

@@ -248,7 +248,7 @@ def test_the_end_of_the_allocation_counts_as_a_signal(monkeypatch):
     with signals.Watch(Job(grace=1, fresh=True), ALONE) as watch:
         watch.begin(3)
         starts.wait_for(lambda: ended, timeout=10)
-    ((code, said),) = ended
+    ((code, said, _),) = ended
     assert code == signals.REQUEUE and time.time() < end + 1
     why = "round 3 would outlast --grace 1, stopped at once; the same command without --fresh replays it"
     assert said.startswith(f"end of the allocation: {why}")
