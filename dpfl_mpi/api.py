@@ -66,10 +66,11 @@ round = {name}
 MODEL = """{text}
 
 HEAD = {head!r}
+given = {name}
 
 
 def build({takes}):
-    return {name}({takes})
+    return given({takes})
 """
 TAKES = {"method": "a function of fed, state and t", "model": "a class, or a function of shape and classes"}
 
@@ -130,7 +131,7 @@ class Result(results.Result):
         """Return one row per round (0 is after preprocessing): means over benign clients of losses and accuracies (0 to 1), and what it cost.
 
         epochs are the local epochs of a client so far, of all its models together, edges those of the round's graph, models_received the mean over clients,
-        seconds those of the slowest rank in each phase, added up. With --network there are simulated hours since the start, where bytes are counted bytes_sent.
+        seconds those of a rank, waiting included. With --network there are simulated hours since the start, where bytes are counted bytes_sent.
         """
         return table(summary.curves(self), "round")
 

@@ -10,6 +10,7 @@ of one's own), own (whether the data are anyone's own) and sha256 of the arrays,
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import choices, chosen, fields, types
 from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, is_there, refused_as, sha256
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as, sha256
 
 
 @in_a_sentence
@@ -92,7 +93,7 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
     module = find("dataset", dataset)
     if source is None and not hasattr(module, "DOWNLOAD"):
         raise UserError(f"--source is missing: {module.NO_DOWNLOAD}")
-    if source is not None and not is_there(source):
+    if source is not None and not os.path.exists(source):
         raise UserError(f"--source is {source}; there is no such file or folder")
     if not file_name(str(out)):
         raise UserError(f"--out is {str(out)!r}; allowed is {FILE_NAME}")

@@ -36,7 +36,7 @@ def settings(run: Run) -> str:
 
 
 def rounds(result: Result, last: int) -> str:
-    """Return a table of the last rounds: means over clients, edges, models received, seconds of the slowest rank, simulated hours so far."""
+    """Return a table of the last rounds: means over clients, edges, models received, seconds of a rank, simulated hours so far."""
     over = curves(result)
     shown = {
         "epochs": over["epochs"],

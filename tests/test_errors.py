@@ -117,6 +117,7 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
     ("--attack noise:0.2 --flip_share 0.1", "--attack is noise:0.2 and --flip_share is 0.1; both draw the same clients"),
     ("--optimizer adam --method pfedme", "--optimizer is adam; pfedme takes steps of its own, allowed is sgd"),
     ("--partition motivation --clients 5", "--clients is 5; --partition motivation has three: allowed is 3"),
+    ("--preset authors_code", "--preset is authors_code, which digits does not have: allowed is paper"),
     ("--staleness 1", "--staleness is 1 and --network is not given"),
     ("--staleness 1 --network phones --method fedavg", "--staleness is 1; the server of fedavg waits for all: allowed is 0"),
     ("--codec int8 --method fedavg", "--codec is int8; fedavg sends nothing along a graph: allowed is none"),

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, partition_file, prepare_command
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, is_there, refused_as
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, refused_as
 
 AT_ONCE = 4096  # images
 GAP = 64  # rows: reading them costs less than asking for the next piece by itself
@@ -229,7 +230,7 @@ def in_file(path: Path, name: str = "", dataset: str = "", labelled: bool = True
     `name` is the data set that it must hold, `dataset` what `prepare` calls it; "" where any will do. Unless `labelled`, labels stay in it too,
     and whose the samples are is not read.
     """
-    if not is_there(path):
+    if not os.path.exists(path):
         raise no_data(dataset, path)
     one = f"prepare one with {prepare_command(dataset)}"
     held: dict[str, Any] = {}

@@ -37,16 +37,17 @@ def load(name: str, module: ModuleType) -> ModuleType:
         raise UserError(f"load of {what} wants {wants[0]}; allowed is load(), or read(source)")
     if not isinstance(title := getattr(module, "TITLE", ""), str):
         raise UserError(f"TITLE of {what} is {title!r}; it must be a text")
-    settings = getattr(module, "PAPER", {})
-    if not isinstance(settings, Mapping):
-        raise UserError(f"PAPER of {what} is a {type(settings).__name__}; it must be a dict of settings")
-    unknown = sorted(set(settings) - set(SMALL))
-    if unknown:
-        raise UserError(f"PAPER of {what} has {unknown[0]}; allowed are {', '.join(SMALL)}")
     kinds = types(Run)
-    for f in (f for f in fields(Run) if f.name in settings):
-        if settings[f.name] is None or not fits(settings[f.name], kinds[f.name], f.metadata):
-            raise UserError(f"PAPER of {what} has {f.name} {settings[f.name]!r}; allowed {allowed(f, kinds[f.name])}")
+    for name_of in ("AUTHORS_CODE", "PAPER"):
+        settings = getattr(module, name_of, {})
+        if not isinstance(settings, Mapping):
+            raise UserError(f"{name_of} of {what} is a {type(settings).__name__}; it must be a dict of settings")
+        if unknown := sorted(set(settings) - set(SMALL)):
+            raise UserError(f"{name_of} of {what} has {unknown[0]}; allowed are {', '.join(SMALL)}")
+        for f in (f for f in fields(Run) if f.name in settings):
+            if settings[f.name] is None or not fits(settings[f.name], kinds[f.name], f.metadata):
+                value = f"{f.name} {settings[f.name]!r}"
+                raise UserError(f"{name_of} of {what} has {value}; allowed {allowed(f, kinds[f.name])}")
     # what the file itself says of a Run: what follows from the prepared data does not replace it
     said = {n for n, value in settings.items() if len(settings) < len(SMALL) or value != SMALL[n]}
     module.SAID = getattr(module, "SAID", said)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ import tarfile
 import tokenize
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -29,6 +29,7 @@ LARGEST = 16 * 2**20  # bytes of one image
 MEMBERS = 4_000_000  # files in one archive; NIST's special database 19 has 1.7 million
 TOTAL = 64 * 2**30  # bytes in one archive, unpacked
 HEADER = 2**20  # bytes of a header of a tar
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of others Pillow starts programs
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 PIXELS = 2**26  # of one image
 DTYPE = re.compile(r"[biuf][1248]|[US][1-9]\d{0,5}|O8?")  # plain numbers, texts, and lists of objects
@@ -252,6 +253,7 @@ def image_splits(
         print(f"warning: {source}: {text}", file=sys.stderr)
     classes = names or tuple(sorted({name for name, _, _ in found[splits[0]]}))
     out = {}
+    check_one(source, (path.parents[2] for path in seen))
     for split, rows in found.items():
         check_classes(source, split, {name for name, _, _ in rows}, classes)
         rows.sort(key=lambda row: row[:2])
@@ -272,6 +274,12 @@ def check_classes(source: Path, split: str, held: set[str], classes: tuple[str, 
         raise UserError(f"{source}: {split} holds {what if classes else 'no image'}; {wanted}")
 
 
+def check_one(source: Path, folders: Iterable[PurePosixPath]) -> None:
+    """Raise `UserError` where what is read lies in more than one of these folders: they are data sets of their own."""
+    if len(them := sorted(map(str, set(folders)))) > 1:
+        raise UserError(f"{source} holds several data sets, in {few(them)}; name one of them")
+
+
 def few(names: Sequence[str]) -> str:
     """Return the first five names, and how many there are more."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -282,7 +290,7 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
     from PIL import Image
 
     bad = (*UNREADABLE, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
-    with refused_as(f"{where} is not a readable image", bad), Image.open(BytesIO(data)) as image:
+    with refused_as(f"{where} is not a readable image", bad), Image.open(BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height > PIXELS:
             raise UserError(f"{where} has {image.width}x{image.height} pixels; allowed are {PIXELS}")
         if getattr(image, "is_animated", False):

@@ -7,7 +7,7 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import entries, npy, unpickled
+from dpfl_mpi.datasets._files import check_one, entries, npy, unpickled
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import refused_as
 
@@ -21,7 +21,9 @@ A_FILE = 16 * 2**30  # bytes
 
 def read(source: Path) -> Arrays:
     """Return the samples that clients hold, client k with the name "k"; what a client validates with is joined to its training part."""
-    found = {path.name: get() for path, get in entries(source, A_FILE) if path.name in NEEDED}
+    held = {path: get() for path, get in entries(source, A_FILE) if path.name in NEEDED}
+    check_one(source, (path.parent for path in held))
+    found = {path.name: data for path, data in held.items()}
     missing = [name for name in NEEDED if name not in found]
     if missing:
         note = "; of data that FL-bench downloads it keeps the partition alone" if missing[0] == "data.npy" else ""

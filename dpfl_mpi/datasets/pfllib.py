@@ -8,7 +8,7 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import TOTAL, entries, npy
+from dpfl_mpi.datasets._files import TOTAL, check_one, entries, npy
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import refused_as
 
@@ -22,10 +22,13 @@ A_FILE = 4 * 2**30  # bytes of one client
 def read(source: Path) -> Arrays:
     """Return the samples of all clients, client K with the name "K"."""
     found: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+    folders = set()
     for path, get in entries(source, A_FILE):
         name = re.fullmatch(r"(?:.*/)?((train|test)/(\d+)\.npz)", str(path))
         if name:
+            folders.add(path.parents[1])
             found[name[2], int(name[3])] = client(f"{source}: {name[1]}", get())
+    check_one(source, folders)
     clients = {part: {k for p, k in found if p == part} for part in ("train", "test")}
     odd = sorted(clients["train"] ^ clients["test"])
     if odd or not found:

@@ -24,7 +24,7 @@ from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.style import STYLE
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.summary import fitted
+from dpfl_mpi.results.summary import fewer, fitted
 from dpfl_mpi.settings import NUMERICS, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
 from dpfl_mpi.settings.files import no_data
@@ -143,6 +143,8 @@ def has_rounds(result: Result) -> bool:
         print(f"{result.path}: no round is recorded yet", file=sys.stderr)
     elif not result.finished:
         print(f"{result.path} is {result.state} of {result.run.rounds}: drawn as far as it is", file=sys.stderr)
+    elif some := fewer(result):
+        print(f"{result.path}: means are over {some}", file=sys.stderr)
     return done >= 0
 
 

@@ -26,9 +26,9 @@ from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetiti
 from dpfl_mpi.figures.style import look
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import short
-from dpfl_mpi.results import Result
+from dpfl_mpi.results import Result, summary
 from dpfl_mpi.results.result import METRICS, Declared, mean
-from dpfl_mpi.results.summary import epochs, seconds
+from dpfl_mpi.results.summary import epochs
 
 WHO = ["run", "setting", "row", "seed", "partition"]  # with which every line of every frame begins
 
@@ -118,7 +118,7 @@ def costs(result: Result) -> pd.DataFrame:
         "models": np.cumsum(result["traffic/models_received"][rounds][:, benign].mean(1)),
         "evaluations": np.cumsum(result["graph/evaluations"][rounds][:, benign].mean(1)),
         "steps": result["round/gradient_steps"][rounds] / train,
-        "seconds": np.cumsum(sum(seconds(result).values())),
+        "seconds": np.cumsum(summary.curves(result)["seconds"]),
     }
     frame = pd.DataFrame(out)
     if "finetune/val_acc" in result:
@@ -154,6 +154,7 @@ def line_of(result: Result) -> dict[str, Any]:
         "key": str(result.key),
         "method": short(run.method),
         "budget": str(run.budget),
+        "said_budget": run.said_budget,
         "order": budget_order(run),
         # the first round whose Omega is not the recorded one, as it is mended or made anew; beyond the last where there is none
         "omega_until": int(min(recorded, result.last_round + 1)),
@@ -174,7 +175,8 @@ def of_results(results: Sequence[Result]) -> Frames:
     groups.sort(key=lambda g: (order.index(g[0]), *rank(g[2][0].run)))
     lines = [line_of(r) | {"setting": where, "row": row} for where, row, group in groups for r in group]
     files = pd.DataFrame(lines)
-    runs = files.drop_duplicates(["key", "partition"], ignore_index=True)
+    runs = files.sort_values("finished", ascending=False, kind="stable").drop_duplicates(["key", "partition"])
+    runs = runs.sort_index(ignore_index=True)
 
     def read(name: str) -> pd.DataFrame:
         parts = [LINES[name](r).assign(run=run) for run, r in zip(runs["run"], runs["result"], strict=True)]

@@ -129,10 +129,11 @@ def draw(frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str
     runs = frames.runs[frames.runs["run"].isin(graphs)]
     runs = runs.sort_values(["order", "method", "seed"], ascending=[False, True, True], kind="stable")
     if budgets:
-        runs = pd.concat([runs[runs["budget"] == budget] for budget in budgets.split(",")])
+        has = {b: runs[(runs["budget"] == b) | (runs["said_budget"] == b)] for b in budgets.split(",")}
+        runs = pd.concat([*has.values()])
         if not len(runs):
             raise UserError(f"--budgets is {budgets}; none of the results has one of these")
-    lacks = [budget for budget in (budgets or "").split(",") if budget and not (runs["budget"] == budget).any()]
+    lacks = [budget for budget, some in has.items() if not len(some)] if budgets else []
     runs, text = few(runs)
     text += [f"no result has B_c = {', '.join(lacks)}"] if lacks else []
     several, names, each = len(runs) > 1, labels(runs), list(runs.itertuples())

@@ -70,11 +70,12 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
         results = list(frames.of("runs", line.setting, line.row)["result"])
         each = [measure(result) for result in results]
         spread = over(pd.concat(each), "accuracy", "point")["std"]  # as far as all repetitions are
-        mean = pd.concat(each).groupby("point").mean().join(spread, how="right").reset_index()
+        means = pd.concat(each).groupby("point").agg(lambda column: column.mean(skipna=False))
+        mean = means.join(spread, how="right").reset_index()
         for axes, name in zip(panels[:2], PANELS, strict=True):
             curve(axes, mean[name], mean["accuracy"], mean["std"], label=text_label(label), **look)
-        if (waited := np.sort(sum(map(waits, results)))[::-1]).any():
-            curve(panels[2], np.arange(1, len(waited) + 1), 100 * np.cumsum(waited) / waited.sum(), [0], **look)
+        if shares := [np.sort(hours)[::-1].cumsum() / hours.sum() for hours in map(waits, results) if hours.any()]:
+            curve(panels[2], np.arange(1, len(shares[0]) + 1), 100 * np.mean(shares, 0), [0], **look)
         if len(aged := pd.concat(map(comers, results)).groupby("age").mean()):
             curve(panels[3], aged.index, aged["accuracy"], [0], **look)
             curve(panels[3], aged.index, aged["all"], [0], **look | {"ls": ":", "marker": ""})
@@ -82,8 +83,8 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
             panels[3].locator_params(axis="x", integer=True, nbins=4)
         parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
         cells = pd.DataFrame([row_of(r, lines, reach) for r, lines in zip(results, each, strict=True)])
-        means = cells.mean(skipna=False).items()
-        told = {name: number(value, ".4g" if name == "accuracy" else ".3g") for name, value in means}
+        ends = cells.mean(skipna=False).items()
+        told = {name: number(value, ".4g" if name == "accuracy" else ".3g") for name, value in ends}
         rows.append({"setting": line.setting, "method": line.row} | told)
     best = max((last for part in parts if np.isfinite(last := part["accuracy"].iloc[-1])), default=100.0)
     for axes, cost in zip(panels[:2], PANELS.values(), strict=True):

@@ -5,7 +5,7 @@ clients grouped into benign and flipped; the share of benign clients' edges that
 benign clients at the end. With --rounds the graphs of these rounds alone: "every" is every tenth, as the paper shows them.
 """
 
-import argparse
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,7 +21,8 @@ from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, RED, TEXT, patches
 from dpfl_mpi.results import Result
 
 RUNS = cifar10(budget="inf", flip_share=0.4, flipped_run_ggc=(False, True))
-OPTIONS = {"rounds": {"metavar": "R,R,...", "help": "draw the graphs of these rounds, such as 0,50,last, or every"}}
+ROUNDS = {"metavar": "R,R,...", "help": "draw the graphs of these rounds, such as 0,50,last, or every"}
+OPTIONS = {"rounds": ROUNDS | {"type": lambda text: text if text == "every" else round_list(text)}}
 
 
 def shares(adjacency: np.ndarray, flip: np.ndarray) -> np.ndarray:
@@ -54,7 +55,7 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
     axes.set_title(when(t), fontsize=7)
 
 
-def draw(frames: Frames, rounds: str | None = None) -> Drawing:
+def draw(frames: Frames, rounds: str | Sequence[int | str] | None = None) -> Drawing:
     with_graphs(frames)
     files = frames.files[[r.method.topology == "graph" and "client/flipped" in r for r in frames.files["result"]]]
     runs = files[[0 < r["client/flipped"].sum() < r.run.clients for r in files["result"]]]
@@ -93,10 +94,7 @@ def draw(frames: Frames, rounds: str | None = None) -> Drawing:
         rows.append(pd.DataFrame(who | {"edge_share_from_flipped": line / 100, "chance": by_chance / 100}))
     if rounds is not None:
         plt.close(figure)
-        try:
-            asked = None if rounds == "every" else round_list(rounds)
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"--rounds is {error}, or every") from None
+        asked = None if rounds == "every" else rounds
         shown = [rounds_to_show(0, r.last_round, asked, False, str(r.path)) for r in results]
         figure = panels(shown, names, min(max(map(len, shown)), 6), lambda axes, i, t: matrix(axes, results[i], t))
     patches(figure, {"from a benign client": BLUE, "from a flipped client": RED}, "outside upper left")

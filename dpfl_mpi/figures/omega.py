@@ -153,7 +153,7 @@ def draw(frames: Frames, draws: int = 50) -> Drawing:
     text = f"{markdown(pd.DataFrame(table))}\n\n{units}\n"
     searched = set(graphs[graphs["t"] == 0]["run"])
     in_order = [str(r.path) for group in repetitions(frames.files["result"]) for r in group if str(r.path) in searched]
-    if len(same := agreement(frames.runs.set_index("run").loc[in_order], draws)):
+    if len(same := agreement(frames.runs.set_index("run").loc[[*dict.fromkeys(in_order)]], draws)):
         head = "Agreement of two Omegas on one partition (Jaccard index, mean over clients)"
         text += f"\n{head}:\n\n{agreement_table(same)}"
         pairs = same.rename(columns={"a": "setting", "b": "method", "jaccard": "value"}).drop(columns="by chance")

@@ -55,7 +55,8 @@ def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS
     for line, look, name in zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True):
         lines = frames.of("costs", line.setting, line.row)
         spread = over(lines, "accuracy", "point")["std"]  # as far as all repetitions are
-        mean = lines.groupby("point")[["accuracy", *COSTS]].mean().join(spread, how="right")
+        means = lines.groupby("point")[["accuracy", *COSTS]].agg(lambda column: column.mean(skipna=False))
+        mean = means.join(spread, how="right")
         for axes, cost in zip(panels, costs, strict=True):
             curve(axes, mean[cost], mean["accuracy"], mean["std"], label=text_label(name), **look)
             axes.plot(mean[cost].iloc[-1:], mean["accuracy"].iloc[-1:], "o", color=look["color"])
@@ -68,7 +69,7 @@ def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS
     panels[0].set_ylim(max(low, ends.max() - REACH), min(high, 101, ends.max() + data["std"].max() + 1))
     panels[0].set_ylabel("test accuracy, %")
     legend(figure, panels[0], "outside upper center")
-    units = "Accuracy in percent (number of seeds); costs per client, seconds of the slowest rank. -: not reached by all seeds."
+    units = "Accuracy in percent (number of seeds); costs per client, seconds of a rank. -: not reached by all seeds."
     if below := [f"{row} ({end:.1f} %)" for (_, row), end in ends.items() if end < ends.max() - REACH]:
         units += f" Too low for the picture: {', '.join(below)}."
     return Drawing(data, figure, f"{table(frames, reach, costs)}\n\n{units}")

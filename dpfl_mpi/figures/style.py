@@ -73,9 +73,10 @@ def marks(rows: pd.DataFrame) -> list[str]:
 
 
 def over(lines: pd.DataFrame, value: str, by: str = "round") -> pd.DataFrame:
-    """Return `mean` and `std` (ddof 1, 0 of one) of a column over repetitions, by round or another column, as far as all repetitions are."""
-    each = lines.groupby(by)[value].agg(["mean", "std", "size"])
-    return each[each["size"] == each["size"].max()].fillna({"std": 0.0})
+    """Return `mean` and `std` (ddof 1, 0 of one) of a column over repetitions, by round or another column, as far as all repetitions are; nan where one has none."""
+    each = lines.groupby(by)[value].agg(["mean", "std", "size", "count"])
+    each = each[each["size"] == each["size"].max()].fillna({"std": 0.0})
+    return each.where(each["count"] == each["size"])
 
 
 def curve(axes: Axes, x: Any, mean: Any, spread: Any, **look: Any) -> None:

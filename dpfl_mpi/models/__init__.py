@@ -33,8 +33,8 @@ def make(run: Resolved, source: Source) -> Any:
     from dpfl_mpi.numerics.fitness import check_module, seeded, told
 
     file, name = run.found("model"), short(run.model)
-    options: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(file.Options)}
-    keywords = options | (run.model_options or {})
+    options = {f.name: f.default for f in dataclasses.fields(file.Options)}
+    keywords: dict[str, Any] = options | (run.model_options or {})
     takes = inspect.signature(file.build)
     if source.vocabulary and "vocabulary" not in takes.parameters:
         mend = "use --model text, or a build with a parameter vocabulary"

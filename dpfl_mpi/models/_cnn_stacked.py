@@ -49,12 +49,9 @@ def fold(d_kPF: Tensor, shape: tuple[int, ...]) -> Tensor:
 def phases(w_kOCyx: Tensor) -> Tensor:
     """Return `[k, 4*O, F]`: each 5x5 filter at its four places in a 6x6 window, order (phase, O) by (y, x, channel)."""
     k, o, c, _, _ = w_kOCyx.shape
-    out = w_kOCyx.new_zeros(k, 4, o, 6, 6, c)
     filters = w_kOCyx.permute(0, 1, 3, 4, 2)
-    for phase in range(4):
-        y, x = divmod(phase, 2)
-        out[:, phase, :, y : y + 5, x : x + 5] = filters
-    return out.view(k, 4 * o, 36 * c)
+    places = [F.pad(filters, (0, 0, x, 1 - x, y, 1 - y)) for y in (0, 1) for x in (0, 1)]
+    return torch.stack(places, 1).view(k, 4 * o, 36 * c)
 
 
 def unphase(g_kRF: Tensor, channels: int) -> Tensor:

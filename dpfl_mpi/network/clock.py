@@ -41,9 +41,8 @@ class Clock:
         if self.came:
             self.came = [Links(), *self.came[:-1]]
         if self.now.max(initial=0) > LATEST:
-            raise UserError(
-                f"the clock of client {self.now.argmax()} has passed 73 years; --network has too slow a client or link"
-            )
+            late = f"the clock of client {self.now.argmax()} has passed 73 years"
+            raise UserError(f"{late}; --network has too slow a client or link")
         self.spent = {part: np.zeros(len(self.now), np.int64) for part in PARTS}
         self.waited_for = np.full(len(self.now), -1)  # whose model came last, of who has waited
 

@@ -30,7 +30,6 @@ class Encoder:
         sent = ensemble.zeros(1) + 1 if columns_W is None else columns_W[None]
         layers = ensemble.layers(sent[:, : ensemble.size])
         self.layers = [name for name, part in layers.items() if bool(part.any())]
-        self.sizes = [layers[name].numel() for name in self.layers]
         self.columns = torch.nonzero(sent[0, : ensemble.size])[:, 0]  # those that are sent
         self.kept = max(1, nearest(self.share, len(self.columns))) if self.kind == "topk" else 0
         self.bytes = len(self.encode(start_W, start_W.clone()))  # of every encoded row
@@ -92,8 +91,8 @@ class Encoder:
             part = message[at - count * np.dtype(kind).itemsize : at].copy()
             return torch.from_numpy(part.view(kind)).to(x_W.device)
 
-        for name, size in zip(self.layers, self.sizes, strict=True):
-            layer = layers[name][0]
+        for name in self.layers:
+            layer, size = layers[name][0], layers[name].numel()
             if self.kind == "int8":
                 step = read(1)
                 layer += (read(size, np.int8).float() * step).view(layer.shape)

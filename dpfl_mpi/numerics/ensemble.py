@@ -177,22 +177,16 @@ class Ensemble:
 
     def initial_row(self, init: str, rng: np.random.Generator) -> Tensor:
         """Return one common initial row `[W]`: dense and convolutional weights from U(+-sqrt(6/fan_in)), biases 0; "torch": both U(+-1/sqrt(fan_in))."""
-        row, fan_in = self.zeros(1), 1
-        built = dict(self.module.named_parameters())
+        row, built = self.zeros(1), dict(self.module.named_parameters())
         for name, layer in self.layers(row).items():
-            shape, (of, _, kind) = layer.shape[1:], name.rpartition(".")
-            ruled = kind in ("weight", "bias") and isinstance(self.module.get_submodule(of), DENSE)
-            if init == "own" or not ruled:  # norms, embeddings, parameters of a module's own: as they were built
-                layer[0] = built[name].detach()
-                continue
-            if len(shape) > 1:
-                fan_in = math.prod(shape[1:])
-                bound = math.sqrt((6 if init == "kaiming" else 1) / fan_in)
-            elif init == "kaiming":
-                continue
-            else:
-                bound = 1 / math.sqrt(fan_in)  # a bias follows its weight
-            layer[0] = torch.from_numpy(rng.uniform(-bound, bound, shape).astype(np.float32))
+            of, _, kind = name.rpartition(".")
+            part: Any = self.module.get_submodule(of)
+            if init == "own" or kind not in ("weight", "bias") or not isinstance(part, DENSE):
+                layer[0] = built[name].detach()  # norms, embeddings, parameters of a module's own: as they were built
+            elif kind == "weight" or init == "torch":  # a bias follows its weight
+                scale, fan_in = 6 if init == "kaiming" else 1, part.weight[0].numel()
+                bound = math.sqrt(scale / fan_in) if kind == "weight" else 1 / math.sqrt(fan_in)
+                layer[0] = torch.from_numpy(rng.uniform(-bound, bound, layer.shape[1:]).astype(np.float32))
         return row[0]
 
     def normalise(self, x: Tensor) -> Tensor:

@@ -176,13 +176,11 @@ class Native:
         return float(self._call.train(self._net, *rows, *chosen, how, self._work))
 
     def mix(self, w: tuple[Tensor, Tensor], v: tuple[Tensor, Tensor], share: float, epochs: Epochs) -> np.ndarray:
-        """Train row w, and row v along share times the gradient at share v + (1 - share) w, each with its momentum.
+        """Train row w, and row v along share times the gradient at share v + (1 - share) w, each with its momentum, of as many steps.
 
         Return the sums of the losses at w and at the mixture, float32 `[2]`.
         """
         chosen, rule = self._schedule(epochs), epochs.rule
-        if isinstance(rule.optimiser, Adam) and w[1][-1] != v[1][-1]:
-            raise ValueError("Adam has taken other numbers of steps of the two rows")
         row, losses, how = torch.zeros_like(w[0]), np.zeros(2, np.float32), self._sgd(rule, w[1], epochs.steps)
         rows = *self._pair(w, rule), *self._pair(v, rule), self._row(row), share
         self._call.mix(self._net, *rows, *chosen, how, losses.ctypes.data, self._work)
@@ -349,9 +347,8 @@ def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Pla
     except Unknown as error:
         raise UserError(f"the CPU kernels have no layer for {error}") from error
     except Exception as error:  # whatever it is, PyTorch computes the model
-        raise UserError(
-            f"the CPU kernels cannot plan {type(module).__name__} ({type(error).__name__}: {error})"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"the CPU kernels cannot plan {type(module).__name__} ({why})") from error
 
 
 def _address(array: Array, dtype: str, shape: tuple[int, ...]) -> int:

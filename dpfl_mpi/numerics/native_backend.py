@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.backend import SGD, Backend, Gradient, Learn, Predict, Proximal
+from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Learn, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, MiniBatch, Native, Rule, Start, load
@@ -48,7 +48,8 @@ class NativeBackend(Backend):
     def train_mixed(
         self, w: Block, v: Block, alpha_K1: Tensor, epochs: int, first: np.ndarray, lr: float, learn: Learn | None
     ) -> None:
-        if learn:
+        uneven = isinstance(self.sgd, Adam) and w.momentum[0, -1] != v.momentum[0, -1]  # steps of theirs so far
+        if learn or uneven:
             return super().train_mixed(w, v, alpha_K1, epochs, first, lr, learn)
         seen = self._epochs(w.rows, epochs, first, Rule(self.sgd, lr))
         own, other = ((block.w[0], block.momentum[0]) for block in (v, w))

@@ -68,7 +68,10 @@ def in_path(flag: str, path: Path) -> Code:
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
         folder = folder.parent
-    return collect(flag, folder, ".".join(parts))
+    if (found := locate(folder, name := ".".join(parts))) is None or found.path != path:
+        instead = f"takes {found.path} in its place" if found else "cannot import it"
+        raise UserError(f"{flag}, which is {path}; by the name {name} Python {instead}: rename it")
+    return collect(flag, folder, name)
 
 
 def in_module(flag: str, target: str) -> Code:
@@ -120,7 +123,7 @@ def locate(folder: Path, name: str) -> Source | None:
 def parsed(flag: str, source: Source) -> ast.Module:
     try:
         return ast.parse(source.data or b"" if source.path.suffix == ".py" else b"", source.path)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: of what nests too deep
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         what = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UserError(f"{flag}, which does not compile: {what} ({source.path}{line})") from None

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import inspect
 import linecache
 import math
 import symtable
@@ -21,28 +22,32 @@ def text_of(flag: str, given: Any) -> str:
 
     `UserError`, whose sentence begins with `flag`: the source is not known, or it uses what a file cannot say, such as an array of another cell.
     """
-    parts: dict[str, str] = {}
+    parts: dict[str, tuple[Any, str]] = {}
     add(flag, given.__name__, given, parts)
-    return "\n\n".join(parts.values())
+    return "\n\n".join(text for _, text in parts.values())
 
 
-def add(flag: str, name: str, value: Any, parts: dict[str, str]) -> None:
-    """Add to `parts` what defines a name as this value, after what that needs."""
-    if name in parts:
-        return
-    parts[name] = ""  # a function may call itself
+def add(flag: str, name: str, value: Any, parts: dict[str, tuple[Any, str]]) -> None:
+    """Add to `parts` a value by its name, and the text that defines it, after what that needs."""
     text = imported(name, value) or constant(name, value)
+    if name in parts:
+        held, known_text = parts[name]
+        if held is not value and text != known_text:
+            raise UserError(f"{flag}, which uses two things that are called {name}; rename one of them")
+        return
+    parts[name] = value, ""  # a function may call itself
     if not text:
-        text = source(flag, value)
+        value = inspect.unwrap(value)  # of a decorated function
+        text, closed = source(flag, value), getattr(getattr(value, "__code__", None), "co_freevars", ())
         known = value.__globals__ if hasattr(value, "__globals__") else vars(sys.modules[value.__module__])
         for used in dict.fromkeys(names(symtable.symtable(text, name, "exec"))):
-            if used in known and not used.startswith("__"):
+            if used in known and used not in closed and not used.startswith("__"):
                 add(flag, used, known[used], parts)
-            elif not hasattr(builtins, used) and used not in parts:
+            elif used in closed or (not hasattr(builtins, used) and used not in parts):
                 raise UserError(f"{flag}, which uses {used}; that is not defined where {name} is")
         text += f"\n\n{name} = {value.__name__}" * (name != value.__name__)
-    del parts[name]
-    parts[name] = text
+    held, _ = parts.pop(name)
+    parts[name] = held, text
 
 
 def imported(name: str, value: Any) -> str:

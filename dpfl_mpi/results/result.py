@@ -18,7 +18,7 @@ from dpfl_mpi.results import schema
 from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
 from dpfl_mpi.settings.run import stored_run
-from dpfl_mpi.storage.foreign import Hdf5, is_there, open_regular, refused_as
+from dpfl_mpi.storage.foreign import Hdf5, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
 
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}  # and in words
@@ -58,7 +58,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
     def __init__(self, path: str | os.PathLike[str]):
         """Open a finished, stopped or running file for reading; `UserError`: none is there, it is no result, damaged, or of a later schema."""
         self.path = Path(path)
-        if not is_there(self.path):
+        if not os.path.exists(self.path):
             raise UserError(f"{self.path}: there is no such result file")
         self.hdf5 = Hdf5(self.path, "a result of dpfl_mpi")
         self.file = self.hdf5.file

@@ -48,6 +48,9 @@ class Config(argparse.Action):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         held, lines = in_file(Path(values))
         vars(namespace).update(held)
+        for of, options in ((of, o) for of, o in held.items() if isinstance(o, Mapping)):
+            for name in options:
+                vars(namespace).pop(f"{of}.{name}", None)  # it stands before
         namespace.config = (namespace.config or {}) | {name: (held[name], lines[name]) for name in held}
 
 

@@ -248,7 +248,9 @@ def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     """Return what the fields are that a Run leaves open."""
     out = {**dataset.PAPER, "partition_seed": run.seed, "data": dataset.DATA}
     if run.preset == "authors_code":
-        out |= getattr(dataset, "AUTHORS_CODE", {})
+        if not hasattr(dataset, "AUTHORS_CODE"):
+            raise UserError(f"--preset is authors_code, which {short(run.dataset)} does not have: allowed is paper")
+        out |= dataset.AUTHORS_CODE
     if getattr(dataset, "OWN_DATA", False) and is_file(run.data or out["data"]):
         least = out["min_samples"] if run.min_samples is None else run.min_samples
         dealt = str(run.partition or (out["partition"] if "partition" in dataset.SAID else "natural"))

@@ -57,11 +57,6 @@ def encodable(text: str) -> bool:
     return text.encode(errors="ignore").decode() == text
 
 
-def is_there(path: Path) -> bool:
-    """Return whether there is a file or folder of this name; none has a name that is too long, or with a NUL."""
-    return os.path.exists(path)
-
-
 def memory() -> int:
     """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -39,8 +39,7 @@ class Found:
 
 def best_subset(rewards: np.ndarray, most: int) -> int:
     """Return the subset of at most `most` with the largest reward; of equal ones the first."""
-    bits = np.arange(max(len(rewards) - 1, 1).bit_length())
-    sizes = (np.arange(len(rewards))[:, None] >> bits & 1).sum(1)
+    sizes = np.array([subset.bit_count() for subset in range(len(rewards))])
     return int(np.argmax(np.where(sizes <= most, rewards, -np.inf)))
 
 

@@ -185,7 +185,7 @@ class Queue:
 
     def ask(self) -> None:
         self.unasked = 0.0
-        if not any(k.on_slurm for k in self.known):
+        if not any(k.on_slurm and k._read().state != "finished" for k in self.known):
             return
         try:
             command = ["squeue", "--me", "-h", "-r", "-o", "%i %F_%K"]

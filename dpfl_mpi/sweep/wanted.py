@@ -31,10 +31,7 @@ def words(text: str) -> list[Any]:
 
 
 def seeds(text: str) -> list[int]:
-    for word in words(text):
-        if not (word.isascii() and word.isdigit()):
-            raise UserError(f"--seeds has {word}; allowed are whole numbers, separated by commas")
-    return [int(word) for word in words(text)]
+    return [read(Run, "seed", word) for word in words(text)]
 
 
 def parser(description: str) -> Parser:

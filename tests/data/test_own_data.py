@@ -437,6 +437,7 @@ def test_pfllib_refusals(tmp_path):
         unstaged(tmp_path, "pfllib", files | changed, text)
     assert not path.exists()
     unstaged(tmp_path, "pfllib", {k: v for k, v in files.items() if k != "test/2.npz"}, "client 2 has no file")
+    unstaged(tmp_path, "pfllib", files | {f"b/{k}": v for k, v in files.items()}, "several data sets, in ., b")
     unstaged(tmp_path, "pfllib", {"x": b""}, "there is no train/0.npz")
 
 
@@ -478,6 +479,7 @@ def test_flbench(tmp_path):
         (files["targets.npy"].replace(b"}", b"{"), "targets.npy is truncated, or no array of NumPy's"),
     ):
         unstaged(tmp_path, "flbench", files | {"targets.npy": damaged}, text)
+    unstaged(tmp_path, "flbench", files | {"b/partition.pkl": files["partition.pkl"]}, "several data sets, in ., b")
     del files["data.npy"]
     unstaged(tmp_path, "flbench", files, "holds no data.npy, which FL-bench makes")
     assert not (tmp_path / "touched").exists()

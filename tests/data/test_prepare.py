@@ -270,6 +270,8 @@ def test_folders_of_images_that_do_not_fit(tmp_path):
         ("image_folder", one | images(("test",), ("a",)), "test holds no image of the class b"),
         ("image_folder", one | more, "test holds other classes (c, d, e, f, g and 2 more); expected test/CLASS/*.png for every class of a, b"),
         ("image_folder", two | images(("test",), ("b",), 1, (16, 8)), "is 16x8, the first image 32x32"),
+        ("image_folder", two | {"train/a/1.png": stored(np.zeros((32, 32), np.uint8), "PCX")}, "1.png is not a readable image"),
+        ("image_folder", two | {f"old/{name}": data for name, data in two.items()}, "holds several data sets, in ., old; name one"),
         ("image_folder", two | {"train/a/1.png": b"no"}, "train/a/1.png is not a readable image"),
         ("image_folder", two | {"train/a/1.png": two["train/a/1.png"][:300]}, "train/a/1.png is not a readable image"),
     ):  # fmt: skip
@@ -280,9 +282,8 @@ def test_links_and_what_an_archive_holds_twice_are_refused(tmp_path):
     """An image that was left out, or counted twice, would be no word."""
     source = folder(tmp_path / "whole", images(("train", "test"), ("a", "b")))
     (source / "train" / "c").symlink_to(source / "train" / "a")
-    unstaged(
-        tmp_path, "image_folder", source, "whole holds c, a link to a folder, which is not followed; copy it there"
-    )
+    said = "whole holds c, a link to a folder, which is not followed; copy it there"
+    unstaged(tmp_path, "image_folder", source, said)
     (source / "train" / "c").unlink()
     os.link(source / "train/a/0.png", source / "train/a/9.png")
     with tarfile.open(tmp_path / "linked.tar", "w") as archive:

@@ -54,9 +54,8 @@ MORE = {
     "remembered": {"method": "knnper", "clients": 5, "newcomers": 0.4},  # alone on a rank, and in a block with all
 }
 WAYS = dict.fromkeys(KINDS | MORE, (ONE, THREE)) | dict.fromkeys(("base", "cnn"), (ONE, TWO, THREE))
-WAYS |= dict.fromkeys(
-    ("stale", "scale", "sign_flip", "shuffled", "adam", "churn", "late", "near"), (ONE, THREE, STOPPED)
-)
+CUT = ("stale", "scale", "sign_flip", "shuffled", "adam", "churn", "late", "near")
+WAYS |= dict.fromkeys(CUT, (ONE, THREE, STOPPED))
 
 
 @pytest.fixture(scope="module")

@@ -238,9 +238,8 @@ def test_a_random_graph_with_dpfls_degrees(plain, tmp_path, redraw):
 
 def test_rewiring_in_parts_draws_what_it_drew_at_once():
     rng = np.random.default_rng(5)
-    graph = CollaborationGraph.from_lists(
-        rng.choice(np.delete(np.arange(30), k), k % 6, replace=False) for k in range(30)
-    )
+    others = [np.delete(np.arange(30), k) for k in range(30)]
+    graph = CollaborationGraph.from_lists(rng.choice(others[k], k % 6, replace=False) for k in range(30))
     receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
     draws, edges = np.random.default_rng(1), set(zip(receivers, senders, strict=True))
     for a, b in draws.integers(0, len(senders), (20 * len(senders), 2)).tolist():

@@ -177,10 +177,8 @@ def test_a_layer_that_is_not_there_is_a_sentence(tmp_path):
     own.folder(tmp_path, mine=own.METHOD.replace("METHOD = Method(", "METHOD = Method(sends='nose', "))
     none = "--send layers is normalisation; the model mlp has no such weights: allowed is all"
     refused(none, federation, SMALL | {"send": "layers=normalisation", "model": "mlp"})
-    for fields, what in (
-        ({"send": "layers=nose"}, "--send layers"),
-        ({"method": str(tmp_path / "mine.py")}, "sends of the method mine"),
-    ):
+    mine = {"method": str(tmp_path / "mine.py")}
+    for fields, what in (({"send": "layers=nose"}, "--send layers"), (mine, "sends of the method mine")):
         refused(f"{what} is nose; allowed are head, none, all, or of the layers", federation, SMALL | fields)
 
 

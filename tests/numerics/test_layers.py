@@ -102,6 +102,9 @@ NETS = {
         IMAGE, conv(3, 8, 3, padding=1), nn.InstanceNorm2d(8, affine=True), nn.ReLU6(), conv(8, 4, 3),
         nn.LayerNorm([4, 7, 8]), nn.GELU("tanh"), nn.Flatten(), nn.LayerNorm(224), pooled=False,
     ),
+    "a norm of the sample, which has a bias alone": of(
+        IMAGE, lambda s, x: s.h(functional.layer_norm(x.flatten(1), (270,), None, s.b)), b=nn.Parameter(torch.randn(270)), h=nn.Linear(270, CLASSES),
+    ),
     "residual": of(
         IMAGE, lambda s, x: s.h((lambda y: y + s.c(y).relu())(s.a(x)).relu().mean((2, 3))),
         a=conv(3, 8, 3, padding=1), c=conv(8, 8, 3, padding=1), h=nn.Linear(8, CLASSES),

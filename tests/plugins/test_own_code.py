@@ -319,9 +319,8 @@ def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
 def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
     """Two methods of one title are two rows, two data sets of one name two columns: their marks are told apart."""
     at, path, _ = outside
-    edited = own.folder(
-        tmp_path / "edited", helper="SCALE = 0.5\n", trees=own.DATA.replace("SEED, NAMES = 0", "SEED, NAMES = 1")
-    )
+    trees = own.DATA.replace("SEED, NAMES = 0", "SEED, NAMES = 1")
+    edited = own.folder(tmp_path / "edited", helper="SCALE = 0.5\n", trees=trees)
     fields = {"model": str(at / "nets/net.py"), "options": {"scale": 0.5}} | own.SMALL
     other = {"method": str(edited / "mine.py"), "dataset": str(at / "trees.py")}
     third = {"method": str(at / "mine.py"), "dataset": str(edited / "trees.py")}

@@ -121,8 +121,8 @@ def test_show_prints_the_run(made, said):
     assert "\n  test accuracy 70.00 % (mean over 4 clients of their best model by validation),\n  std over" in out
     assert "\n  std over clients 22.36, lowest 40.0 %\n" in out
     lines = words_of(out)
-    assert ["1", "15", "0.4000", "60.00", "60.00", "2", "0.5", "21.00"] in lines
-    assert ["2", "20", "0.3000", "70.00", "70.00", "3", "0.8", "21.00"] in lines
+    assert ["1", "15", "0.4000", "60.00", "60.00", "2", "0.5", "15.75"] in lines
+    assert ["2", "20", "0.3000", "70.00", "70.00", "3", "0.8", "15.75"] in lines
     assert not any(words[:2] == ["0", "10"] for words in lines)
     best, worst = (next(words for words in lines if words[:2] == c) for c in (["2", "100.0"], ["3", "40.0"]))
     assert best[-2:] == ["0(4)", "1(1)"] and worst[-1] == "2(8)"
@@ -323,9 +323,8 @@ def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
     assert told.startswith("4 models on all test samples of their classes: mean")
     with api.Result(trained) as result:
         source, labels = result.source, result.source.labels["test"]
-        right = np.stack([
-            result.model(k)(source.images("test", np.arange(len(labels)))).argmax(1).numpy() == labels for k in range(4)
-        ])  # fmt: skip
+        images = source.images("test", np.arange(len(labels)))
+        right = np.stack([result.model(k)(images).argmax(1).numpy() == labels for k in range(4)])
         own = result["best/confusion"].sum(2)  # test samples by class
         by_hand = [sum(n / own[k].sum() * right[k, labels == c].mean() for c, n in enumerate(own[k])) for k in range(4)]
         assert [float(r["accuracy"]) for r in rows_of(out)] == pytest.approx(by_hand)

@@ -209,6 +209,8 @@ def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
     (tmp_path / "run.yaml").rename(tmp_path / "options.yaml")
     monkeypatch.chdir(tmp_path)
     assert parse(["--config", "options.yaml"])[0].dataset == "cifar10"
+    (tmp_path / "ditto.yaml").write_text("method: ditto\noptions: {lam: 2}")
+    assert parse(["--options.lam=1", "--config=ditto.yaml"])[0].options == {"lam": 2}  # the file stands after it
 
 
 PAIRS = zip("abcdefgh", "bcdefghi", strict=True)

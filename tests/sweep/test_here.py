@@ -341,12 +341,8 @@ def test_a_log_gets_changes_of_state_and_the_table_at_the_end():
     live.show(ROWS)
     live.show([ROWS[0], known.Row(ROWS[1].name, "running", 8, 20, 0.91), ROWS[2]])
     assert out.getvalue() == ""
-    later = [
-        ROWS[0],
-        known.Row(ROWS[1].name, "finished", 20, 20, 0.95),
-        known.Row(ROWS[2].name, "running", -1, 20, NONE),
-    ]
-    live.show(later)
+    ended, begun = (ROWS[1].name, "finished", 20, 20, 0.95), (ROWS[2].name, "running", -1, 20, NONE)
+    live.show(later := [ROWS[0], known.Row(*ended), known.Row(*begun)])
     assert [line[10:] for line in out.getvalue().splitlines()] == [
         "digits-pathological-dpfl-B8-s2-93be07f2  finished  round 20/20  test 95.00 %",
         "digits-pathological-dpfl-B8-s3-5d7f11c0  running",

@@ -29,10 +29,8 @@ def test_what_sbatch_would_get(tmp_path, swept, monkeypatch):
     words = "--seeds 1,2,3 --slurm_partition long --account me --nodes 2 --ranks 4 --cpus 2 --gpus 1 --time 1-00:00:00"
     words += " --max_parallel 2 --sbatch qos=low --sbatch exclusive --cluster slurm"
     out = swept(*words.split(), "--dry_run").out
-    for line in (
-        *("--array=0-2%2", "--partition=long", "--account=me", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2"),
-        *("--gpus-per-node=1", "--time=1440", "--qos=low", "--exclusive", "--requeue", "--open-mode=append"),
-    ):
+    lines = "--array=0-2%2 --partition=long --account=me --nodes=2 --ntasks-per-node=4 --cpus-per-task=2"
+    for line in f"{lines} --gpus-per-node=1 --time=1440 --qos=low --exclusive --requeue --open-mode=append".split():
         assert f"#SBATCH {line}\n" in out, line
     assert "--mpi=pmi2" in out and "OMP_NUM_THREADS=2" in out
     assert out.count("# task: python -m dpfl_mpi --") == 3

@@ -152,7 +152,7 @@ handles("mean")(functools.partial(summed, mean=True))
 
 
 # attention ----------------------------------------------------------------------------------------------------------------------------
-@handles("matmul", "bmm", "rmatmul")
+@handles("matmul", "bmm")
 def matmul(r: Recorder, out: Tensor, input: Tensor, other: Tensor) -> None:
     """Products of matrices of the sample, `[..., I, K] [..., K, J]` with up to two axes before."""
     if not r.tracked(other):

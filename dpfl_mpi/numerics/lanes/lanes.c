@@ -89,7 +89,8 @@ static void forward(const Pass *p) {
 static void backward(const Pass *p) {
   const Net *net = p->net;
   for (const Layer *layer = net->layer + net->layers - 1; layer >= net->layer; layer--)
-    if (wanted(p, layer->out) && (layer->weight >= 0 || wanted(p, layer->in) || wanted(p, layer->other)))
+    if (wanted(p, layer->out) &&
+        (layer->weight >= 0 || layer->bias >= 0 || wanted(p, layer->in) || wanted(p, layer->other)))
       kinds[layer->kind].back(p, layer);
 }
 

@@ -19,11 +19,7 @@ INLINE D FMA_D(D a, D b, D c) { return (D){fma(a[0], b[0], c[0]), fma(a[1], b[1]
 #define NARROW(d) ((H){(float)(d)[0], (float)(d)[1]})
 #endif
 
-INLINE D all(double x) {
-  D v;
-  for (int i = 0; i < HALF; i++) v[i] = x;
-  return v;
-}
+INLINE D all(double x) { return x - (D){0}; }
 
 /* What float64 numbers s are divided by in a loop, before they are rounded to float32. s times `inverse` + `rest` is off by
  * at most 2^-103 of the quotient. That shows in the float32 only if a point half way between two doubles, one of which is

@@ -63,11 +63,12 @@ PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, 
   }
 }
 
+enum { PIECE = 16 }; /* a row is padded to so many */
+
 /* Write into each of `count` rows of out the average of its models, [ends[k], ends[k + 1]): their sum of p w in float64, in
  * their order, over whole[k]; a row whose whole is not above 0 stays. */
 PUBLIC void NAME(means)(const float *const *models, const double *p, const int64_t *ends, const double *whole,
                         int64_t count, float *out, int64_t width) {
-  enum { PIECE = 16 }; /* a row is padded to so many */
   for (int64_t k = 0; k < count; k++, out += width)
     for (int64_t i = 0; whole[k] > 0 && i < width; i += PIECE) {
       double sum[PIECE];
@@ -80,7 +81,6 @@ PUBLIC void NAME(means)(const float *const *models, const double *p, const int64
 
 /* Write into out 2^50 times the sum of p w of `count` models, each term rounded: exact, whatever the order. */
 PUBLIC void NAME(fixed)(const float *const *models, const double *p, int64_t count, int64_t *out, int64_t width) {
-  enum { PIECE = 16 };
   for (int64_t i = 0; i < width; i += PIECE) {
     int64_t sum[PIECE] = {0};
     for (int64_t j = 0; j < count; j++) {

@@ -257,7 +257,7 @@ def trace(
     recorder = Recorder(module, handlers)
     for name, part in module.named_modules():
         part.register_forward_pre_hook(lambda *_, name=name: recorder.where.append(name))  # type: ignore[misc]
-        part.register_forward_hook(lambda *_: void(recorder.where.pop()))
+        part.register_forward_hook(lambda *_: recorder.where.__delitem__(-1))  # not pop: a result replaces the module's
         if isinstance(part, KeyedDropout):
             part.forward = functools.partial(recorder.dropout, part)  # type: ignore[method-assign]
     h, w, c = shape if len(shape) == 3 else (1, shape[0], 1)
@@ -273,10 +273,6 @@ def trace(
         raise
     except Exception as error:
         raise Unknown(f"a forward that cannot be followed ({type(error).__name__}){recorder.place()}") from error
-
-
-def void(_: object) -> None:
-    """Return None: a hook's result would replace the module's."""
 
 
 def image(shape: tuple[int, ...]) -> Geometry:
