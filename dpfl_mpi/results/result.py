@@ -58,7 +58,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
     def __init__(self, path: str | os.PathLike[str]):
         """Open a finished, stopped or running file for reading; `UserError`: none is there, it is no result, damaged, or of a later schema."""
         self.path = Path(path)
-        if not os.path.exists(self.path):
+        if not os.path.exists(self.path):  # Path.exists raises for a name that is too long
             raise UserError(f"{self.path}: there is no such result file")
         self.hdf5 = Hdf5(self.path, "a result of dpfl_mpi")
         self.file = self.hdf5.file
