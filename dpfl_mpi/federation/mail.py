@@ -111,10 +111,10 @@ class MailRoom:
         if not came:
             self.wire.to_all() if members.serves else self.wire.to_server()
         self.everywhere = True
-        limit, most = self._capacity(0), members.n
+        limit = self._capacity(0)
         limit = np.where(limit > 0, limit, self._limit())  # a rank where nobody has a budget makes no pass narrow
-        if not members.most_senders.any():  # no graph says how wide the window is
-            limit, most = np.full(members.world.size, self._limit()), min(members.n, placement.MOST_ROWS)
+        # without a graph nothing else says how wide the window is
+        most = members.n if members.most_senders.any() else min(members.n, placement.MOST_ROWS)
         width, k = rows_per_pass(limit, members.per_rank, most), len(members.ids)
         slots = min(width, members.n - k) if k else 0  # so that later passes need no other window
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all

@@ -28,7 +28,6 @@ from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result, summary
 from dpfl_mpi.results.result import METRICS, Declared, mean
-from dpfl_mpi.results.summary import epochs
 
 WHO = ["run", "setting", "row", "seed", "partition"]  # with which every line of every frame begins
 
@@ -160,7 +159,7 @@ def line_of(result: Result) -> dict[str, Any]:
         "omega_until": int(min(recorded, result.last_round + 1)),
         "tau_init": run.tau_init,
         "ggc_period": run.ggc_period,
-        "epochs": epochs(result),
+        "epochs": summary.epochs(result),
         "finished": result.finished,
         "paper": setting(run) if run.clients == paper.CLIENTS and not own_data(run) else "",
         "result": result,

@@ -5,6 +5,7 @@ clients grouped into benign and flipped; the share of benign clients' edges that
 benign clients at the end. With --rounds the graphs of these rounds alone: "every" is every tenth, as the paper shows them.
 """
 
+import argparse
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -21,8 +22,7 @@ from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, RED, TEXT, patches
 from dpfl_mpi.results import Result
 
 RUNS = cifar10(budget="inf", flip_share=0.4, flipped_run_ggc=(False, True))
-ROUNDS = {"metavar": "R,R,...", "help": "draw the graphs of these rounds, such as 0,50,last, or every"}
-OPTIONS = {"rounds": ROUNDS | {"type": lambda text: text if text == "every" else round_list(text)}}
+OPTIONS = {"rounds": {"metavar": "R,R,...", "help": "draw the graphs of these rounds, such as 0,50,last, or every"}}
 
 
 def shares(adjacency: np.ndarray, flip: np.ndarray) -> np.ndarray:
@@ -94,7 +94,10 @@ def draw(frames: Frames, rounds: str | Sequence[int | str] | None = None) -> Dra
         rows.append(pd.DataFrame(who | {"edge_share_from_flipped": line / 100, "chance": by_chance / 100}))
     if rounds is not None:
         plt.close(figure)
-        asked = None if rounds == "every" else rounds
+        try:
+            asked = None if rounds == "every" else round_list(rounds) if isinstance(rounds, str) else rounds
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--rounds is {error}, or every") from None
         shown = [rounds_to_show(0, r.last_round, asked, False, str(r.path)) for r in results]
         figure = panels(shown, names, min(max(map(len, shown)), 6), lambda axes, i, t: matrix(axes, results[i], t))
     patches(figure, {"from a benign client": BLUE, "from a flipped client": RED}, "outside upper left")

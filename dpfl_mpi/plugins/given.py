@@ -46,8 +46,7 @@ def add(flag: str, name: str, value: Any, parts: dict[str, tuple[Any, str]]) -> 
             elif used in closed or (not hasattr(builtins, used) and used not in parts):
                 raise UserError(f"{flag}, which uses {used}; that is not defined where {name} is")
         text += f"\n\n{name} = {value.__name__}" * (name != value.__name__)
-    held, _ = parts.pop(name)
-    parts[name] = held, text
+    parts[name] = parts.pop(name)[0], text  # behind what it needs
 
 
 def imported(name: str, value: Any) -> str:

@@ -31,7 +31,10 @@ def words(text: str) -> list[Any]:
 
 
 def seeds(text: str) -> list[int]:
-    return [read(Run, "seed", word) for word in words(text)]
+    for word in words(text):
+        if not (word.isascii() and word.isdigit()):
+            raise UserError(f"--seeds has {word}; allowed are whole numbers, separated by commas")
+    return [int(word) for word in words(text)]
 
 
 def parser(description: str) -> Parser:

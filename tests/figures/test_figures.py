@@ -3,7 +3,6 @@
 import itertools
 import resource
 import sys
-from argparse import ArgumentTypeError
 from types import SimpleNamespace
 
 import h5py
@@ -402,10 +401,12 @@ def test_label_flip(made, tmp_path):
     cells = figure.axes[2].images[0].get_array()
     # order: benign 0 and 2 by class, then flipped 1 and 3; 0 takes 1 and 2
     assert cells.tolist() == [[3, 1, 2, 0], [1, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
-    assert [a.get_title() for a in draw("label_flip", [made["flip"]], rounds=[2]).figure.axes] == ["round 2"]
+    for rounds in ("2", [2]):
+        drawn = draw("label_flip", [made["flip"]], rounds=rounds)
+        assert [a.get_title() for a in drawn.figure.axes] == ["round 2"]
     for wrong in ("abc", "0,every", "", "\u00b2"):
-        with pytest.raises(ArgumentTypeError, match=f"{wrong!r}; allowed are round numbers and last, as in 0,50,last"):
-            module("label_flip").OPTIONS["rounds"]["type"](wrong)
+        said = f"--rounds is {wrong!r}; allowed are round numbers and last, as in 0,50,last, or every"
+        assert refused(said, draw, "label_flip", [made["flip"]], rounds=wrong) == said
 
 
 def test_motivation(made, tmp_path):
