@@ -60,8 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser(own: Sequence[str] = ()) -> Parser:
     """Return the command line: one subcommand per data set, shipped or admitted as one's own, with the options that its module names."""
-    about = str(__doc__).split("\n\n")[0]
-    out = Parser(prog="python -m dpfl_mpi.prepare", description=about)
+    out = Parser(prog="python -m dpfl_mpi.prepare", description=str(__doc__).split("\n\n")[0])
     datasets = out.add_subparsers(dest="dataset", required=True, metavar="DATASET")
     for name in dict.fromkeys([*shipped("dataset"), *own]):
         module = find("dataset", name)

@@ -274,8 +274,7 @@ def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Pools:
         if held == 0:
             continue
         quota = np.rint(counts[:, c] / held * len(samples)).astype(np.int64)
-        ends = np.minimum(np.cumsum(quota), len(samples))
-        quota = np.diff(ends, prepend=0)
+        quota = np.diff(np.minimum(np.cumsum(quota), len(samples)), prepend=0)
         left = len(samples) - int(quota.sum())
         # one each to the first clients with a quota; of shares so small that all round to 0, to the first holders of the class
         first = np.concatenate([np.flatnonzero(quota), np.flatnonzero((quota == 0) & (counts[:, c] > 0))])

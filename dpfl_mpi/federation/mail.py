@@ -216,8 +216,7 @@ class MailRoom:
         self.sendings += 1
         here = Arrived(self, whole)
         if self.wire.encoder:
-            first = rank * self.members.n * SPAN
-            mine = set((self.stored - first).tolist())
+            mine = set((self.stored - rank * self.members.n * SPAN).tolist())
             self.store = {key: row for key, row in self.store.items() if key in mine}
         return here
 

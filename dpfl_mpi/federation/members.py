@@ -11,7 +11,7 @@ from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.limits import Limits
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi.placement import ids_of, place, rows_of
+from dpfl_mpi.mpi.placement import place, rows_of
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.ensemble import LARGEST, largest
 from dpfl_mpi.settings import Resolved
@@ -38,7 +38,7 @@ class Members:
         self.begin(0)
         self.owner = place(n_train, world.size)  # the rank of every client
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
-        self.ids = ids_of(self.owner, n_train, world.rank)
+        self.ids = self.rank_by_rank[self.owner[self.rank_by_rank] == world.rank]  # heaviest first
         self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
 
     def begin(self, number: int, time: float = 0.0) -> None:

@@ -80,8 +80,7 @@ def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, classes: Sequence[
     order, most = client_order(classes)
     n = len(order)
     starts = np.flatnonzero(np.diff(most[order], prepend=-1))
-    ends = np.append(starts[1:], n)
-    groups = zip(starts, ends, strict=True)
+    groups = zip(starts, np.append(starts[1:], n), strict=True)
     held = {(s + e - 1) / 2: (str(most[order[s]]), (e - s) / n) for s, e in groups}
     # none touches another
     names = {at: name if share >= 0.04 * len(name) else "" for at, (name, share) in held.items()}

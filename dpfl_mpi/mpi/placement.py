@@ -31,12 +31,6 @@ def place(work: np.ndarray, ranks: int) -> np.ndarray:
     return owner
 
 
-def ids_of(owner: np.ndarray, work: np.ndarray, rank: int) -> np.ndarray:
-    """Return the clients of a rank, heaviest first."""
-    mine = np.flatnonzero(owner == rank)
-    return mine[np.lexsort((mine, -work[mine]))]
-
-
 def rows_of(owner: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return all clients rank by rank, heaviest first, and the row of every client on its rank, both int64 `[N]`."""
     order = np.lexsort((np.arange(len(owner)), -work, owner))

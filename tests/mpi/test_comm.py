@@ -16,12 +16,17 @@ from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi import world as comm_module
-from dpfl_mpi.mpi.placement import groups_of, ids_of, models_per_pass, place, rows_of, window_slots
+from dpfl_mpi.mpi.placement import groups_of, models_per_pass, place, rows_of, window_slots
 from dpfl_mpi.mpi.window import Inbox, route
 from dpfl_mpi.mpi.world import World
 
 WIDTH = 32  # of a row
 RANKS = [1, 2, 3]
+
+
+def ids_of(owner, work, rank):
+    order, _ = rows_of(owner, work)
+    return order[owner[order] == rank]
 
 
 def test_last_words_are_read_before_the_ranks_are_ended():
