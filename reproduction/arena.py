@@ -2,7 +2,7 @@
 With `--collect DIR` arena.csv gets a line of each finished cell, arena-clients.csv one of each client of it; page.py makes the tables of arena.md of them.
 A client's accuracy is on all test images of its classes, weighted as its own are; `own` is that on its own.
 Cells that arena.csv has are not computed again, so the work can go on on another machine; where a row changes, take its lines out.
-`--cell WORDS` prints the commands of the cells whose names have all of these words.
+`--cell WORDS` prints the commands of the cells whose names have all of these words, and that of their data.
 
 A cell is a setting, a row and a seed. All rows of a setting and seed have the same clients, the budget B_c = 0.1N (HAR's 30 people: 6) and as many local epochs:
 methods that train 10 epochs before round 1 have two rounds of 5 less. Random graphs of DPFL's degrees take those of a result, which the first call computes.
@@ -80,6 +80,7 @@ SWITCHES = {
     "Nearest, hubs 0, pool 1": {"method": "nearest", "options": {"hubs": 0.0, "pool": 1}},
     "DPFL, order loss": CHOICE | {"options": {"order": "loss"}},
     "DPFL, neither smaller": CHOICE | {"options": {"neither": "smaller"}},
+    "DPFL, neither keep_out": CHOICE | {"options": {"neither": "keep_out"}},
     "DPFL, order loss, neither smaller": CHOICE | {"options": {"order": "loss", "neither": "smaller"}},
     "DPFL, forward": CHOICE | {"options": FORWARD},
     "DPFL, forward, tolerance 0.02": CHOICE | {"options": FORWARD | {"tolerance": 0.02}},
@@ -202,11 +203,22 @@ def write(lines: list[dict[str, Any]], clients: pd.DataFrame) -> None:
     clients.to_csv(CLIENTS, index=False)
 
 
+def prepared(data: str) -> str:
+    """Return the command that prepares a setting's own data; CLONES and OUT.zip are as in real_images.py."""
+    by, _, seed = Path(data).stem.partition("-")
+    groups = f"reproduction/groups.py --source OUT.zip --by {by} --seed {seed}"
+    har = "pfllib --source CLONES/TsingZ0/HtFL-OnDevice/dataset/HAR"
+    return f"python -m dpfl_mpi.prepare {groups if seed else har} --out {data}"
+
+
 def told(words: str) -> None:
-    for setting, row, epochs, run in CELLS:
-        name = f"{setting}, {row}, {epochs} epochs, seed {run.seed}"
-        if all(word in name for word in words.split()):
-            print(f"# {name}\nmpirun -n 2 python -m dpfl_mpi {shlex.join(to_flags(changed(run)))}")
+    named = {f"{setting}, {row}, {epochs} epochs, seed {run.seed}": run for setting, row, epochs, run in CELLS}
+    asked = {name: run for name, run in named.items() if all(word in name for word in words.split())}
+    if not asked:
+        raise UserError(f"--cell is {words}; no cell's name has these words (DPFL's degrees need a result of DPFL)")
+    for name, run in asked.items():
+        before = f"{prepared(run.data)}\n" if run.data else ""
+        print(f"# {name}\n{before}mpirun -n 2 python -m dpfl_mpi {shlex.join(to_flags(changed(run)))}")
 
 
 @in_a_sentence

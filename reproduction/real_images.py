@@ -9,7 +9,8 @@ image takes the place of the JPEG image of its class that is nearest; the match 
 cifar100: nobody's files tell the official test part, so the last 100 images of a class by SHA-256 are test here: other images than elsewhere.
 
 OUT.zip holds PNGs; `python -m dpfl_mpi.prepare cifar10 --source OUT.zip` reads it. UCI HAR of 30 people needs none of this:
-`python -m dpfl_mpi.prepare pfllib --source CLONES/TsingZ0/HtFL-OnDevice/dataset/HAR` (commit a86eb759e0f0185dde598f0e9a8805d905584df8).
+`python -m dpfl_mpi.prepare pfllib --source CLONES/TsingZ0/HtFL-OnDevice/dataset/HAR` (commit a86eb759e0f0185dde598f0e9a8805d905584df8;
+SHA-256 of its files d0a5fbc468de24a668605ba6bdc49824e9805854292989348cfc41bbc3e7c43d, of what is prepared e40c66814d68...).
 """
 
 import argparse

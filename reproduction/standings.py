@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from recomputed import Lines, error_over_clients, intervals, over_clients
 from scipy.special import stdtr
 
-from dpfl_mpi.figures.style import TEXT
+from dpfl_mpi.figures.style import COLOURS, TEXT
 from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
 
 RANDOM = "Random graph"  # of as many clients as the budget allows
@@ -95,10 +95,11 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
 def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
     """Return for each setting the differences to a random graph, with their intervals and over the models received per client.
 
-    There, a name stands at DPFL, Nearest, the random graph, and each row that none with as few models is above.
+    A row's mark stands beside its name. On the right a name stands at DPFL, Nearest, the random graph, and each row that none with as few models is above.
     """
     each = [(name, mine) for name, mine in runs.groupby(["setting", "epochs"], sort=False) if len(set(mine["row"])) > 1]
-    colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(runs["row"]))}  # the same in all panels
+    rows = list(dict.fromkeys(runs["row"]))
+    looks = {row: {"color": COLOURS[i % 7], "marker": "os^Dv"[i // 7 % 5], "ms": 3} for i, row in enumerate(rows)}
     tall = [1.2 + 0.13 * len(set(mine["row"])) for _, mine in each]
     figure, panels = plt.subplots(len(each), 2, figsize=(TEXT, sum(tall)), height_ratios=tall, squeeze=False)
     for (left, right), ((setting, epochs), mine) in zip(panels, each, strict=True):
@@ -106,10 +107,13 @@ def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
         parts = dict(zip(found["row"][here], found["parts"][here], strict=True))
         intervals(left, parts)
         left.set(title=f"{setting}, {epochs} epochs", xlabel="points to a random graph")
+        left.tick_params(axis="y", length=0, pad=7)
+        for y, row in enumerate(parts):
+            left.plot(-0.02, y, transform=left.get_yaxis_transform(), clip_on=False, **looks[row])
         models, above = mine.groupby("row", sort=False)["models"].mean(), -np.inf
         points = {row: float(np.mean([part.mean() for part in parts[row]])) for row in parts} | {RANDOM: 0.0}
         for row in sorted(points, key=lambda row: (models[row], -points[row])):
-            right.plot(models[row], points[row], "o", ms=3, color=colours[row])
+            right.plot(models[row], points[row], **looks[row])
             if points[row] > above or row in ("DPFL", "Nearest", RANDOM):
                 right.annotate(row, (models[row], points[row]), (3, 2), textcoords="offset points", fontsize=5)
             above = max(above, points[row])
