@@ -55,7 +55,7 @@ ALIKE = {  # in so many groups, client k in k mod these, are clients who differ 
     "CIFAR-100, superclasses": 20,
     HAR: 30,
 }
-UNDECIDED = list(SETTINGS)[2:4] + list(SETTINGS)[5:6]  # by three partitions; the first two have 500 epochs
+FIVE = list(SETTINGS)[2:6]  # partitions of 160 epochs; the first two have 500 epochs
 FOUR = ("Random graph", "Oracle", "Nearest", "DPFL")
 UNDRAWN = "Nearest, pool 1"
 CHOICE = {"method": "dpfl_choice"}
@@ -122,7 +122,7 @@ def cells() -> Iterator[tuple[str, str, int, Run]]:
         asked += [(s, row, seed, 160) for s in SETTINGS if s != HAR for row in ROWS]
         asked += [(s, row, seed, 160) for s in first for row in SWITCHES | RIVALS]
     asked += [(s, UNDRAWN, seed, 160) for s in list(SETTINGS)[3:6] for seed in SEEDS]
-    asked += [(s, row, seed, 160) for s in UNDECIDED for seed in MORE[:2] for row in FOUR]
+    asked += [(s, row, seed, 160) for s in FIVE for seed in MORE[:2] for row in FOUR]
     asked += [(HAR, row, seed, 160) for seed in (*SEEDS, *MORE) for row in ROWS | SWITCHES | RIVALS]  # seconds each
     asked += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
     for setting, row, seed, epochs in asked:
