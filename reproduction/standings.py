@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from recomputed import Lines, error_over_clients, intervals, over_clients
 from scipy.special import stdtr
 
-from dpfl_mpi.figures.style import COLOURS, TEXT
+from dpfl_mpi.figures.style import COLOURS, MARKS, TEXT
 from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
 
 RANDOM = "Random graph"  # of as many clients as the budget allows
@@ -99,7 +99,8 @@ def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
     """
     each = [(name, mine) for name, mine in runs.groupby(["setting", "epochs"], sort=False) if len(set(mine["row"])) > 1]
     rows = list(dict.fromkeys(runs["row"]))
-    looks = {row: {"color": COLOURS[i % 7], "marker": "os^Dv"[i // 7 % 5], "ms": 3} for i, row in enumerate(rows)}
+    several = len(COLOURS)  # rows with the same mark; a row looks the same in all panels
+    looks = {row: (COLOURS[i % several], MARKS[1 + i // several]) for i, row in enumerate(rows)}
     tall = [1.2 + 0.13 * len(set(mine["row"])) for _, mine in each]
     figure, panels = plt.subplots(len(each), 2, figsize=(TEXT, sum(tall)), height_ratios=tall, squeeze=False)
     for (left, right), ((setting, epochs), mine) in zip(panels, each, strict=True):
@@ -109,11 +110,13 @@ def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
         left.set(title=f"{setting}, {epochs} epochs", xlabel="points to a random graph")
         left.tick_params(axis="y", length=0, pad=7)
         for y, row in enumerate(parts):
-            left.plot(-0.02, y, transform=left.get_yaxis_transform(), clip_on=False, **looks[row])
+            colour, mark = looks[row]
+            left.plot(-0.02, y, mark, ms=3, color=colour, transform=left.get_yaxis_transform(), clip_on=False)
         models, above = mine.groupby("row", sort=False)["models"].mean(), -np.inf
         points = {row: float(np.mean([part.mean() for part in parts[row]])) for row in parts} | {RANDOM: 0.0}
         for row in sorted(points, key=lambda row: (models[row], -points[row])):
-            right.plot(models[row], points[row], **looks[row])
+            colour, mark = looks[row]
+            right.plot(models[row], points[row], mark, ms=3, color=colour)
             if points[row] > above or row in ("DPFL", "Nearest", RANDOM):
                 right.annotate(row, (models[row], points[row]), (3, 2), textcoords="offset points", fontsize=5)
             above = max(above, points[row])

@@ -126,8 +126,7 @@ def test_what_decides_by_hand(tmp_path):
             clients += [{"run": i, "client": k, "test_acc": a} for k, a in enumerate(values)]
         pd.DataFrame(runs).to_csv(tmp_path / "runs.csv", index=False)
         pd.DataFrame(clients).to_csv(tmp_path / "clients.csv", index=False)
-        lines = cells(recomputed.order(of_folder(tmp_path)))
-        return next(line[1:] for line in lines if line[0].startswith("DPFL"))
+        return next(line[1:] for line in cells(recomputed.order(of_folder(tmp_path))) if line[0].startswith("DPFL"))
 
     one = {(DPFL, 1): [0.5, 0.504], ("FedAvg+FT", 1): [0.3, 0.3], ("Local", 1): [0.1, 0.1]}
     # differences 20 and 20.4: deviation 0.28284, over sqrt(2) 0.2, t(1) = 12.7062
@@ -312,6 +311,8 @@ def test_rows_of_a_setting_train_as_long_with_the_same_budget():
         assert str(run.budget) == ("6" if setting.startswith("HAR") else "0.1N")
     names = [(setting, row, epochs, run.seed) for setting, row, epochs, run in arena.CELLS]
     assert len(set(names)) == len(names) > 400
+    assert "groups.py --source OUT.zip --by labels --seed 42 --out" in arena.prepared("data/labels-42.h5")
+    refused("--cell is no such; no cell's name has these words", arena.told, "no such")
 
 
 def test_a_cells_line(tmp_path):
@@ -346,8 +347,7 @@ def test_cells_are_collected_folder_by_folder(tmp_path):
     arena.clients_of = clients_of
     for row in ("Local", "DPFL", "DPFL"):
         arena.collect(str(tmp_path / row))
-        known = pd.read_csv(arena.FILE)[arena.KEYS].itertuples(index=False)
-        arena.DONE = {arena.place(*line) for line in known}
+        arena.DONE = {arena.place(*line) for line in pd.read_csv(arena.FILE)[arena.KEYS].itertuples(index=False)}
     lines, clients = pd.read_csv(arena.FILE), pd.read_csv(arena.CLIENTS, dtype={"run": str})
     assert lines["row"].tolist() == ["DPFL", "Local"] and len(scored) == 2  # what is known is not scored again
     assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
