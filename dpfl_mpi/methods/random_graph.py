@@ -12,7 +12,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, State, _given
 from dpfl_mpi.settings import option
 
-METHOD = _given.method("Random graph", ignores=("omega_period",), colour="#000000", marker="*")
+METHOD = _given.method("Random graph", ignores=("omega_period",), elementwise=True, colour="#000000", marker="*")
 
 
 @dataclass(frozen=True)

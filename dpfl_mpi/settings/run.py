@@ -89,7 +89,7 @@ class Run:
     lr_step: int = field(30, "optimiser", "step: rounds between two steps", low=1, when=("lr_schedule", "step"))
     lr_gamma: float = field(0.1, "optimiser", "step: factor on eta at each step", above=0, high=1, when=("lr_schedule", "step"))
     lr_final: float = field(0.0, "optimiser", "cosine: share of eta it goes down to", low=0, high=1, what="a share", when=("lr_schedule", "cosine"))
-    optimizer: Literal["sgd", "adam", "adamw"] = field("sgd", "optimiser", "of local training; Adam(W) takes its steps in PyTorch")
+    optimizer: Literal["sgd", "adam", "adamw"] = field("sgd", "optimiser", "of local training")
     momentum: float = field(0.9, "optimiser", "momentum of SGD", low=0, below=1, when=("optimizer", "sgd"))
     beta1: float = field(0.9, "optimiser", "Adam: decay of the mean gradient", low=0, below=1, when=("optimizer", "adam", "adamw"))
     beta2: float = field(0.999, "optimiser", "Adam: decay of the mean squared gradient", low=0, below=1, when=("optimizer", "adam", "adamw"))
