@@ -188,9 +188,9 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
             Ctrl-C ends them at once.
         SystemExit: under mpirun, on every rank after a signal, with the exit code of the command line (75: the same command goes on).
     """
-    settings = as_files(settings)
     if started_by_launcher():
         return Result(here(ranks, settings))
+    settings = as_files(settings)
     chosen, job = checked(settings)
     if ranks is None:
         tasks = os.environ.get("SLURM_NTASKS", "")
@@ -278,6 +278,7 @@ def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
 
     try:
         with handled(SIGNALS, handler), all_or_none(everyone):
+            settings = everyone.each_rank(lambda: as_files(settings))
             compare(settings, everyone)
             run, job = shared(everyone, decided)
             import torch

@@ -28,7 +28,8 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.results.summary import WIDTH, fitted
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.command_line import Parser
-from dpfl_mpi.storage.files import reason, replacing
+from dpfl_mpi.settings.files import FILES
+from dpfl_mpi.storage.files import check_apart, reason, write
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, least in (("ranks", 1), ("nodes", 1), ("rows", 0)):
         if getattr(own, name) < least:
             raise UserError(f"--{name} is {getattr(own, name)}; allowed is a whole number of at least {least}")
+    for flag, out in (("--save", own.save), ("--plot", own.plot)):
+        check_apart(out, *(getattr(held, "path", held) for held in map(vars(run).get, FILES)), flag=flag)
     source = open_source(run)
     verify(source)
     start = time.perf_counter()
@@ -232,8 +235,7 @@ def draw(run: Resolved, source: Source, partition: Partition, path: Path) -> Non
     image = io.BytesIO()  # matplotlib's writers end with errors of their own on a full disk
     try:
         figure.savefig(image, dpi=150, format=path.suffix[1:])
-        with replacing(path) as temporary:
-            temporary.write_bytes(image.getvalue())
+        write(path, image.getvalue())
     except (OSError, ValueError) as error:
         raise UserError(f"--plot is {path}; it cannot be written: {reason(error)}") from None
 

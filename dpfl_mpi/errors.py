@@ -53,9 +53,10 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be printed goes nowhere
         code = NO_READER
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which may lie on the full disk
+        elif error.errno not in (errno.EACCES, errno.ENAMETOOLONG):  # of a path that was given
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which may lie on the full disk
         print(f"error: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)

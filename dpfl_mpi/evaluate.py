@@ -114,10 +114,10 @@ def main(arguments: list[str] | None = None) -> None:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
     args = parser.parse_args(arguments)
-    check_apart(args.out, Path(args.result), args.data)
     if args.on != "own" and args.part != "test":
         raise UserError(f"--set is {args.part}; --on {args.on} takes test samples: allowed is test")
     with Result(args.result) as result:
+        check_apart(args.out, args.result, args.data or result.run.data)
         if drift := result.run.drift:
             raise UserError(f"{args.result} is of a run with --drift {drift}, which changed classes: it is not scored")
         result.state_dict(0)  # says so at once where no models were saved

@@ -89,8 +89,7 @@ def graph(result: Result) -> str:
         degree = a.sum(1)
         spread = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
         rows.append([name, a.sum(), f"{100 * sparsity(a):.1f}", spread, one_way, pairs])
-    names = ("graph", "edges", "sparsity %", "collaborators", "edges one way %", "pairs one way %")
-    return table(names, rows)
+    return table(("graph", "edges", "sparsity %", "collaborators", "edges one way %", "pairs one way %"), rows)
 
 
 def figures(result: Result) -> dict[str, str]:

@@ -101,7 +101,6 @@ def leaf(writers=6, each=20, labels=62, seed=0):
 
 def records(count, label, seed=0, header=1):
     """Return CIFAR's binary records: `header` bytes of label(s), then 3072 of pixels."""
-    rng = np.random.default_rng(seed)
-    rows = rng.integers(0, 256, (count, header + 3072), np.uint8)
+    rows = np.random.default_rng(seed).integers(0, 256, (count, header + 3072), np.uint8)
     rows[:, :header] = np.asarray(label).reshape(count, -1)
     return rows.tobytes()

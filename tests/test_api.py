@@ -87,6 +87,7 @@ def test_mpirun_is_found_beside_the_interpreter(monkeypatch):
 
 ON_RANKS = """
 import json, os, sys
+import numpy as np
 import torch
 torch.set_num_threads(2)
 import dpfl_mpi
@@ -94,10 +95,11 @@ from dpfl_mpi.engine import train
 seen, whole = [], train.train
 train.train = lambda *arguments: seen.append(torch.get_num_threads()) or whole(*arguments)
 out, said = sys.argv[1], []
-for wrong in ({"budget": 0}, {"ranks": 7}, {"metod": 1}, {"model": "cnn"}, {"data": "no.h5", "dataset": "cifar10"}, "rank", "more"):
+for wrong in ({"budget": 0}, {"ranks": 7}, {"metod": 1}, {"model": "cnn"}, {"data": "no.h5", "dataset": "cifar10"}, "rank", "more", "data"):
     if isinstance(wrong, str):  # a call that is not the same on every rank
         me = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-        wrong = {"seed": int(me)} if wrong == "rank" else {"seed": 1} if me == "1" else {}
+        data = np.full((8, 3), np.nan if me == "1" else 0), np.arange(8) % 2
+        wrong = {"rank": {"seed": int(me)}, "more": {"seed": 1} if me == "1" else {}, "data": {"data": data}}[wrong]
     try:
         dpfl_mpi.run(results=out, quiet=True, **wrong)
     except dpfl_mpi.errors.UserError as error:
@@ -125,7 +127,7 @@ def test_under_mpirun_every_rank_calls(computed, tmp_path):
     unlike = "the ranks were given different settings ("
     expected = ["--budget is 0", "ranks is 7, but the launcher has started 2", "there is no setting metod"]
     expected += ["--model cnn", "--data is no.h5"]
-    expected += [f"{unlike}seed); every rank makes", f"{unlike}some ranks have more of them)"]
+    expected += [f"{unlike}seed); every rank makes", f"{unlike}some ranks have more of them)", "rank 1 on "]
     assert [a[: len(b)] for a, b in zip(said, expected, strict=True)] == expected
     assert (threads, after, finished, ranks, left_open) == (1, 2, True, 2, 0)
     assert accuracy == computed[0].test_acc
@@ -162,7 +164,8 @@ def test_a_result_says_what_it_is_and_that_it_is_closed(tiny, tmp_path):
     run = "dpfl on digits, pathological, 4 clients, B_c = 3, 2 rounds, seed 42"
     assert repr(tiny) == f"<{run}: finished, test accuracy 70.00 %, {tmp_path}/tiny.h5>"
     tiny.file.close()
-    for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, lambda: tiny["best/test_acc"]):
+    arrays = lambda: tiny["best/test_acc"], lambda: tiny.listed("units")
+    for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, *arrays):
         refused("tiny.h5 is closed, so nothing is read from it any more", read)
 
 

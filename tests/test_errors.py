@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import tiny_result
-from launch import ROOT, mpirun, run_here
+from launch import ROOT, ended, mpirun, run_here
 
 from dpfl_mpi.__main__ import before_mpi, main
 from dpfl_mpi.errors import NO_READER
@@ -141,7 +141,6 @@ def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file)
         (f"{tmp_path}/truncated.h5", "truncated.h5"),
         (f"{tmp_path}/foreign.h5", "not made by dpfl_mpi"),
         (f"{digits_file} --dataset cifar10", "holds image_folder; --dataset says cifar10"),
-        (f"{digits_file} --partition natural", "allowed are pathological, dirichlet"),
         (f"{digits_file} --device cuda", "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu"),
         (f"{digits_file} --spill /proc/no", "--spill is /proc/no; 0.0 MiB of models cannot be kept there: No such file"),
         (f"{digits_file} --out /proc/no/result.h5", "/proc/no, the folder for the result (--results, --out), cannot be made"),
@@ -264,11 +263,13 @@ def test_a_damaged_result_that_is_found_is_one_sentence(tmp_path, said):
     assert err.startswith(f"error: {path} is damaged: ")
 
 
-def test_a_full_disk_below_the_output_is_one_sentence(tmp_path):
+def test_what_the_disk_refuses_is_one_sentence(tmp_path):
     words = [sys.executable, "-m", "dpfl_mpi.show", tiny_result.make(tmp_path / "a.h5")]
     with open("/dev/full", "w") as out:
         done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=out, stderr=-1, text=True)
     assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
+    done = ended(sys.executable, "-m", "dpfl_mpi.sweep", long := "x" * 300)
+    assert (done.returncode, done.stderr) == (2, f"error: [Errno 36] File name too long: '{long}'\n")
 
 
 READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_mpi RUN"]

@@ -32,7 +32,7 @@ def make(
     path, method="dpfl", seed=42, clients=4, flipped=None, best=None, graphs=None, finished=True, sha="d", **fields
 ):
     """Write the result and return its path."""
-    fields |= {"dataset": "digits", "classes_per_client": 3, "method": method, "clients": clients, "seed": seed}
+    fields = {"dataset": "digits", "classes_per_client": 3, "method": method, "clients": clients, "seed": seed} | fields
     run = Run(rounds=2, **({} if method == "local" else {"budget": 3}) | fields).resolve()
     lists = graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
     graphs = [CollaborationGraph.from_lists(senders) for senders in lists]

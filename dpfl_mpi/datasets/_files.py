@@ -6,6 +6,7 @@ Nothing is written to disk, nothing in a pickle is executed, and every size is b
 import functools
 import lzma
 import math
+import os
 import pickle
 import pickletools
 import re
@@ -50,9 +51,11 @@ def entries(source: Path, largest: int = LARGEST, inside: bytes | None = None) -
     """
     if source.is_dir():
         for found in sorted(source.rglob("*")):
-            if found.is_symlink() and found.is_dir():
-                link = f"{found.name}, a link to a folder, which is not followed"
+            if found.is_symlink() and not found.is_file():
+                link = f"{found.name}, a link to {'a folder' if found.is_dir() else 'nothing'}, which is not followed"
                 raise UserError(f"{source} holds {link}; copy it there")
+            if found.is_dir() and not os.access(found, os.R_OK | os.X_OK):
+                raise UserError(f"{source} holds {found.name}, a folder that may not be read; allow it")
             if not found.is_file():
                 continue
             yield PurePosixPath(found.relative_to(source).as_posix()), functools.partial(read_bytes, found, largest)

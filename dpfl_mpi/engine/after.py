@@ -83,9 +83,15 @@ def copy_base(path: Path, blocks: list[slice], job: Job, parts: Parts, to: Recor
     return reached | {"steps": copied["round/gradient_steps"][-1:]}
 
 
+def best_rows(parts: Parts) -> torch.Tensor:
+    """Return the clients' best rows `[K, W]`, in place of the zeros of who was never scored the initial row."""
+    best = parts.scoring.best
+    return torch.where(best.any(1, keepdim=True), best, parts.fed.initial_row())
+
+
 def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[int]:
     """Train every client on from its best row and record it; yield after each epoch the round's number, which counts on. Collective."""
-    members, start = parts.members, parts.scoring.best.clone()
+    members, start = parts.members, best_rows(parts)
     members.begin_after()  # everyone takes part but newcomers
     parts.training.momentum.clear()  # it starts anew
     w = start.clone()
@@ -113,7 +119,7 @@ def tune(recorder: Recorder | None, parts: Parts, method: Method) -> Iterator[in
 def arrive(recorder: Recorder | None, parts: Parts, state: State, method: Method) -> Iterator[int]:
     """Train and score who comes after the rounds, and record it; yield the number of the last round before each score. Collective."""
     members = parts.members
-    frozen = parts.scoring.best.clone()
+    frozen = best_rows(parts)
     members.round = parts.run.rounds + parts.run.finetune_epochs + 1
     members.begin_after()
     parts.training.attack.begin()

@@ -10,6 +10,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import check_current, check_ours, torn
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
+from dpfl_mpi.storage.files import check_apart
 from dpfl_mpi.storage.foreign import Unreadable
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
@@ -21,6 +22,7 @@ def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
         resolved = run.resolve()
         check(resolved)  # it may have been made by hand
         check(job)
+        check_apart(job.out, resolved.graphs)  # else a result that --fresh would overwrite
         return resolved
 
     resolved = world.each_rank(look)

@@ -178,7 +178,7 @@ class Federation:
 
     def __init__(self, parts: Parts):
         members = parts.members
-        self._parts, self.run, self.options = parts, parts.run, parts.run.options or {}
+        self._parts, self.run, self.options = parts, parts.run, parts.run.options
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
         self.p = members.p  # the weight of every client in a mean [N]
         self.most_senders = members.most_senders  # with how many others' models a client may average, B_c - 1 [N]

@@ -9,7 +9,7 @@ Shared: w, trained as in FedAvg. Personal: v_i (and alpha_i). Scored: the mixtur
 from dataclasses import dataclass
 from functools import partial
 
-from dpfl_mpi.methods import Federation, Method, State, Tensor
+from dpfl_mpi.methods import Federation, Method, State, Tensor, fedavg
 from dpfl_mpi.settings import option
 
 CITATION = """@article{deng2020apfl,
@@ -27,10 +27,9 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    w = fed.initial_row()
-    v = fed.copies(w)
-    fed.evaluate(v)
-    return {"client": {"v": v, "alpha": v.new_full((len(v), 1), fed.options["alpha"])}, "shared": {"w": w}}
+    state = fedavg.personal(fed, "v")
+    state["client"]["alpha"] = state["client"]["v"].new_full((len(fed.ids), 1), fed.options["alpha"])
+    return state
 
 
 def round(fed: Federation, state: State, t: int) -> State:

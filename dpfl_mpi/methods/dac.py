@@ -48,7 +48,7 @@ def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
     tau = 2 * fed.options["tau"] / (1 + np.exp(-GROWTH * (t - 2))) - fed.options["tau"] + 1 if t > 1 else 0
     chosen = fed.collect([drawn(fed, k, tau * s[i]) for i, k in enumerate(fed.ids)])
     received, told = fed.exchange(w, chosen), fed.tell(s, chosen)
-    senders = [chosen.of(k)[fed.active[chosen.of(k)]] for k in fed.ids]
+    senders = [chosen.of(k) for k in fed.ids]
     for here, now in received.passes(senders):
         for i, j in enumerate(now):
             if len(j):

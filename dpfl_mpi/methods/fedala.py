@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi.methods import Federation, Method, State, Tensor
+from dpfl_mpi.methods import Federation, Method, State, Tensor, fedavg
 from dpfl_mpi.settings import option
 
 LOSSES = 10  # whose standard deviation says that W_i has converged
@@ -37,10 +37,9 @@ class Options:
 def init(fed: Federation) -> State:
     """Return the common initial row, as Theta and as every Theta_i; every weight is 1."""
     fed.columns(fed.options["layers"], option="layers")  # a layer that the model does not have is refused now
-    w = fed.initial_row()
-    w_i = fed.copies(w)
-    fed.evaluate(w_i)
-    return {"client": {"w": w_i, "W": w_i * 0 + 1, "learned": np.zeros(len(fed.ids), bool)}, "shared": {"w": w}}
+    state = fedavg.personal(fed, "w")
+    state["client"] |= {"W": state["client"]["w"] * 0 + 1, "learned": np.zeros(len(fed.ids), bool)}
+    return state
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -42,7 +42,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     w, r = state["client"]["w"], state["client"]["r"].copy()
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
-    chosen = fed.collect([relevant(fed, k, r[i]) for i, k in enumerate(fed.ids)])
+    near = [(row, fed.shuffle(k, fed.reachable(k)), fed.most_senders[k]) for row, k in zip(r, fed.ids, strict=True)]
+    chosen = fed.collect([n[np.argsort(-row[n], kind="stable")[:most]] for row, n, most in near])  # the most relevant
     received, senders = fed.exchange(w, chosen), [chosen.of(k) for k in fed.ids]
     models = [w[i : i + 1].repeat(1 + len(j), 1) for i, j in enumerate(senders)]  # one's own first
     got = [1] * len(w)
@@ -60,12 +61,6 @@ def round(fed: Federation, state: State, t: int) -> State:
             weights[i, members] = np.maximum(phi, 0)
     w = fed.average(w, chosen, received, weights=weights)
     return {"client": {"w": w, "r": r}, "shared": {"chosen": chosen}}
-
-
-def relevant(fed: Federation, k: int, r_N: np.ndarray) -> np.ndarray:
-    """Return the B_c - 1 clients in reach of the largest relevance."""
-    near = fed.shuffle(k, fed.reachable(k))
-    return near[np.argsort(-r_N[near], kind="stable")[: fed.most_senders[k]]]
 
 
 def values(fed: Federation, i: int, w_mW: Tensor) -> np.ndarray:

@@ -17,7 +17,7 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.results.result import Result
 from dpfl_mpi.results.schema import CHUNK, SCHEMA, seal
 from dpfl_mpi.settings import NUMERICS, Resolved
-from dpfl_mpi.storage.files import explained, remove_leftovers, replacing
+from dpfl_mpi.storage.files import explained, remove_leftovers, write
 
 SHARE, CHEAP = 0.05, 0.01  # of the time, and seconds: what putting the file on disk may take each round
 GROWS: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}  # an array that grows each round
@@ -77,8 +77,7 @@ class Recorder:
                 self._set(checksum=seal(self.file, self.file["meta/starts"].asstr()[:].tolist()))
                 self.file.flush()
             self.still_ours()
-            with replacing(self.path) as part:
-                part.write_bytes(self.image.getvalue())
+            write(self.path, self.image.getvalue())
         self.written = time.monotonic()
         self.took = self.written - start
 

@@ -128,7 +128,9 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     def listed(self, name: str) -> list[Any]:
         """Return class_names, mean, std or units of the data, attributes of /meta; nothing where it has none."""
-        return list(self.hdf5.json(name, list, "meta")) if name in self.file["meta"].attrs else []
+        with self.hdf5.reading(f"the attribute {name} of meta"):
+            there = name in self.file["meta"].attrs
+        return list(self.hdf5.json(name, list, "meta")) if there else []
 
     def omega(self) -> CollaborationGraph:
         return self._graph("graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])

@@ -82,6 +82,11 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(folder)
 
 
+def write(path: Path, data: bytes) -> None:
+    with replacing(path) as part:
+        part.write_bytes(data)
+
+
 def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a table for --out."""
     said = explained(f"--out is {out}; it cannot be written")
@@ -105,11 +110,11 @@ def new_hdf5(path: Path, **options: Any) -> Iterator["h5py.File"]:
     path.write_bytes(image.getvalue())
 
 
-def check_apart(out: Path | None, *read: Path | None) -> None:
+def check_apart(out: str | Path | None, *read: str | Path | None, flag: str = "--out") -> None:
     """Raise `UserError` where --out is a file that the command reads: it would be replaced by what is made of it."""
     for path in read:
-        if out and path and out.exists() and path.exists() and out.samefile(path):
-            raise UserError(f"--out is {out}, which is read here and would be lost; name another file")
+        if out and path and os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path):
+            raise UserError(f"{flag} is {out}, which is read here and would be lost; name another file")
 
 
 def remove_leftovers(path: Path) -> None:

@@ -62,11 +62,10 @@ class Models:
         import torch
 
         from dpfl_mpi.federation.limits import flipped
-        from dpfl_mpi.models import make
         from dpfl_mpi.numerics.backend import Backend, optimiser
         from dpfl_mpi.numerics.clients import Clients
-        from dpfl_mpi.numerics.ensemble import Ensemble
         from dpfl_mpi.numerics.native_backend import native_here
+        from dpfl_mpi.plan.needs import ensemble_of
 
         run = result.run
         self.n, self.p = len(result["client/p"]), result["client/p"]
@@ -80,8 +79,7 @@ class Models:
             raise UserError(f"{result.path} has clients without a model: they were never scored")
         source = source_of(result, data)
         partition = dealt(result, source)
-        module = make(run, source)
-        ensemble = Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
+        ensemble = ensemble_of(run, source)
         ordered, n_search = search_first(run, source.labels["train"], partition)
         ids = np.arange(self.n)
         clients = Clients(source, ordered, ids, run.seed, run.augment, ensemble, flipped(run), n_search)
@@ -176,8 +174,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.orders < 1:
         raise UserError(f"--orders is {args.orders}; allowed is a whole number of at least 1")
-    check_apart(args.out, Path(args.result), args.data)
     with Result(args.result) as result:
+        check_apart(args.out, args.result, args.data or result.run.data)
         models, run = Models(result, args.data), result.run
         most = np.minimum(result["client/budget"] - run.budget_counts_self, models.n - 1).tolist()
         all_found = [models.found(k, most[k], args.orders) for k in np.flatnonzero(result.benign).tolist()]

@@ -38,7 +38,7 @@ from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
-from dpfl_mpi.storage.files import explained, reason, replacing
+from dpfl_mpi.storage.files import explained, reason, replacing, write
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, sha256
 from dpfl_mpi.storage.lock import content
 from dpfl_mpi.survival.signals import again_text
@@ -298,11 +298,6 @@ def image(named: Named, **attributes: Any) -> bytes:
         for name, value in named.items():
             store(file, name, value)
     return buffer.getvalue()
-
-
-def write(path: Path, data: bytes) -> None:
-    with replacing(path) as part:
-        part.write_bytes(data)
 
 
 def flat(**groups: Mapping[str, Any]) -> Named:

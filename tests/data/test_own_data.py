@@ -397,8 +397,7 @@ def test_pfllib_images(tmp_path):
     out = pfllib.read(folder(tmp_path / "MNIST", files))
     assert out.train_images.shape == (36, 4, 5, 3) and out.test_images.shape == (12, 4, 5, 3)
     assert out.client_names == ("0", "1", "2", "3") and np.bincount(out.train_clients).tolist() == [9] * 4
-    mine = out.train_images[out.train_clients == 2]
-    assert np.array_equal(mine, image(2, 9).transpose(0, 2, 3, 1))
+    assert np.array_equal(out.train_images[out.train_clients == 2], image(2, 9).transpose(0, 2, 3, 1))
     again = pfllib.read(tar(tmp_path / "m.tar.gz", {f"dataset/MNIST/{k}": v for k, v in files.items()}))
     assert np.array_equal(again.train_images, out.train_images)
     said = stage("pfllib", tmp_path / "MNIST", tmp_path / "p.h5")

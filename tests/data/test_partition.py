@@ -317,13 +317,11 @@ def test_natural_refusals(tmp_path):
 def test_fedrep_users():
     dealt = deal(fedrep(clients=40), letters())
     for u in range(40):
-        held = np.flatnonzero(dealt.class_counts[u])
-        assert sorted(held) == sorted((u + i) % 10 for i in range(3))
+        assert sorted(np.flatnonzero(dealt.class_counts[u])) == sorted((u + i) % 10 for i in range(3))
         sizes = [len(dealt.of(part, u)) for part in PARTS]
         assert sizes[0] + sizes[1] == int(0.9 * sum(sizes))
         assert not np.isin(dealt.of("test", u), np.concatenate([dealt.of("train", u), dealt.of("val", u)])).any()
-    total = sum(dealt.sizes(part) for part in PARTS)
-    assert 100 <= np.median(total) <= 220  # 158 in the original
+    assert 100 <= np.median(sum(dealt.sizes(part) for part in PARTS)) <= 220  # 158 in the original
     note = re.fullmatch(r"clients share images: (\d+) % of the test images are in .*", dealt.note())
     assert dealt.pooled and float(note[1]) > 50
     whole = np.concatenate([dealt.of(part, k) for k in (0, 10) for part in PARTS])

@@ -278,13 +278,17 @@ def test_folders_of_images_that_do_not_fit(tmp_path):
         unstaged(tmp_path, dataset, source, text)
 
 
-def test_links_and_what_an_archive_holds_twice_are_refused(tmp_path):
+def test_links_and_what_an_archive_holds_twice_are_refused(tmp_path, monkeypatch):
     """An image that was left out, or counted twice, would be no word."""
     source = folder(tmp_path / "whole", images(("train", "test"), ("a", "b")))
-    (source / "train" / "c").symlink_to(source / "train" / "a")
-    said = "whole holds c, a link to a folder, which is not followed; copy it there"
-    unstaged(tmp_path, "image_folder", source, said)
-    (source / "train" / "c").unlink()
+    for target, what in (("a", "a folder"), ("none", "nothing")):
+        (source / "train" / "c").symlink_to(source / "train" / target)
+        said = f"whole holds c, a link to {what}, which is not followed; copy it there"
+        unstaged(tmp_path, "image_folder", source, said)
+        (source / "train" / "c").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, how: path.name != "b")  # root may read all
+        unstaged(tmp_path, "image_folder", source, "whole holds b, a folder that may not be read; allow it")
     os.link(source / "train/a/0.png", source / "train/a/9.png")
     with tarfile.open(tmp_path / "linked.tar", "w") as archive:
         archive.add(source, "")
@@ -401,8 +405,7 @@ def test_folders_that_are_not_read_are_named(tmp_path, capsys):
 
 
 def test_command_line_prints_one_sentence(tmp_path, said):
-    source = folder(tmp_path / "leaf", leaf())
-    words = ["femnist", "--source", source, "--out"]
+    words = ["femnist", "--source", folder(tmp_path / "leaf", leaf()), "--out"]
     assert "52 classes, 6 clients" in said(main, *words, tmp_path / "x.h5", "--classes=letters")
     mistakes = {
         f"cinic10 --source {tmp_path}/none --out {tmp_path}/x.h5": f"--source is {tmp_path}/none; there is no such file or folder",

@@ -311,8 +311,7 @@ def test_the_notebook(tmp_path):
     nbformat, nbclient, *_ = map(pytest.importorskip, ("nbformat", "nbclient", "ipykernel", "matplotlib"))
     stored, notebook = (nbformat.read(ROOT / "docs" / "notebook.ipynb", 4) for _ in range(2))
     for method in ("dpfl", "local"):  # which its first cells find
-        path = Run(method=method).resolve().path(tmp_path / "results-notebook")
-        run_here(path, {"method": method}, save_models=True)
+        run_here(Run(method=method).resolve().path(tmp_path / "results-notebook"), {"method": method}, save_models=True)
     notebook.cells[1].source = notebook.cells[1].source.replace('"ranks": 2', '"ranks": 1')
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Jupyter's own

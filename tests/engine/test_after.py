@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from launch import differences, federation, run_here, run_many
+from launch import differences, federation, run_here, run_many, text_file
 
 from dpfl_mpi.engine import after
 from dpfl_mpi.methods import dpfl, fedprox
@@ -63,6 +63,13 @@ def test_tuning_computes_the_rounds_again_and_says_why(what, tmp_path, monkeypat
     assert f"{whys.get(what, 'cannot be read')}: its rounds are computed here" in capfd.readouterr().err
 
 
+def test_who_was_never_scored_is_tuned_from_the_initial_row(tmp_path, result_of):
+    """Client 0 comes in round 2, in which it takes no part."""
+    fields, there = TUNED | {"clients": 4, "seed": 1}, text_file(tmp_path / "there", "1 1 1 1\n0 1 1 1\n")
+    late = fields | {"available": there, "churn": text_file(tmp_path / "churn.csv", "2 0 join\n")}
+    assert result_of(late)["finetune/test_acc"][0, 0] == result_of(fields)["round/test_acc"][0, 0] > 0
+
+
 def test_tuning_from_a_base_keeps_who_had_stopped(tmp_path):
     fields = SMALL | {"method": "fedavg", "drift": "0.5:2", "patience": 1, "rounds": 7}
     tuned = fields | {"finetune_epochs": 1}
@@ -94,8 +101,7 @@ def test_finetune_prox_pulls_back():
         fields = SMALL | {"method": "fedprox", "finetune_epochs": 2, "options": {"mu": 50.0, "finetune_prox": prox}}
         with federation(fields | {"momentum": 0.0}) as fed:
             start = fed.common_row()
-            w = fed.local_opt(start.clone(), 2, fedprox.finetune_gradient(fed, start))
-            moved[prox] = float((w - start).norm())
+            moved[prox] = float((fed.local_opt(start.clone(), 2, fedprox.finetune_gradient(fed, start)) - start).norm())
     assert moved[True] < 0.5 * moved[False]
 
 

@@ -203,8 +203,7 @@ def test_evaluations_are_two_a_candidate_and_none_with_budget_one(fed):
     assert (fed.notes["evaluations"][alone] == 0).all()
     assert (fed.notes["models_received"][alone] == 0).all()
     assert fed.notes["evaluations"][fed.row_of[N - 1]] > 0
-    mixed = fed.average(w, omega)
-    assert torch.equal(mixed[alone], w[alone])
+    assert torch.equal(fed.average(w, omega)[alone], w[alone])
     # R(X) and R(Y) are carried over: 2 to start with and 2 per candidate, one case counted per candidate
     start(fed, 0, N - 1)
     fed.bggc(w)

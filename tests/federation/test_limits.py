@@ -41,8 +41,7 @@ NOTHING = {
 
 def test_what_limits_nothing_names_no_other_run():
     for method in names("method"):
-        unread = {"optimizer", "lr_schedule", "beta1", "lr_step", *NOTHING}
-        assert not unread & set(Run(method=method, **NOTHING).key())
+        assert not {"optimizer", "lr_schedule", "beta1", "lr_step", *NOTHING} & set(Run(method=method, **NOTHING).key())
         assert Run(method=method, **NOTHING).slug() == Run(method=method).slug()
 
 
@@ -80,8 +79,7 @@ def test_what_limits_nothing_changes_no_bit(tmp_path):
     default = run_here(tmp_path / "default.h5", SMALL)
     for name, value in {"budget": fours, "budget ": "uniform:4:4", "reach": "geometric:2", "available": always}.items():
         more = ["graph/reach/indptr", "graph/reach/senders"] if name == "reach" else []
-        out = run_here(tmp_path / f"{name}.h5", SMALL | {name.strip(): value})
-        assert differences(out, default) == more
+        assert differences(run_here(tmp_path / f"{name}.h5", SMALL | {name.strip(): value}), default) == more
 
 
 def test_budgets_per_client_from_a_file_and_from_a_draw(tmp_path):
@@ -102,8 +100,7 @@ def test_who_reaches_whom_by_kind_and_by_file(tmp_path):
     np.fill_diagonal(near, False)
     assert np.array_equal(limits.reach_graph(run(clients=40, reach="geometric:0.4")).matrix(), near) and near.any()
     assert limits.reach_graph(run(clients=40, reach="geometric:1.5")).matrix().sum() == 40 * 39
-    sites = limits.reach_graph(run(reach="sites:2"))
-    assert sorted(sites.degrees().tolist()) == [3] * 4 + [4] * 5
+    assert sorted(limits.reach_graph(run(reach="sites:2")).degrees().tolist()) == [3] * 4 + [4] * 5
     assert np.array_equal(limits.reach_graph(run(reach="groups:0,1;4,2,3")).degrees(), [1, 1, 2, 2, 2, 0, 0, 0, 0])
     directed = limits.reach_graph(run(reach=text_file(tmp_path / "edges", "3 0\n3 5\n2 2\n0 3\n")))
     assert [directed.of(k).tolist() for k in range(4)] == [[3], [], [], [0, 5]]

@@ -132,8 +132,7 @@ def test_runs_whose_data_are_not_there_are_counted_by_file(tmp_path, monkeypatch
 def test_a_mistake_is_one_sentence_and_a_code(made, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = made["dpfl", 42].path
-    missing = "error: nothing.h5: there is no such result file\n"
-    assert called(capsys, monkeypatch, "nothing.h5") == (2, "", missing)
+    assert called(capsys, monkeypatch, "nothing.h5") == (2, "", "error: nothing.h5: there is no such result file\n")
     code, _, said = called(capsys, monkeypatch, file, "--out", file)
     assert code == 2 and said.startswith(f"error: --out is {file}, where nothing can be written: ")
 
@@ -398,9 +397,8 @@ def test_label_flip(made, tmp_path):
     served = tiny(tmp_path, "served", "fedavg", flipped=[True, False, False, False], best=(0.5,) * 4)  # it has no graph
     assert draw("label_flip", [made["flip"], served]).text == drawing.text
     assert [a.get_title() for a in figure.axes] == [r"$\Omega$ (before round 1)", "round 1", "round 2"]
-    cells = figure.axes[2].images[0].get_array()
     # order: benign 0 and 2 by class, then flipped 1 and 3; 0 takes 1 and 2
-    assert cells.tolist() == [[3, 1, 2, 0], [1, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
+    assert figure.axes[2].images[0].get_array().tolist() == [[3, 1, 2, 0], [1, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
     for rounds in ("2", [2]):
         drawn = draw("label_flip", [made["flip"]], rounds=rounds)
         assert [a.get_title() for a in drawn.figure.axes] == ["round 2"]
@@ -578,8 +576,7 @@ def test_z_is_against_graphs_of_the_same_degrees():
 
 
 def test_communities_and_rand_index():
-    found = omega.communities(TWO)
-    assert omega.rand_index(found, np.array([1, 1, 1, 0, 0, 0])) == 1
+    assert omega.rand_index(omega.communities(TWO), np.array([1, 1, 1, 0, 0, 0])) == 1
     assert omega.communities(CollaborationGraph.empty(3)).tolist() == [0, 1, 2]
     rng = np.random.default_rng(0)
     for _ in range(20):

@@ -131,8 +131,7 @@ def test_the_slider_changes_the_graph(browser):
     assert run(browser, both) == ["round 1 of 2", [3, 2, 1, 0]]
     assert run(browser, "byName('matrix').layout.title.text") == "round 1: 2 edges, sparsity 62.5 %"
     assert run(browser, "byName('force').data[0].x.length") == 6  # two edges of from, to, gap
-    hover = run(browser, "byName('force').data[2].text[0]")
-    assert hover == "client 0<br>0 6<br>averages with: 2<br>test 80 %"
+    assert run(browser, "byName('force').data[2].text[0]") == "client 0<br>0 6<br>averages with: 2<br>test 80 %"
     change(browser, "slider", 2)
 
 
@@ -144,8 +143,7 @@ def column(browser, number):
 def test_the_table_sorts_and_a_click_follows_a_client(browser):
     heads = browser.find_elements("css selector", "#clients th")
     assert column(browser, 0) == ["0", "1", "2", "3"]
-    best = next(h for h in heads if h.text == "best test %")
-    browser.execute_script("arguments[0].click()", best)
+    browser.execute_script("arguments[0].click()", next(h for h in heads if h.text == "best test %"))
     assert column(browser, 2) == ["40", "60", "80", "100"] and column(browser, 0) == ["3", "1", "0", "2"]
     again = browser.find_elements("css selector", "#clients th")[2]
     assert again.get_attribute("aria-sort") == "ascending"

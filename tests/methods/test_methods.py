@@ -160,8 +160,7 @@ def test_pairwise_takes_the_smallest_losses():
 
 def test_pairwise_chooses_anew(tmp_path):
     with Result(run_here(tmp_path / "a.h5", SMALL | {"method": "pairwise", "omega_period": 2})) as result:
-        received = result["traffic/models_received"]
-        assert (received == np.array([6 + 3, 3, 6 + 3, 3, 6 + 3])[:, None]).all()
+        assert (result["traffic/models_received"] == np.array([6 + 3, 3, 6 + 3, 3, 6 + 3])[:, None]).all()
         assert not np.array_equal(result.graph(1), result.graph(2)) and np.array_equal(result.graph(2), result.graph(3))
 
 

@@ -95,8 +95,7 @@ def test_passes_of_the_kernels_tell_the_losses(method):
 
 @pytest.mark.parametrize("share", [0.4, 0])
 def test_knnper_twin(job, share):
-    options = {"k": 5, "interpolation": share, "scale": 2}
-    scored, _, fed = play("knnper", job=job, options=options)
+    scored, _, fed = play("knnper", job=job, options={"k": 5, "interpolation": share, "scale": 2})
     tw = Twin(fed)
     assert_near(scored, list(twins.twin_fedavg(tw, {})))
     for k in range(N):

@@ -60,8 +60,7 @@ def test_what_kaiming_does_not_speak_of_starts_as_it_was_built(init):
     w = {name: v[0] for name, v in ensemble.layers(row[None]).items()}
     assert w["norm.weight"].tolist() == [1] * 4 and w["norm.bias"].tolist() == [0] * 4
     assert w["gain"].unique().tolist() == [1.5]
-    own = dict(module.named_parameters())
-    assert torch.equal(w["conv.weight"], own["conv.weight"]) is (init == "own")
+    assert torch.equal(w["conv.weight"], dict(module.named_parameters())["conv.weight"]) is (init == "own")
 
 
 def source(kind):
@@ -117,8 +116,7 @@ def test_dropout_drops_a_share_and_keeps_the_mean(layer, trailing):
     draws.begin(torch.tensor(3))
     y = dropout(x)
     assert set(y.unique().tolist()) == {0.0, float(torch.tensor(1.0) * (1 / 0.7))}
-    share = float((y == 0).float().mean())
-    assert abs(share - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 20_000)
+    assert abs(float((y == 0).float().mean()) - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 20_000)
     together = (y == 0).flatten(2).float().mean(2) if trailing else torch.zeros(1)
     assert set(together.unique().tolist()) <= {0.0, 1.0}  # of a channel all or nothing
     assert not torch.equal(dropout(x), y)  # a layer that is called twice draws twice

@@ -153,6 +153,5 @@ def test_who_does_not_search_goes_on_with_older_models(tmp_path, result_of):
 
 
 def test_somebody_stays(tmp_path):
-    nobody = "".join(f"1 {k} leave\n" for k in range(6))
-    fields = SMALL | {"churn": text_file(tmp_path / "churn.csv", nobody)}
+    fields = SMALL | {"churn": text_file(tmp_path / "churn.csv", "".join(f"1 {k} leave\n" for k in range(6)))}
     refused("--churn leaves nobody in round 1", run_here, tmp_path / "run.h5", fields)

@@ -142,8 +142,7 @@ def test_a_head_that_is_not_sent_stays_at_home():
     with federation(SMALL | {"send": "layers=body", "budget": 6}) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         head = fed.columns("head")
-        omega = fed.collect([np.array([j for j in range(6) if j != k]) for k in fed.ids])
-        mixed = fed.average(w, omega)
+        mixed = fed.average(w, fed.collect([np.array([j for j in range(6) if j != k]) for k in fed.ids]))
         assert torch.allclose(mixed[:, head], w[:, head], atol=1e-6)
         assert torch.allclose(mixed[0, ~head], mixed[1, ~head], atol=1e-6)
         assert fed.mail.wire.whole == 4 * (fed.ensemble.size - int(head.sum()))

@@ -42,8 +42,7 @@ def test_a_stream_depends_on_its_key_alone():
 
 
 def seen(fed, i, epochs, first):
-    done = np.full(len(fed.ids), first)
-    batches = fed.clients.batches(slice(i, i + 1), epochs, done, fed.run.batch_size)
+    batches = fed.clients.batches(slice(i, i + 1), epochs, np.full(len(fed.ids), first), fed.run.batch_size)
     return [(batch.x[0], batch.y[0], batch.weight[0]) for batch in batches]
 
 

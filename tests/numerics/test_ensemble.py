@@ -182,8 +182,7 @@ def test_rows_behind_the_batch_keep_every_bit():
     w[:, ensemble.size :] = m[:, ensemble.size :] = 0
     rec.sizes = [4]  # whatever is left runs in a block of four
     rec.load(w, m, lr=0.1)
-    batch = Batch(2, 0, torch.randn(2, 4, 8, 8, 1), torch.randint(10, (2, 4)), torch.full((2, 4), 0.25))
-    rec.step(batch)
+    rec.step(Batch(2, 0, torch.randn(2, 4, 8, 8, 1), torch.randint(10, (2, 4)), torch.full((2, 4), 0.25)))
     assert torch.equal(rec.w[2:], w[2:]) and torch.equal(rec.momentum[2:], m[2:])
     assert bool((rec.w[:2] != w[:2]).any(1).all()) and rec.loss[2:].tolist() == [0, 0]
     assert bool((rec.w[:, ensemble.size :] == 0).all())

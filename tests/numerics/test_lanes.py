@@ -60,8 +60,7 @@ class Setting:
     def gradient(self, order, crop=None, row=None):
         """The kernels' loss and gradient."""
         g = torch.full_like(self.row, 7.0)
-        seen = MiniBatch(self.images, numbers(order), crop)
-        loss = self.native.gradient(self.row if row is None else row, g, seen)
+        loss = self.native.gradient(self.row if row is None else row, g, MiniBatch(self.images, numbers(order), crop))
         assert not g[self.ensemble.size :].any()
         return loss, g
 

@@ -127,8 +127,7 @@ def test_seconds_by_hand():
     assert planned(FEW).usual == pytest.approx((10 + 12) / (16 + 12))
     assert planned(FEW | {"clients": 40}).usual == pytest.approx((10 + 12) / (80 + 12))
     only = dataclasses.replace(plan, usual=0.5, wire=(0, 0), steps=np.zeros(2), scored=np.zeros(2))
-    about = needs.length_of(run, only, cost)
-    assert about == "about 3.5 s, at most 7.0 s if every candidate is scored"
+    assert needs.length_of(run, only, cost) == "about 3.5 s, at most 7.0 s if every candidate is scored"
     took = needs.seconds_of(run, dataclasses.replace(plan, judged=np.zeros(2), candidates=np.zeros(2)), cost)
     assert took["choose"] == 0 and took["exchange"] == pytest.approx(crowd * (4000e-6 + 20e-6 * run.rounds))
 

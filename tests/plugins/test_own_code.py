@@ -312,8 +312,7 @@ def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
         ([model], "the run's data set is code of its own; name it with --dataset (trees.py)"),
     ):
         assert sentence in said(evaluate.main, alone, *words, code=2)
-    found = said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
-    assert "the same for 4 of 4 clients" in found
+    assert "the same for 4 of 4 clients" in said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
 
 
 def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):

@@ -10,7 +10,8 @@ import pytest
 import tiny_result
 from launch import ROOT, refused, run_here, text_file
 
-from dpfl_mpi import api, evaluate, export, prepare, show
+from dpfl_mpi import api, describe, evaluate, export, prepare, show
+from dpfl_mpi.__main__ import main
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.datasets import digits
 from dpfl_mpi.plugins import find
@@ -100,14 +101,25 @@ def test_several_results_in_pfllibs_layout(made, tmp_path, said):
 
 
 @pytest.mark.parametrize("command", [export.main, evaluate.main, optimality.main])
-def test_what_is_read_is_never_overwritten(command, made, tmp_path, said):
-    before, data = made["dpfl"].read_bytes(), tmp_path / "data.h5"
-    data.write_bytes(b"samples")
-    more, outs = ([], [made["dpfl"]]) if command is export.main else (["--data", data], [made["dpfl"], data])
-    for out in outs:
+def test_what_is_read_is_never_overwritten(command, digits_file, tmp_path, said):
+    """The data of the run, too, without --data; here they are a link, which names the same file."""
+    (tmp_path / "data.h5").symlink_to(digits_file)
+    result = tiny_result.make(tmp_path / "run.h5", dataset="image_folder", data=str(digits_file))
+    before = result.read_bytes(), digits_file.read_bytes()
+    for out in [result] if command is export.main else [result, tmp_path / "data.h5"]:
         why = f"--out is {out}, which is read here and would be lost; name another file"
-        assert why in said(command, made["dpfl"], *more, "--out", out, code=2)
-    assert made["dpfl"].read_bytes() == before and data.read_bytes() == b"samples"
+        for more in ([],) if command is export.main else ([], ["--data", digits_file]):
+            assert why in said(command, result, *more, "--out", out, code=2)
+    assert (result.read_bytes(), digits_file.read_bytes()) == before
+
+
+def test_what_a_run_reads_is_never_overwritten(made, tmp_path, said):
+    budget, graphs = text_file(tmp_path / "budget.txt", "2 2 2 2"), made["dpfl"]
+    for flag in ("--save", "--plot"):
+        words = "--clients=4", f"--budget={budget}", flag, budget
+        assert f"{flag} is {budget}, which is read here and would be lost" in said(describe.main, *words, code=2)
+    words = "--method=replay", "--clients=4", "--rounds=2", f"--graphs={graphs}", "--out", graphs, "--fresh"
+    assert f"--out is {graphs}, which is read here and would be lost" in said(main, *words, code=2)
 
 
 @pytest.mark.parametrize("command", [export.main, evaluate.main, show.main])

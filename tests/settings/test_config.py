@@ -60,8 +60,7 @@ def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):
 def test_a_share_is_the_nearest_whole_number(clients, percent):
     """Against integer arithmetic: floor((percent * N + 50) / 100)."""
     nearest = max(1, (percent * clients + 50) // 100)
-    got = budget_name(f"{percent / 100}N", clients, True)
-    assert got == ("inf" if nearest >= clients and nearest > 1 else nearest)
+    assert budget_name(f"{percent / 100}N", clients, True) == ("inf" if nearest >= clients and nearest > 1 else nearest)
 
 
 def test_paper_settings_of_cifar10():

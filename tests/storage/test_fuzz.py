@@ -172,8 +172,7 @@ def result(folder: Path) -> Reader:
 
 
 def data(folder: Path) -> Reader:
-    own = femnist.read(files_in(folder / "leaf", leaf(4, 10)))
-    prepare.write(own, "femnist", folder / "d.h5")
+    prepare.write(femnist.read(files_in(folder / "leaf", leaf(4, 10))), "femnist", folder / "d.h5")
 
     def read(where: Path) -> None:
         fields = small(dataset="femnist", data=str(where / "d.h5"), partition="dirichlet", min_samples=2, clients=3)

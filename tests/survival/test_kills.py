@@ -40,8 +40,7 @@ checkpoint.write = write
 
 def kill_once(out: Path, fields: dict, target: str, moment: str, rng: random.Random, segments: set[str]) -> bool:
     """Start (or continue) the run and kill something of it at a random moment; return whether it was killed before its end."""
-    words = starts.held("False", out, -1, SLOW, fields=fields, checkpoint_every=1, quiet=True)
-    process = starts.start(2, words)
+    process = starts.start(2, starts.held("False", out, -1, SLOW, fields=fields, checkpoint_every=1, quiet=True))
     starts.wait_for(lambda: process.poll() is not None or len(starts.ranks_of(process.pid)) == 2)
     victims = starts.ranks_of(process.pid)
     goal = max(starts.checkpoint_rounds(out), default=-1) + rng.randint(1, 6)

@@ -311,8 +311,7 @@ def test_nothing_is_wider_than_the_terminal_and_the_ends_of_names_stay():
 
 def test_a_low_terminal_shows_what_moves():
     states = ["finished"] * 10 + ["running"] * 2 + ["waiting"] * 18
-    rows = [known.Row(f"run{i:02d}", state, -1, 5, NONE) for i, state in enumerate(states)]
-    shown = table.screen(rows, 80, 10)
+    shown = table.screen([known.Row(f"run{i:02d}", state, -1, 5, NONE) for i, state in enumerate(states)], 80, 10)
     assert len(shown) == 9
     assert [line.split()[0] for line in shown[1:-2]] == ["run10", "run11", "run12", "run13", "run14", "run15"]
     assert shown[-2:] == ["… and 24 more", "10 finished, 2 running, 18 waiting of 30"]

@@ -186,8 +186,7 @@ def test_a_tuned_run_waits_for_its_base(tmp_path, fakes, said):
     count = f"n=$(ls {fakes} | grep -c script)"
     script(fakes / "sbatch", f'{count}; cp "$1" {fakes}/script$n; echo "Submitted batch job 4$n"')
     fields = [{"method": "fedavg", "finetune_epochs": e, "seed": s} for s in (1, 2) for e in (0, 2)]
-    file = runs_file(tmp_path / "table.py", *fields)
-    told = said(sweep.main, file, *ON_SLURM, f"--results={tmp_path}")
+    told = said(sweep.main, runs_file(tmp_path / "table.py", *fields), *ON_SLURM, f"--results={tmp_path}")
     assert "submitted 2 jobs as array 40 and 2 that wait for others" in told
     scripts = [path.read_text() for path in sorted(fakes.glob("script*"))]
     waits = [re.findall(r"--(?:dependency|kill-on-invalid-dep)=(\S+)", text) for text in scripts]
