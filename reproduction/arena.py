@@ -59,6 +59,7 @@ FIVE = list(SETTINGS)[2:6]  # partitions of 160 epochs; the first two have 500 e
 FOUR = ("Random graph", "Oracle", "Nearest", "DPFL")
 UNDRAWN = "Nearest, pool 1"
 CHOICE = {"method": "dpfl_choice"}
+LONG = "DPFL, order loss, Omega every 5"  # of DPFL's forms the best of 160 epochs
 FORWARD = {"order": "loss", "search": "forward"}
 ROWS: dict[str, dict[str, Any]] = {
     "DPFL": {"method": "dpfl"},
@@ -85,7 +86,7 @@ SWITCHES = {
     "DPFL, forward": CHOICE | {"options": FORWARD},
     "DPFL, forward, tolerance 0.02": CHOICE | {"options": FORWARD | {"tolerance": 0.02}},
     "DPFL, order loss, stop": CHOICE | {"options": {"order": "loss", "neither": "smaller", "stop": True}},
-    "DPFL, order loss, Omega every 5": CHOICE | {"options": {"order": "loss"}, "omega_period": 5},
+    LONG: CHOICE | {"options": {"order": "loss"}, "omega_period": 5},
     "DPFL, 20 nearest": {"method": "dpfl", "candidates": 20},
     "DPFL, 20 nearest, neither smaller": CHOICE | {"options": {"neither": "smaller"}, "candidates": 20},
 }
@@ -125,6 +126,7 @@ def cells() -> Iterator[tuple[str, str, int, Run]]:
     asked += [(s, row, seed, 160) for s in FIVE for seed in MORE[:2] for row in FOUR]
     asked += [(HAR, row, seed, 160) for seed in (*SEEDS, *MORE) for row in ROWS | SWITCHES | RIVALS]  # seconds each
     asked += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
+    asked += [(s, LONG, seed, 500) for seed in SEEDS for s in central]
     for setting, row, seed, epochs in asked:
         if run := cell(setting, row, seed, epochs):
             yield setting, row, epochs, run

@@ -97,11 +97,11 @@ def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
 
-    def slow(path):
+    def slow(*file):
         now[0] += 1
-        return files.replacing(path)
+        files.write(*file)
 
-    monkeypatch.setattr(recorder, "replacing", slow)
+    monkeypatch.setattr(recorder, "write", slow)
     writing, seen = begin(tmp_path / "run.h5"), []
     for t in range(30):
         now[0] += 8
