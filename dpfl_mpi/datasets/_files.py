@@ -51,14 +51,13 @@ def entries(source: Path, largest: int = LARGEST, inside: bytes | None = None) -
     """
     if source.is_dir():
         for found in sorted(source.rglob("*")):
-            if found.is_symlink() and not found.is_file():
+            if found.is_file():  # the most by far: asked nothing else
+                yield PurePosixPath(found.relative_to(source).as_posix()), functools.partial(read_bytes, found, largest)
+            elif found.is_symlink():
                 link = f"{found.name}, a link to {'a folder' if found.is_dir() else 'nothing'}, which is not followed"
                 raise UserError(f"{source} holds {link}; copy it there")
-            if found.is_dir() and not os.access(found, os.R_OK | os.X_OK):
+            elif found.is_dir() and not os.access(found, os.R_OK | os.X_OK):
                 raise UserError(f"{source} holds {found.name}, a folder that may not be read; allow it")
-            if not found.is_file():
-                continue
-            yield PurePosixPath(found.relative_to(source).as_posix()), functools.partial(read_bytes, found, largest)
         return
     total = 0
     with whole(source), open_regular(source) if inside is None else BytesIO(inside) as file:  # a pipe has no end

@@ -111,7 +111,7 @@ def new_hdf5(path: Path, **options: Any) -> Iterator["h5py.File"]:
 
 
 def check_apart(out: str | Path | None, *read: str | Path | None, flag: str = "--out") -> None:
-    """Raise `UserError` where --out is a file that the command reads: it would be replaced by what is made of it."""
+    """Raise `UserError` where --out, or another `flag`, is a file that the command reads: it would be replaced by what is made of it."""
     for path in read:
         if out and path and os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path):
             raise UserError(f"{flag} is {out}, which is read here and would be lost; name another file")
