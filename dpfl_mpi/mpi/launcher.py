@@ -27,10 +27,15 @@ def candidates() -> list[list[str]]:
     if os.environ.get("SLURM_JOB_ID") and shutil.which("srun"):
         offered = output(["srun", "--mpi=list"]).split()
         out += [["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"] for kind in SRUN if kind in offered]
-    beside = Path(sys.executable).with_name("mpirun")  # of an environment that was not activated
-    if mpirun := "mpirun" if shutil.which("mpirun") else str(beside) if beside.exists() else "":
-        out.append([mpirun, "--bind-to", "none"] if os.environ.get("SLURM_JOB_ID") else [mpirun])
+    if shutil.which(found := mpirun()):
+        out.append([found, "--bind-to", "none"] if os.environ.get("SLURM_JOB_ID") else [found])
     return out
+
+
+def mpirun() -> str:
+    """Return the mpirun of the search path, where there is none that beside Python: of an environment that was not activated."""
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() and not shutil.which("mpirun") else "mpirun"
 
 
 def works(line: list[str], tasks: int) -> bool:

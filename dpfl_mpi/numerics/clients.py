@@ -100,6 +100,7 @@ class Clients:
         sample = np.repeat(self.start[rows], most * batch_size).reshape(len(rows), most, batch_size)
         crop = np.zeros((3, len(rows), most, batch_size), np.int64)
         weight = np.zeros((len(rows), most, batch_size), np.float32)
+        in_a_row = [of.reshape(*of.shape[:-2], -1) for of in (sample, crop, weight)]  # the same numbers, [..., k, steps * S]
         keys = self.keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
         at_once = max(1, GATHER[self.x.device.type] // (len(rows) * batch_size))
         for first in range(0, most, at_once):
@@ -109,9 +110,9 @@ class Clients:
                 i, of_epoch = int(rows[j]), int(steps[j]) // epochs
                 for e in range(-(-first // of_epoch), min(epochs, -(-now.stop // of_epoch))):
                     order, crops = self.schedule(i, 1, int(first_epoch[i]) + e)
-                    s, place = np.divmod(np.arange(order.size), batch_size)
-                    s += e * of_epoch
-                    sample[j, s, place], crop[:, j, s, place], weight[j, s, place] = order[0], crops[:, 0], 1
+                    at = e * of_epoch * batch_size
+                    for of, drawn in zip(in_a_row, (order[0], crops[:, 0], 1), strict=True):
+                        of[..., j, at : at + order.size] = drawn
             part = weight[:k, now] / np.maximum(weight[:k, now].sum(2, keepdims=True), 1)
             w = torch.from_numpy(part).to(self.x.device)
             x, y = self._gather(sample[:k, now], crop[:, :k, now])

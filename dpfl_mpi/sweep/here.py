@@ -13,6 +13,7 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.launcher import mpirun
 from dpfl_mpi.mpi.placement import visible_gpus
 from dpfl_mpi.settings import Job
 from dpfl_mpi.storage.files import explained
@@ -54,7 +55,7 @@ class Begun:
         env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
         env |= {"OMP_NUM_THREADS": str(args.cpus)} if args.cpus > 1 else {}
         # Open MPI binds one or two ranks to the first cores: all Runs at once would share those
-        self.command = ["mpirun", "--bind-to", "none", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi", *flags]
+        self.command = [mpirun(), "--bind-to", "none", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi", *flags]
         with explained("mpirun cannot be started"), open(log or os.devnull, "ab") as file:
             out = file if log else None
             self.process = Popen(self.command, env=env, stdin=DEVNULL, stdout=out, stderr=out, start_new_session=True)

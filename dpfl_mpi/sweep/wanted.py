@@ -31,10 +31,11 @@ def words(text: str) -> list[Any]:
 
 
 def seeds(text: str) -> list[int]:
-    for word in words(text):
+    found = words(text)
+    for word in found:
         if not (word.isascii() and word.isdigit()):
             raise UserError(f"--seeds has {word}; allowed are whole numbers, separated by commas")
-    return [int(word) for word in words(text)]
+    return [int(word) for word in found]
 
 
 def parser(description: str) -> Parser:

@@ -179,10 +179,13 @@ def test_on_a_full_disk_the_runs_are_asked_to_leave(swept, mpirun, monkeypatch):
     assert done.err.endswith("jobs.json, the list of jobs of this sweep, cannot be written: No space left on device\n")
 
 
-def test_without_an_mpirun_that_is_said(swept, fakes, monkeypatch):
-    monkeypatch.setenv("PATH", str(fakes))
+def test_mpirun_may_be_beside_python_and_without_one_that_is_said(swept, fakes, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")  # of an environment that was not activated
+    monkeypatch.setattr(sys, "executable", str(fakes / "python"))
     done = swept("--seeds", "1")
     assert (done.code, done.err) == (2, "error: mpirun cannot be started: No such file or directory\n")
+    script(fakes / "mpirun", f'echo "$*" > {fakes}/up; exit 2')
+    assert swept("--seeds", "1").code == 1 and lines(fakes / "up")[0].startswith("--bind-to none -n 1 ")
 
 
 # beside jobs on Slurm ----------------------------------------------------------------------------------------------------
