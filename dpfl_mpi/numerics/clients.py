@@ -100,7 +100,7 @@ class Clients:
         sample = np.repeat(self.start[rows], most * batch_size).reshape(len(rows), most, batch_size)
         crop = np.zeros((3, len(rows), most, batch_size), np.int64)
         weight = np.zeros((len(rows), most, batch_size), np.float32)
-        in_a_row = [of.reshape(*of.shape[:-2], -1) for of in (sample, crop, weight)]  # the same numbers, [..., k, steps * S]
+        in_a_row = [of.reshape(*of.shape[:-2], -1) for of in (sample, crop, weight)]  # views: [..., k, steps * S]
         keys = self.keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
         at_once = max(1, GATHER[self.x.device.type] // (len(rows) * batch_size))
         for first in range(0, most, at_once):
