@@ -116,5 +116,6 @@ class Scoring:
 
     def mean(self, values: np.ndarray) -> float:
         """Return the mean of a score over its images; with `metric_batch`, as in the authors' code, that of its mini-batches, the last as any."""
-        size = self.metric_batch or max(1, len(values))
+        if not (size := self.metric_batch):
+            return float(values.mean())
         return float(np.mean([values[i : i + size].mean() for i in range(0, len(values), size)]))

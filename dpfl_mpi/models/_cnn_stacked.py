@@ -80,14 +80,18 @@ def pool_backward(z_k4OP: Tensor, d_kOP: Tensor) -> Tensor:
 
 
 class StackedCNN:
-    """Logits and gradients of rows of `models.cnn.CNN`; with `bf16` factors and result of every matrix product are rounded to bfloat16."""
+    """Logits and gradients of rows of `models.cnn.CNN`; with `bf16` the factors of every matrix product are rounded to bfloat16, on a CPU the result too."""
 
     def __init__(self, bf16: bool = False):
         self.bf16 = bf16
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the matrix products `[k, ...]` of a and b."""
-        return torch.bmm(a.bfloat16(), b.bfloat16()).float() if self.bf16 else torch.bmm(a, b)
+        if not self.bf16:
+            return torch.bmm(a, b)
+        if a.is_cuda:  # with a result of bfloat16 cuBLAS may add up parts of a sum in it
+            return torch.bmm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
+        return torch.bmm(a.bfloat16(), b.bfloat16()).float()
 
     def dense(self, x_kSI: Tensor, layers: dict[str, Tensor], name: str) -> Tensor:
         """Return a fully connected layer's outputs `[k, S, O]`."""

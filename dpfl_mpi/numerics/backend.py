@@ -41,22 +41,19 @@ class SGD:
     def step(self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None) -> None:
         """Step rows `[k, W]` in place as `torch.optim.SGD` after `clip_grad_norm_`, each by itself; not `trained` (bool `[W]` or `[k, 1]`) is frozen."""
         self._clip(g, trained)
+        g.add_(w, alpha=self.weight_decay)
         if trained is None:
-            g.add_(w, alpha=self.weight_decay)
             m.mul_(self.momentum).add_(g)
-            step = m
         else:  # the same operations on every trained column, so that a mask of ones changes no bit
-            g.add_(w * trained, alpha=self.weight_decay)
             torch.where(trained, (m * self.momentum).add_(g), m, out=m)
-            step = m * trained
         if isinstance(lr, Tensor):
-            w.sub_(step * lr)
+            w.sub_(m * (lr if trained is None else lr * trained))
         else:
-            w.add_(step, alpha=-lr)
+            w.add_(m if trained is None else m * trained, alpha=-lr)
 
     def _clip(self, g: Tensor, trained: Tensor | None) -> None:
-        """Set what is frozen to 0, and scale each row to a norm of at most `clip_norm`; 0: leave it."""
-        if trained is not None:
+        """Set frozen columns to 0, and scale each row to a norm of at most `clip_norm`; 0: leave it."""
+        if trained is not None and trained.dim() == 1:  # a frozen row is in no other row's norm
             g.mul_(trained)
         if self.clip_norm:
             norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)

@@ -98,7 +98,7 @@ class Clients:
         steps = epochs * -(-self.n_train[rows] // batch_size)
         most = int(steps.max(initial=0))
         sample = np.repeat(self.start[rows], most * batch_size).reshape(len(rows), most, batch_size)
-        crop = np.zeros((3, len(rows), most, batch_size), np.int64)
+        crop = np.zeros((3, len(rows), most, batch_size), np.uint8)
         weight = np.zeros((len(rows), most, batch_size), np.float32)
         in_a_row = [of.reshape(*of.shape[:-2], -1) for of in (sample, crop, weight)]  # views: [..., k, steps * S]
         keys = self.keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
@@ -114,7 +114,7 @@ class Clients:
                     for of, drawn in zip(in_a_row, (order[0], crops[:, 0], 1), strict=True):
                         of[..., j, at : at + order.size] = drawn
             part = weight[:k, now] / np.maximum(weight[:k, now].sum(2, keepdims=True), 1)
-            w = torch.from_numpy(part).to(self.x.device)
+            w = self.ensemble.put(part)
             x, y = self._gather(sample[:k, now], crop[:, :k, now])
             for j, step in enumerate(range(now.start, now.stop)):
                 k = int((steps > step).sum())
@@ -143,7 +143,7 @@ class Clients:
             for e in range(epochs):
                 rng = stream(self.seed, DROPOUT, int(self.ids[i]), int(first_epoch[i]) + e)
                 out[j, e * steps[j] : (e + 1) * steps[j]] = rng.integers(0, 2**63, steps[j])
-        return torch.from_numpy(out).to(self.x.device)
+        return self.ensemble.put(out)
 
     def exchange_classes(self, clients: np.ndarray, a: int, b: int) -> None:
         """Give these local clients label b where they had label a, and a where they had b: the arrays stay where they are."""
@@ -154,18 +154,16 @@ class Clients:
 
     def _gather(self, sample: np.ndarray, crop: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return images as they are stored, `[k, steps, S, H, W, C]`, cropped and flipped in one gather, and their labels."""
-        device = self.x.device
-        index = torch.from_numpy(np.ascontiguousarray(sample)).to(device)
+        index = self.ensemble.put(sample)
         if not self.augment:
             return self.x[index], self.y[index]
-        dy, dx = torch.from_numpy(np.ascontiguousarray(crop[:2])).to(device)
-        flipped = torch.from_numpy(np.flatnonzero(crop[2])).to(device)  # numbers: a mask would make a GPU wait
+        dy, dx, flipped = self.ensemble.put(crop).long()
         h, w, c = self.shape
         line, offsets = (w + 2 * PAD) * c, 2 * PAD + 1
         strides = (h + 2 * PAD) * line, line, c, line, 1
         places = self.x.as_strided((len(self.x), offsets, offsets, h, w * c), strides)
         x = places[index, dy, dx].view(-1, h, w, c)
-        x[flipped] = x[flipped].flip(2)
+        x = torch.where(flipped.view(-1, 1, 1, 1) > 0, x.flip(2), x)
         return x.view(*sample.shape, h, w, c), self.y[index]
 
     def training(self, i: int, most: int) -> tuple[Tensor, Tensor]:
@@ -186,9 +184,9 @@ class Clients:
             at = first + np.arange(s)
             n = int(np.flatnonzero(counts > first)[-1]) + 1
             mask = at < counts[:n, None]
-            index = torch.from_numpy(starts[:n, None] + np.where(mask, at, 0)).to(self.x.device)
+            index = self.ensemble.put(starts[:n, None] + np.where(mask, at, 0))
             images = self.ensemble.normalise(self.score_x[index])
-            yield images, self.score_y[index], torch.from_numpy(mask).to(self.x.device)
+            yield images, self.score_y[index], self.ensemble.put(mask)
 
 
 def mark(images: Images) -> Images:

@@ -20,6 +20,8 @@ def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
         if precision == "tf32":
             raise UserError("--precision is tf32; only a GPU has it (on a CPU: float32 or bf16)")
         return torch.device("cpu")
+    if precision == "bf16" and "dtype" not in torch.ops.aten.bmm.overloads():
+        raise UserError("--precision is bf16; a GPU needs PyTorch 2.8 or newer for it (allowed: float32 or tf32)")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     tf32 = precision == "tf32"  # cuDNN's default is True: float32 must mean float32

@@ -153,9 +153,14 @@ class Ensemble:
             start += size
         return out
 
+    def put(self, values: np.ndarray) -> Tensor:
+        """Return an array on the device; a GPU takes it from page-locked memory, so that nobody waits until it has come to this copy."""
+        held = torch.from_numpy(np.ascontiguousarray(values))
+        return held.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else held
+
     def column(self, values: np.ndarray) -> Tensor:
         """Return float64 values `[k]` as a column `[k, 1]` on the device."""
-        return torch.from_numpy(np.asarray(values, np.float64)).to(self.device)[:, None]
+        return self.put(np.asarray(values, np.float64))[:, None]
 
     def columns(self, layers: str, head: str, flag: str = "--options.head") -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`: "head" (the one named `head`), "none", "all", "normalisation", or names."""

@@ -90,6 +90,8 @@ class RecordedSteps:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            if isinstance(error.__context__, torch.OutOfMemoryError):  # which ended the recording
+                raise error.__context__ from None
             why = str(error).splitlines()[0]
             raise UserError(f"a step of this model cannot be recorded ({why}); use --kernels torch") from error
         return graph.replay

@@ -70,4 +70,4 @@ def test_every_method_learns_as_on_a_cpu(fields, tmp_path, method, kernels):
 def test_a_full_gpu_is_one_sentence(fields, tmp_path):
     small = "import sys, torch\ntorch.cuda.set_per_process_memory_fraction(1e-4)\nfrom dpfl_mpi.__main__ import main\nmain(sys.argv[1:])"
     done = mpirun(2, "-c", small, *to_flags(fields | {"device": "cuda", "out": str(tmp_path / "full.h5")}))
-    assert done.returncode == 2 and "\nerror: the GPU's memory is full" in done.stderr, done.stderr
+    assert done.returncode == 2 and "\nerror: the GPU's memory is full" in f"\n{done.stderr}", done.stderr
