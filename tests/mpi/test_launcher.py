@@ -91,9 +91,9 @@ def submitted(folder, cases, asked="17", flags=(), **env):
     }
     for name, text in commands.items():
         starts.script(folder / name, text)
-    env |= {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "TMPDIR": str(folder)}
-    env |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
-    return ended("bash", ROOT / "slurm" / "train.sbatch", *flags, **env)
+    of_job = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "TMPDIR": str(folder), "DPFL_START_S": "1"}
+    of_job |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
+    return ended("bash", ROOT / "slurm" / "train.sbatch", *flags, **of_job | env)
 
 
 @pytest.mark.parametrize(("cases", "tries", "code"), [
@@ -115,6 +115,13 @@ def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, cases, tries,
     assert done.stderr.count("MPI did not start (exit code 7)") == tries - (code == 0) if tries > 1 else not done.stderr
     assert (tmp_path / "requeued").exists() == (code == 138)
     assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_an_mpi_that_hangs_is_ended_unless_nobody_can_tell(tmp_path):
+    hangs = "1) exec sleep 60 ;; *) echo up > $DPFL_BEGUN; sleep 2; exit 0 ;;"
+    assert submitted(tmp_path, hangs).stderr == "MPI did not start (exit code 143), try 1 of 3\n"
+    done = submitted(tmp_path, "*) sleep 2; exit 7 ;;", TMPDIR="/nowhere")  # no room for what rank 0 would write
+    assert done.returncode == 7 and "MPI" not in done.stderr and len((tmp_path / "tries").read_text().split("\n")) == 4
 
 
 def test_an_abort_leaves_its_code_for_the_script(tmp_path):
