@@ -4,6 +4,7 @@ The way in is `python -m dpfl_mpi` (see `__main__.py`), or in Python `dpfl_mpi.r
 `__main__` -> `train` -> `federation` -> `methods/dpfl.py`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,9 +15,8 @@ __all__ = ["Result", "__version__", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return `run` or `Result`: what stands behind them is imported with their first use."""
-    if name not in __all__:
+    """Return `run`, `Result` or `api`: what stands behind them is imported with their first use."""
+    if name not in {*__all__, "api"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dpfl_mpi import api
-
-    return getattr(api, name)
+    api = import_module("dpfl_mpi.api")
+    return api if name == "api" else getattr(api, name)

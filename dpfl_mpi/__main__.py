@@ -58,7 +58,9 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
             if said.get("print_config"):  # as --config reads it
                 import yaml
 
-                print(yaml.safe_dump(as_dict(run) | as_dict(job), sort_keys=False), end="")
+                # what comes from the seed, or its method does not read, comes anew where another one is said
+                open_ = [n for n in ("partition_seed", *run.found("method").unread) if getattr(asked, n) is None]
+                print(yaml.safe_dump(as_dict(run) | as_dict(job) | dict.fromkeys(open_), sort_keys=False), end="")
                 sys.exit(0)
         return run, job
     except UserError as error:

@@ -202,11 +202,11 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
 
 
 def sweep(**settings: Any) -> list[Result]:
-    """Return the results of every combination of the settings that are lists, which `run` computes or finds one after the other.
+    """Return the results of every combination of the settings that are lists or ranges, which `run` computes or finds one after the other.
 
     `sweep(method=["local", "dpfl"], seed=[1, 2], clients=8)` returns four; the last list changes fastest.
     """
-    lists = {name: value for name, value in settings.items() if isinstance(value, list)}
+    lists = {name: value for name, value in settings.items() if isinstance(value, list | range)}
     return [run(**settings | dict(zip(lists, each, strict=True))) for each in itertools.product(*lists.values())]
 
 

@@ -120,6 +120,7 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
         units = ", ".join(f"{s:.6g} n {t:+.6g}" for s, t in arrays.steps)
         counts += f", floats kept as the bytes n that they are ({units})"
     file = f"{out.stat().st_size / 1e6:.0f} MB, sha256 {content[:12]}"
+    file += "" if out == Path(module.DATA) else f"; run it with --data {out}"
     return f"{out}: {train} training and {test} test {samples}, {counts}, {file}"
 
 

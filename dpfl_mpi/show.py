@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,10 +121,12 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
     run, head = result.run, figures(result)
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
     ranks = f"{start['ranks']} rank{'s' * (start['ranks'] != 1)}"
+    kept = any(Path(f"{result.path}.checkpoint").glob("*.manifest.h5"))
+    again = "goes on" if kept else "starts over, as no checkpoint was kept (--checkpoint_every)"
     where = f"{ranks} on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
     lines = [
         f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
-        *(["  nobody computes it now; the same command goes on"] if result.state.startswith("stopped") else []),
+        *([f"  nobody computes it now; the same command {again}"] if result.state.startswith("stopped") else []),
         *accuracy(result, head),
         *sent(result),
         folded(f"{where}, commit {start['commit']}, {start['time']}, {head['seconds']} s"),

@@ -325,8 +325,14 @@ def test_what_no_file_can_say_is_refused(tmp_path, method, sentence):
 
 
 def test_a_sweep_is_every_combination(monkeypatch):
-    monkeypatch.setattr(api, "run", lambda **settings: tuple(settings.values()))
-    assert api.sweep(method=["a", "b"], clients=3, seed=[1, 2]) == [("a", 3, 1), ("a", 3, 2), ("b", 3, 1), ("b", 3, 2)]
+    monkeypatch.delattr(dpfl_mpi, "api")  # as before anything of it was used
+    monkeypatch.setattr(dpfl_mpi.api, "run", lambda **settings: tuple(settings.values()))
+    assert api.sweep(method=["a", "b"], clients=3, seed=range(1, 3)) == [
+        ("a", 3, 1),
+        ("a", 3, 2),
+        ("b", 3, 1),
+        ("b", 3, 2),
+    ]
 
 
 def test_a_result_is_drawn_and_shown(computed):

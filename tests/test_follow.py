@@ -58,7 +58,7 @@ def test_a_log_goes_on_where_it_ends(tmp_path):
     log.write_text(whole[:-20])  # as a kill may leave it
     assert follow.main([str(tmp_path / "b.h5"), f"--log={log}"]) == 0 and log.read_text() == whole
     log.write_text("notes")
-    assert follow.main([str(path), f"--log={log}"]) == 2 and log.read_text() == "notes"
+    assert follow.main([str(path), f"--log={log}"]) == follow.main([str(path)]) == 2 and log.read_text() == "notes"
 
 
 @pytest.mark.parametrize("log", ["tensorboard", "wandb", "mlflow"])

@@ -239,7 +239,8 @@ class Federation:
     def columns(self, layers: str, option: str = "head") -> Tensor:
         """Return which columns hold these layers, bool `[W]`: "head" (the last), "none", "all", "normalisation", or names with commas, as `option` has."""
         head = self._head() if "head" in layers.split(",") else ""
-        return self._parts.backend.ensemble.columns(layers, head, f"--options.{option}")
+        flag = f"--options.{option}" if option in self.options else "what fed.columns is given"
+        return self._parts.backend.ensemble.columns(layers, head, flag)
 
     def _head(self) -> str:
         if not self._parts.head:

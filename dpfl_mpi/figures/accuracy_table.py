@@ -4,6 +4,7 @@ The first table is the paper's Table 1. A table for each data set follows: the s
 the same partition, the clients that are below their own Local, the worst decile, and the last round beside the best by validation.
 """
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ def rows_on(data: dict[str, Any]) -> list[Run]:
 
 RUNS = [run for data in SETTINGS for run in rows_on(data)]
 SCORE = {"choices": tuple(METRICS), "default": "accuracy", "help": "what is scored (default: accuracy)"}
+OWN = ("budget", "rounds", "finetune_epochs")  # settings that a row has by its method, or that a column shows
 OPTIONS = PAPER | {"score": SCORE}
 
 
@@ -80,8 +82,7 @@ def to_local(lines: pd.DataFrame, line: Any, alone: pd.DataFrame, score: str) ->
     """Return a row minus Local client by client, of several rows of Local the one that is most alike: in settings, then in local epochs."""
 
     def distance(local: Any) -> tuple[int, int]:
-        other = unlike(line.result, local.result, "budget", "rounds", "finetune_epochs")
-        return other, abs(line.epochs - local.epochs)
+        return len(unlike(line.result, local.result, *OWN)), abs(line.epochs - local.epochs)
 
     near = () if line.method == "local" else sorted(alone.itertuples(), key=distance)
     return next((parts for local in near if (parts := tables.paired(lines, line.row, local.row, score))), [])
@@ -119,6 +120,9 @@ def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawin
         by = [f"{e} ({', '.join(same)})" for e, same in part.groupby("epochs")["method"]]
         if len(by) > 1:
             parts.append(f"\nNote: local epochs differ: {'; '.join(by)}.")
+        pairs = combinations(frames.rows.loc[frames.rows["setting"] == where, "result"], 2)
+        if differ := {name for a, b in pairs for name in unlike(a, b, *OWN)}:
+            parts.append(f"\nNote: rows differ in {', '.join(sorted(differ))}, not in the method alone.")
         for line in part[part["few"] != ""].itertuples():
             parts.append(f"\nNote: {line.method} has means over {line.few}.")
         if not part["finished"].all():

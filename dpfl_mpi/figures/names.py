@@ -100,11 +100,11 @@ def fields(result: Result) -> dict[str, Any]:
     return {k: v for k, v in settings.items() if k not in REPEATED} | {"data_sha256": result.fact("data_sha256")}
 
 
-def unlike(a: Result, b: Result, *own: str) -> int:
-    """Return in how many settings two Runs differ that both methods read, without those that are a method's `own`."""
+def unlike(a: Result, b: Result, *own: str) -> list[str]:
+    """Return in which settings two Runs differ that both methods read, without those that are a method's `own`."""
     without = {"method", "options", *a.method.unread, *b.method.unread, *own}
     mine, theirs = fields(a), fields(b)
-    return sum(mine[name] != theirs.get(name) for name in mine if name not in without)
+    return [name for name in mine if name not in without and mine[name] != theirs.get(name)]
 
 
 def repetitions(results: Iterable[Result]) -> list[Group]:

@@ -155,6 +155,8 @@ def main(arguments: list[str] | None = None) -> int:
             signal.signal(number, signal.SIG_IGN)
         os.nice(5)
     try:
+        if not (args.log or args.callback):
+            raise UserError("nobody is told: name --log or --callback")
         if args.log and not log_name(args.log):
             raise UserError(f"--log is {args.log}; allowed is {LOGS}")
         if args.log in LIBRARIES:

@@ -27,6 +27,8 @@ def show_text(args: argparse.Namespace, job: Job, todo: list[Known], known: list
     base_of = bases(known)
     if args.cluster == "slurm" and todo:  # those that wait for others are jobs of their own
         print(sbatch_text(args, max(1, sum(base_of.get(k.path.name) not in todo for k in todo))))
+    if not todo:
+        print("nothing to submit; --list says how far the Runs are")
     for k in todo:
         line = shlex.join(flags_of(k, job, base_of))
         print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
@@ -98,10 +100,12 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
         raise UserError("--runs_per_gpu is for Runs here; jobs on Slurm share a GPU by --sbatch gres=shard:1")
     if args.time:
         minutes(args.time)
-    for name in vars(args).keys() & {"fresh", "out"}:
+    for name in (name for name in ("fresh", "out") if vars(args).get(name)):  # a printed --config has both
         raise UserError(f"--{name} is for one Run; of a sweep, delete or move the results to compute them anew")
     for flag, field in GRID.items():
-        if getattr(args, flag) and field in vars(args):
+        if getattr(args, flag) and field in args.config:
+            delattr(args, field)  # flags win
+        elif getattr(args, flag) and field in vars(args):
             raise UserError(f"--{flag} and --{field} are given; allowed is one of them")
     base, job = run_and_job(vars(args))
     if args.cluster == "slurm" and job.grace == Job.grace:

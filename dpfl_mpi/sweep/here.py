@@ -54,6 +54,8 @@ class Begun:
         self.known, self.gpus = k, gpus
         env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
         env |= {"OMP_NUM_THREADS": str(args.cpus)} if args.cpus > 1 else {}
+        # in a job on Slurm MPICH starts its proxy by srun, which else waits for the cores of the Run before
+        env |= {"SLURM_OVERLAP": "1"} if "SLURM_JOB_ID" in env else {}
         # Open MPI binds one or two ranks to the first cores: all Runs at once would share those
         self.command = [mpirun(), "--bind-to", "none", "-n", str(args.ranks), sys.executable, "-m", "dpfl_mpi", *flags]
         with explained("mpirun cannot be started"), open(log or os.devnull, "ab") as file:

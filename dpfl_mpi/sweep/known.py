@@ -22,6 +22,7 @@ from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.survival.signals import STALLED_TEXT
 
 LOG_LINES = 6
+NOISE = ("submitit ", "srun: launch/slurm", "srun: forcing", "srun: got SIGCONT", "srun: Job step aborted")
 ASK_S = 10.0  # between two questions to Slurm, whose controller serves everybody
 BLIND_S = 2 * ASK_S  # a job just submitted may not be in the queue that was last seen
 
@@ -158,11 +159,14 @@ class Known:
 
     def log(self) -> str:
         """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""
-        text = ""
-        for name in (f"{self.job_id}_0_log.err", f"{self.job_id}_0_log.out", f"{self.path.stem}.log"):
+        text, folder = "", self.folder or Path()
+        errors = sorted(
+            folder.glob(f"{self.job_id}_*_log.err")
+        )  # of every rank; behind the output, whose rounds would hide them
+        for path in (folder / f"{self.job_id}_0_log.out", *errors, folder / f"{self.path.stem}.log"):
             with contextlib.suppress(UserError):
-                text += read_end(self.folder / name).decode(errors="replace") if self.folder else ""
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("submitit ")]
+                text += read_end(path).decode(errors="replace") if self.folder else ""
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
         said = [line for line in lines if line.startswith("error: ") or line.endswith(STALLED_TEXT)]
         if not said and self.path.exists():  # a file that was damaged since has the log of a job that finished
             try:

@@ -190,7 +190,7 @@ LARGE = {"dataset": "cinic10", "dirichlet_alpha": 0.1}  # of 180,000 samples
 @pytest.mark.parametrize("fields, sentence", [
     ({"clients": 1001}, "--clients is 1001; 2000 training samples allow at most 1000"),
     (PATHO | {"classes_per_client": 11}, "--classes_per_client is 11; the data have 10 classes"),
-    (PATHO | {"min_per_class": 100}, "--min_per_class is 100; class 0 has 200 samples for"),
+    (PATHO | {"min_per_class": 100}, "--min_per_class is 100; class 0 has 200 samples for ... holders: at most ..., or fewer --clients"),
     (DIR | {"min_samples": 101}, "--min_samples is 101; 20 clients would need 2020 samples, the data have 2000"),
     ({"partition": "natural"}, "allowed are pathological, dirichlet"),
     ({"partition": "file:no/none.json", "clients": None}, "there is no such file"),

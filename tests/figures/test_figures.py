@@ -254,6 +254,9 @@ def test_what_nobody_was_scored_for_is_not_the_best(made, tmp_path):
     assert tables.cell(tables.means(lines, ROWS[0])) == "- (1)"
     text = draw("accuracy_table", [gone, local]).text
     assert "**65.00 (1)**" in text
+    assert "Note: rows differ" not in text
+    text = draw("accuracy_table", [tiny(tmp_path, "fast", "local", lr=0.5, clip_norm=1.0), gone]).text
+    assert "\nNote: rows differ in clip_norm, lr, not in the method alone.\n" in text
     others = [draw(name, [gone, local]).text for name in ("variance", "pareto", "controls_table", "learning_curves")]
     assert not [each for each in (text, *others) if "nan" in each]
 

@@ -29,6 +29,8 @@ def test_the_columns_of_layers():
         first = torch.arange(size) < HEAD
         held = {"none": first & ~first, "all": first | ~first, "fc1": first, "head": ~first, "fc1,head": first | ~first}
         assert all(torch.equal(fed.columns(layers)[:size], columns) for layers, columns in held.items())
+        refused("--options.head is x; allowed are head,", fed.columns, "x")
+        refused("what fed.columns is given is x; allowed are head,", fed.columns, "x", "layer")
 
 
 def test_two_epochs_twice_are_four_and_a_second_model_counts_no_epoch():

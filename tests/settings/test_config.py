@@ -208,6 +208,11 @@ def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
     (tmp_path / "run.yaml").rename(tmp_path / "options.yaml")
     monkeypatch.chdir(tmp_path)
     assert parse(["--config", "options.yaml"])[0].dataset == "cifar10"
+    (tmp_path / "local.yaml").write_text(said(parse, "--method=local", "--print_config"))
+    run, _ = parse(["--config", str(tmp_path / "local.yaml"), "--method=dpfl", "--seed=4"])
+    assert (
+        run == Run(rounds=22, seed=4).resolve()
+    )  # what local does not read, and the partition, are those of the flags
     (tmp_path / "ditto.yaml").write_text("method: ditto\noptions: {lam: 2}")
     assert parse(["--options.lam=1", "--config=ditto.yaml"])[0].options == {"lam": 2}  # the file stands after it
 

@@ -48,6 +48,7 @@ def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
         assert (one["seconds/train"][: len(two["seconds/train"])] == two["seconds/train"]).all()
         assert [len(result.starts()) for result in (one, two)] == [1, 1]
     assert swept(*words, rounds=2).code == 0  # nothing is computed twice
+    assert swept(*words, "--dry_run", rounds=2).out == "nothing to submit; --list says how far the Runs are\n"
     for more, said in (("--mixed", "was computed without --mixed; "), ("--seed=1", "--seeds and --seed are given; ")):
         assert said in swept(*words, more, "--seeds=1" if "seed" in more else "--list", rounds=2).err
     assert len(list(tmp_path.glob("sweeps/*"))) == 1
@@ -184,8 +185,9 @@ def test_mpirun_may_be_beside_python_and_without_one_that_is_said(swept, fakes, 
     monkeypatch.setattr(sys, "executable", str(fakes / "python"))
     done = swept("--seeds", "1")
     assert (done.code, done.err) == (2, "error: mpirun cannot be started: No such file or directory\n")
-    script(fakes / "mpirun", f'echo "$*" > {fakes}/up; exit 2')
-    assert swept("--seeds", "1").code == 1 and lines(fakes / "up")[0].startswith("--bind-to none -n 1 ")
+    script(fakes / "mpirun", f'echo "$SLURM_OVERLAP $*" > {fakes}/up; exit 2')
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # or one Run of a job would wait for the cores of the other
+    assert swept("--seeds", "1").code == 1 and lines(fakes / "up")[0].startswith("1 --bind-to none -n 1 ")
 
 
 # beside jobs on Slurm ----------------------------------------------------------------------------------------------------

@@ -99,6 +99,7 @@ def test_a_percent_sign_in_the_folder_is_refused(tmp_path, fakes, said):
 
 @pytest.mark.parametrize(("text", "said"), [
     (f"echo {shlex.quote(REFUSAL)} >&2; exit 1", "Slurm refuses the jobs: Batch job submission failed: Invalid name"),
+    ("printf 'sbatch: unknown --x\\nTry \"sbatch --help\"\\n' >&2; exit 1", "Slurm refuses the jobs: unknown --x"),
     ("exit 1", "sbatch does not say why"),
     ("echo what", "manually if needed)"),
 ])  # fmt: skip
@@ -156,6 +157,8 @@ def test_what_is_said_of_a_failed_run(tmp_path, swept, fakes, no_blind_time):
     listed = swept("--seeds", "1", "--list")
     assert listed.code == 1 and listed.out.endswith(f" failed (job 39, --retry submits it again):\n{said}\n")
     log.rename(folder / "39_0_log.out").write_text("  test accuracy        97.30 %\n")
+    (folder / "39_1_log.err").write_text("KeyError: 'mine'\nsrun: Job step aborted: waiting\n")  # of another rank
+    assert swept("--seeds", "1", "--list").out.endswith("):\n  test accuracy        97.30 %\nKeyError: 'mine'\n")
     path.touch()
     listed = swept("--seeds", "1", "--list")
     assert listed.code == 1 and f"error: {path} is not a result of dpfl_mpi, or it is damaged" in listed.out

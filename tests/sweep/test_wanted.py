@@ -6,9 +6,10 @@ import math
 import pytest
 import starts
 import tiny_result
-from launch import refused
+from launch import refused, text_file
 from starts import runs_file
 
+from dpfl_mpi.__main__ import main
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.sweep import __main__ as sweep
@@ -43,10 +44,14 @@ def test_what_cannot_be_is_one_sentence(tmp_path, said, words, sentence):
     assert err.startswith("error: ") and err.count("\n") == 1 and sentence in err, err
 
 
-def test_flags_of_runs_beside_a_grid(listed):
+def test_flags_of_runs_beside_a_grid(listed, tmp_path, said):
     """--partition is the Runs'; the value of a Run's flag is no file, and a switch takes no value."""
     words = ["--partition", "dirichlet", "--rounds", "30", "--seeds", "1"]
     assert listed("--no-augment", "--mixed", *words) == ["digits-dirichlet-dpfl-B8-s1"]
+    config = text_file(
+        tmp_path / "run.yaml", said(main, "--partition=dirichlet", "--print_config")
+    )  # out: null, fresh: false
+    assert listed("--config", config, "--seeds", "3") == ["digits-dirichlet-dpfl-B8-s3"]
     (name,) = listed("--methods", "ditto", "--options.lam", "0.3", *words)  # DPFL has no lam
     assert name.startswith("digits-dirichlet-ditto-")
 
