@@ -115,9 +115,8 @@ def pathological(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
         if k == 0:
             continue  # with few clients a class may have no holder: its samples are not used
         if least * k > m:
-            raise UserError(
-                f"--min_per_class is {least}; class {c} has {m} samples for {k} holders: at most {m // k}, or fewer --clients"
-            )
+            said = f"--min_per_class is {least}; class {c} has {m} samples for {k} holders"
+            raise UserError(f"{said}: at most {m // k}, or fewer --clients")
 
         def propose(batch: int, k: int = k, m: int = m) -> Pair:
             slices = cut(rng.dirichlet(np.full(k, run.dirichlet_alpha), batch), m)

@@ -121,7 +121,7 @@ def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawin
         if len(by) > 1:
             parts.append(f"\nNote: local epochs differ: {'; '.join(by)}.")
         pairs = combinations(frames.rows.loc[frames.rows["setting"] == where, "result"], 2)
-        if differ := {name for a, b in pairs for name in unlike(a, b, *OWN)}:
+        if differ := {name for a, b in pairs if a.run.method != b.run.method for name in unlike(a, b, *OWN)}:
             parts.append(f"\nNote: rows differ in {', '.join(sorted(differ))}, not in the method alone.")
         for line in part[part["few"] != ""].itertuples():
             parts.append(f"\nNote: {line.method} has means over {line.few}.")

@@ -149,11 +149,9 @@ def taken_by_slurm(before: int = 0) -> Iterator[None]:
             yield
     except (OSError, RuntimeError) as error:  # submitit's errors are of RuntimeError
         lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Try ")]
-        lines = lines or ["sbatch does not say why"]
+        why = lines[-1].removeprefix("sbatch: ").removeprefix("error: ") if lines else "sbatch does not say why"
         others = f"; the {before} before stay submitted" if before else ""
-        raise UserError(
-            f"Slurm refuses the jobs: {lines[-1].removeprefix('sbatch: ').removeprefix('error: ')}{others}"
-        ) from None
+        raise UserError(f"Slurm refuses the jobs: {why}{others}") from None
 
 
 def sbatch_text(args: argparse.Namespace, tasks: int) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import re
 import socket
 import subprocess
@@ -159,13 +160,13 @@ class Known:
 
     def log(self) -> str:
         """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""
-        text, folder = "", self.folder or Path()
-        errors = sorted(
-            folder.glob(f"{self.job_id}_*_log.err")
-        )  # of every rank; behind the output, whose rounds would hide them
-        for path in (folder / f"{self.job_id}_0_log.out", *errors, folder / f"{self.path.stem}.log"):
+        text, folder = "", self.folder or Path(os.devnull)
+        errors = folder.glob(
+            f"{self.job_id}_*_log.err"
+        )  # of every rank: behind the output, whose rounds would hide them
+        for path in (folder / f"{self.job_id}_0_log.out", *sorted(errors), folder / f"{self.path.stem}.log"):
             with contextlib.suppress(UserError):
-                text += read_end(path).decode(errors="replace") if self.folder else ""
+                text += read_end(path).decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
         said = [line for line in lines if line.startswith("error: ") or line.endswith(STALLED_TEXT)]
         if not said and self.path.exists():  # a file that was damaged since has the log of a job that finished
