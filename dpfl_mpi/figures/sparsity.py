@@ -26,19 +26,13 @@ def drawn(frames: Frames, measures: Mapping[str, Callable[[np.ndarray], float]],
         axes.set(xlabel="round", ylabel=f"{name}, %", **look)
         parts.append(numbers.assign(measure=name))
     legend(figure, panels[0, 0], "outside upper center")
-    data = pd.concat(parts, ignore_index=True)
-    return Drawing(data, figure, first_and_last(data))
-
-
-def first_and_last(data: pd.DataFrame) -> str:
-    """Return one sentence per curve: its first and its last value."""
-    out = []
+    data, text = pd.concat(parts, ignore_index=True), []
     for (where, row, name), part in data.groupby(["setting", "method", "measure"], sort=False):
         start, end = part.iloc[0], part.iloc[-1]
         when = f"in round {start['round']}" if start["round"] else "before round 1"
         values = f"{100 * start.value:.1f} % {when}, {100 * end.value:.1f} % in round {end['round']}"
-        out.append(f"{where}, {row}: {name} {values}")
-    return "\n".join(out)
+        text.append(f"{where}, {row}: {name} {values}")  # of each curve the first and the last value
+    return Drawing(data, figure, "\n".join(text))
 
 
 def draw(frames: Frames) -> Drawing:

@@ -3,7 +3,7 @@
 Shared: the model w. Personal: nothing. Scored: the global w after aggregation.
 """
 
-from dpfl_mpi.methods import Federation, Gradient, Method, State, Tensor
+from dpfl_mpi.methods import Federation, Gradient, Method, Predict, State, Tensor
 
 CITATION = """@inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
@@ -13,18 +13,16 @@ CITATION = """@inproceedings{mcmahan2017fedavg,
 METHOD = Method("FedAvg", CITATION, topology="server", elementwise=True, colour="#009E73", marker="s")
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation, predict: Predict | None = None) -> State:
     w = fed.initial_row()
-    fed.evaluate(fed.copies(w))
+    fed.evaluate(fed.copies(w), predict=predict)
     return {"client": {}, "shared": {"w": w}}
 
 
 def personal(fed: Federation, own: str, shared: str = "w") -> State:
     """Return the common initial row, as what is shared and as every client's own, by these names: where the own rows are scored."""
-    w = fed.initial_row()
-    rows = fed.copies(w)
-    fed.evaluate(rows)
-    return {"client": {own: rows}, "shared": {shared: w}}
+    w = init(fed)["shared"]["w"]
+    return {"client": {own: fed.copies(w)}, "shared": {shared: w}}
 
 
 def round(fed: Federation, state: State, t: int, gradient: Gradient | None = None) -> State:

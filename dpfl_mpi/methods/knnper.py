@@ -8,7 +8,7 @@ lambda p_knn(y | x) + (1 - lambda) p_w(y | x), where p_knn weighs the k nearest 
 import math
 from dataclasses import dataclass
 
-from dpfl_mpi.methods import Federation, Method, Newcomer, Predict, State, Tensor
+from dpfl_mpi.methods import Federation, Method, Newcomer, Predict, State, Tensor, fedavg
 from dpfl_mpi.settings import option
 
 AT_ONCE = 64  # images whose differences to the memory are held at once: 107 MB of 5,000 representations of 84
@@ -31,9 +31,7 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    w = fed.initial_row()
-    fed.evaluate(fed.copies(w), predict=mixture(fed))
-    return {"client": {}, "shared": {"w": w}}
+    return fedavg.init(fed, predict=mixture(fed))
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -305,36 +305,26 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
 
 def check_method(filled: Mapping[str, Any], method: Any) -> None:
     """Raise `UserError` where the filled-in fields of a Run do not go together, or ask something of its method that it does not do."""
-    name, attack, stale = short(filled["method"]), filled["attack"], filled["staleness"]
-    few, asks = filled["candidates"], method.topology == "graph" and (method.searches or method.asks_all)
-    if few < math.inf and not asks:
-        raise UserError(f"--candidates is {few}; {name} asks for no models to choose: allowed is inf")
-    optimizer, epochs, able = filled["optimizer"], filled["finetune_epochs"], ", ".join(method.optimizers)
-    if optimizer not in method.optimizers:
-        raise UserError(f"--optimizer is {optimizer}; {name} takes steps of its own, allowed is {able}")
-    if epochs and not method.finetunes:
-        raise UserError(f"--finetune_epochs is {epochs}; {name} is scored by more than its model: allowed is 0")
-    if attack and attack.falsifies and not method.sends_models:
-        raise UserError(f"--attack is {attack}; {name} sends more than models; allowed are {', '.join(HONEST)}")
-    if stale and not filled["network"]:
-        late = "--network is not given: without clocks nothing is late, allowed is 0"
-        raise UserError(f"--staleness is {stale} and {late}")
-    if stale and method.topology == "server":
-        raise UserError(f"--staleness is {stale}; the server of {name} waits for all: allowed is 0")
-    if stale and not method.sends_models:
-        raise UserError(f"--staleness is {stale}; {name} sends more than models, of the same round: allowed is 0")
-    if filled["send"] and method.sends:
-        raise UserError(f"--send is {filled['send']}; {name} says itself what it sends: allowed is all")
-    for flag, usual in (("network", ""), ("codec", "none"), ("send", "all")):
-        given = filled[flag]
-        if given and filled["averaging"] == "serial":
-            serial = "--averaging is serial, which waits for client after client: allowed is synchronous"
-            raise UserError(f"--{flag} is {given} and {serial}")
-        if given and usual and method.topology != "graph":
-            raise UserError(f"--{flag} is {given}; {name} sends nothing along a graph: allowed is {usual}")
-    if filled["send"] and (method.asks_all or method.every_row):
-        whole = f"{name} scores models as they come, which needs whole ones: allowed is all"
-        raise UserError(f"--send is {filled['send']}; {whole}")
+    name, graph = short(filled["method"]), method.topology == "graph"
+    asks, lies = graph and (method.searches or method.asks_all), filled["attack"] and filled["attack"].falsifies
+    serial = "--averaging is serial, which waits for client after client: allowed is synchronous"
+    rules = [  # a field, when the value that it has is a mistake, and what the sentence says behind the value
+        ("candidates", filled["candidates"] < math.inf and not asks, f"; {name} asks for no models to choose: allowed is inf"),
+        ("optimizer", filled["optimizer"] not in method.optimizers, f"; {name} takes steps of its own, allowed is {', '.join(method.optimizers)}"),
+        ("finetune_epochs", not method.finetunes, f"; {name} is scored by more than its model: allowed is 0"),
+        ("attack", lies and not method.sends_models, f"; {name} sends more than models; allowed are {', '.join(HONEST)}"),
+        ("staleness", not filled["network"], " and --network is not given: without clocks nothing is late, allowed is 0"),
+        ("staleness", method.topology == "server", f"; the server of {name} waits for all: allowed is 0"),
+        ("staleness", not method.sends_models, f"; {name} sends more than models, of the same round: allowed is 0"),
+        ("send", method.sends, f"; {name} says itself what it sends: allowed is all"),
+        *((flag, filled["averaging"] == "serial", f" and {serial}") for flag in ("network", "codec", "send")),
+        ("codec", not graph, f"; {name} sends nothing along a graph: allowed is none"),
+        ("send", not graph, f"; {name} sends nothing along a graph: allowed is all"),
+        ("send", method.asks_all or method.every_row, f"; {name} scores models as they come, which needs whole ones: allowed is all"),
+    ]  # fmt: skip
+    for flag, wrong, why in rules:
+        if filled[flag] and wrong:
+            raise UserError(f"--{flag} is {filled[flag]}{why}")
 
 
 def facts(

@@ -192,8 +192,7 @@ class Checkpoints:
     # reading -----------------------------------------------------------------------------------------------------------
     def _manifests(self) -> list[Path]:
         found = self.folder.glob("*.manifest.h5") if self.folder.is_dir() else ()
-        newest = sorted(found, key=lambda path: path.lstat().st_mtime_ns, reverse=True)
-        return sorted(newest, key=lambda path: path.name.partition(".")[0].zfill(12), reverse=True)
+        return sorted(found, key=lambda p: (p.name.partition(".")[0].zfill(12), p.lstat().st_mtime_ns), reverse=True)
 
     def restore(self, parts: Parts) -> State | None:
         """Return the state of the newest whole checkpoint and set `parts` to it; None where there is no checkpoint.

@@ -188,10 +188,9 @@ class Arena:
         slot, geometry = use.view.slot, use.geometry or use.view.slot.geometry
         if (slot, geometry) not in self.numbers:
             first = self.values[self.numbers[slot, slot.geometry]]
-            planes, lines, units = geometry
-            other = CValue(first.x, first.d, first.upstream, planes, lines, units, lines * units, units)
+            _, lines, units = geometry
             self.numbers[slot, geometry] = len(self.values)
-            self.values.append(other)
+            self.values.append(CValue(first.x, first.d, first.upstream, *geometry, lines * units, units))
         return self.numbers[slot, geometry]
 
 
