@@ -33,8 +33,7 @@ from dpfl_mpi.storage.files import check_apart, reason, write
 
 
 def parser() -> argparse.ArgumentParser:
-    usage = "%(prog)s [flags of a run] [flags below]"
-    out = Parser(prog="python -m dpfl_mpi.describe", usage=usage, add_help=False)
+    out = Parser(prog="python -m dpfl_mpi.describe", usage="%(prog)s [flags of a run] [flags below]", add_help=False)
     out.add_argument("--ranks", type=int, default=1, help="ranks that mpirun or srun will start")
     out.add_argument("--nodes", type=int, default=1, help="nodes they are spread over")
     out.add_argument("--rows", type=int, default=20, help="clients shown in the table")
@@ -198,8 +197,7 @@ def of_node(plan: Needs, node: int) -> str:
 
 def estimate(run: Resolved, plan: Needs, cost: needs.Cost) -> str:
     """Return the time that the slowest rank will take, from the measurement; choosing is an upper bound."""
-    seconds = needs.seconds_of(run, plan, cost)
-    took = {name: duration(value) for name, value in seconds.items()}
+    took = {name: duration(value) for name, value in needs.seconds_of(run, plan, cost).items()}
     crowd = needs.crowding(plan)
     note = f", {crowd:.1f} ranks per core" if crowd > 1 else ""
     return (

@@ -303,8 +303,7 @@ def made_of(kind: str, code: str, settings: dict[str, Any]) -> list[Check]:
             limited = small | {"clients": n} | ({"budget": budget} if graph else {})
             add(said, limited, IN_ALL_WAYS if n == 5 else BY_RANKS)
             if n == 5:
-                table = {"available": lambda path, n: np.savetxt(path, here(n), "%d")}
-                add(f"{said}, some away", limited | table)
+                add(f"{said}, some away", limited | {"available": lambda path, n: np.savetxt(path, here(n), "%d")})
                 if not data_given:
                     add(f"{said}, one of them diverges", limited | wild | {"on_divergence": "exclude"})
     elif kind == "model":

@@ -47,8 +47,7 @@ def script(path: Path, text: str) -> None:
 
 def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list[str]:
     """Return the command line of one rank that computes a Run into `out`."""
-    flags = to_flags({"out": out} | (small() if fields is None else fields) | job)
-    return [sys.executable, "-m", "dpfl_mpi", *flags]
+    return [sys.executable, "-m", "dpfl_mpi", *to_flags({"out": out} | (small() if fields is None else fields) | job)]
 
 
 HELD = """

@@ -172,8 +172,7 @@ def of_results(results: Sequence[Result]) -> Frames:
     groups = named(repetitions(results))
     order = [where for where, _, _ in groups]
     groups.sort(key=lambda g: (order.index(g[0]), *rank(g[2][0].run)))
-    lines = [line_of(r) | {"setting": where, "row": row} for where, row, group in groups for r in group]
-    files = pd.DataFrame(lines)
+    files = pd.DataFrame([line_of(r) | {"setting": where, "row": row} for where, row, group in groups for r in group])
     runs = files.sort_values("finished", ascending=False, kind="stable").drop_duplicates(["key", "partition"])
     runs = runs.sort_index(ignore_index=True)
 

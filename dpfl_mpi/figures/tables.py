@@ -105,8 +105,7 @@ def latex(table: pd.DataFrame) -> str:
         return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
 
     out = table.map(tex).rename(columns=tex)
-    form = "l" + "r" * (len(out.columns) - 1)
-    return str(out.to_latex(index=False, escape=False, column_format=form)).rstrip()
+    return str(out.to_latex(index=False, escape=False, column_format="l" + "r" * (len(out.columns) - 1))).rstrip()
 
 
 def printed(text: str, bold: bool, published: str) -> str:

@@ -28,8 +28,7 @@ class Encoder:
         self.kind, self.share, self.rank = run.codec.kind, run.codec.share, run.codec.rank
         self.ensemble, self.start, self.seed = ensemble, start_W, run.seed
         sent = ensemble.zeros(1) + 1 if columns_W is None else columns_W[None]
-        layers = ensemble.layers(sent[:, : ensemble.size])
-        self.layers = [name for name, part in layers.items() if bool(part.any())]
+        self.layers = [name for name, part in ensemble.layers(sent[:, : ensemble.size]).items() if bool(part.any())]
         self.columns = torch.nonzero(sent[0, : ensemble.size])[:, 0]  # those that are sent
         self.kept = max(1, nearest(self.share, len(self.columns))) if self.kind == "topk" else 0
         self.bytes = len(self.encode(start_W, start_W.clone()))  # of every encoded row

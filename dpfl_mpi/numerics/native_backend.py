@@ -74,12 +74,10 @@ class NativeBackend(Backend):
                 step += 1
 
     def gradient(self, block: Block, batch: MiniBatch) -> Tensor:  # type: ignore[override]
-        loss = self.native.gradient(block.w[0], block.g[0], batch)
-        return torch.tensor([loss], dtype=torch.float32)
+        return torch.tensor([self.native.gradient(block.w[0], block.g[0], batch)], dtype=torch.float32)
 
     def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
-        m = torch.zeros_like(block.w[0])
-        self.native.step(block.w[0], m, block.g[0], Rule(SGD(0, 0, 0, 0), rate))
+        self.native.step(block.w[0], torch.zeros_like(block.w[0]), block.g[0], Rule(SGD(0, 0, 0, 0), rate))
         self._count(block, loss)
 
     def descents(  # type: ignore[override]
@@ -132,8 +130,7 @@ class NativeBackend(Backend):
         return x[None], y[None]
 
     def chooser(self, i: int, start: Start, cases: np.ndarray) -> Chooser:
-        order = self._order(i)[: self.clients.n_search[i]]
-        return Chooser(self.native, self._scored, order, start, cases)
+        return Chooser(self.native, self._scored, self._order(i)[: self.clients.n_search[i]], start, cases)
 
     # -----------------------------------------------------------------------------------------------------------------------
     def _client(self, rows: Rows) -> int:

@@ -82,8 +82,7 @@ class Needs:
 def ensemble_of(run: Resolved, source: Source) -> Ensemble:
     """Return the model's numerics on this machine's CPU."""
     torch.set_num_threads(1)  # as each rank of a run
-    module = make(run, source)
-    return Ensemble(module, source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
+    return Ensemble(make(run, source), source.mean, source.std, torch.device("cpu"), dtype=source.dtype)
 
 
 def needs_of(
@@ -244,8 +243,7 @@ def traffic(
     summed = 2 * ranks * 2 * row if server or searches else 0  # an exact sum: 64 bits a number, there and back
     everywhere = method.every_row * int((n - k_r)[k_r > 0].sum()) * slot
     before = averaged * at_first + summed * (not server) + sketched
-    wire = asked * slot + before, averaged + summed * server + everywhere
-    return received, wire
+    return received, (asked * slot + before, averaged + summed * server + everywhere)
 
 
 def image_bytes(source: Source, ensemble: Ensemble) -> int:

@@ -44,8 +44,7 @@ class Declared:
 
 def declared(run: Any) -> Declared:
     """Return what the method of a resolved Run declares; `ValueError`: it is what no method can declare."""
-    told = run.declared["method"]
-    facts = {name: told[name] for name in vars(Declared())}
+    facts = {name: run.declared["method"][name] for name in vars(Declared())}
     typed = all(type(facts[name]) is type(value) for name, value in vars(Declared()).items())
     if not (typed and 1 <= facts["models"] <= 1000 and all(isinstance(name, str) for name in facts["unread"])):
         raise ValueError(f"the method declares {facts}")

@@ -119,8 +119,7 @@ class Budget(Text):
         words = [word for line in lines for word in line]
         if len(words) != clients or not all(w == "inf" or (whole(w) and int(w) >= 1) for w in words):
             raise UserError(f"--budget is {self.text}, which must hold {clients} numbers: whole and at least 1, or inf")
-        each = tuple(clients + 1 if word == "inf" else int(word) for word in words)
-        return replace(self, each=each, sha256=sha256)
+        return replace(self, each=tuple(clients + 1 if w == "inf" else int(w) for w in words), sha256=sha256)
 
     def most(self, clients: int, counts_self: bool) -> int:
         """Return the most models that any client may receive for one average."""

@@ -81,8 +81,7 @@ class Models:
         partition = dealt(result, source)
         ensemble = ensemble_of(run, source)
         ordered, n_search = search_first(run, source.labels["train"], partition)
-        ids = np.arange(self.n)
-        clients = Clients(source, ordered, ids, run.seed, run.augment, ensemble, flipped(run), n_search)
+        clients = Clients(source, ordered, np.arange(self.n), run.seed, run.augment, ensemble, flipped(run), n_search)
         native, why = native_here(Job(), ensemble, clients, optimiser(run))
         if why:
             print(f"warning: PyTorch computes, several times slower: {why}", file=sys.stderr)

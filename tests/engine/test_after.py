@@ -24,8 +24,7 @@ def test_finetuning_from_the_base_run_is_finetuning(tmp_path):
     base = {n: run_here(Run(**f).resolve().path(tmp_path), f, save_models=True) for n, f in fields.items()}
     more = {n: f | {"finetune_epochs": 3} for n, f in fields.items()}
     two = "from dpfl_mpi.engine import after\nafter.BLOCK = 2 * 4 * 4810 + 5"
-    out = run_many(2, tmp_path, more, two, **{n: {"results": str(tmp_path)} for n in more})
-    for name, path in out.items():
+    for name, path in run_many(2, tmp_path, more, two, **{n: {"results": str(tmp_path)} for n in more}).items():
         alone = run_here(tmp_path / f"{name}-alone.h5", more[name], results=str(tmp_path / "elsewhere"))
         assert differences(path, alone) == [], name
         with Result(path) as result, Result(base[name]) as before:

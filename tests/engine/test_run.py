@@ -131,8 +131,7 @@ def test_a_round_that_does_not_choose(tmp_path, digits_file, off):
 
 def test_blocks_of_clients(tmp_path, fields, suite):
     for kind in ("base", "cnn"):
-        path = run_here(tmp_path / f"{kind}.h5", fields[kind], block=4)
-        with Result(suite[kind].file(ONE)) as a, Result(path) as b:
+        with Result(suite[kind].file(ONE)) as a, Result(run_here(tmp_path / f"{kind}.h5", fields[kind], block=4)) as b:
             assert b.starts()[0]["block"] == 4
             for exact in ("graph/chosen/indptr", "graph/chosen/senders", "round/gradient_steps"):
                 assert np.array_equal(a[exact], b[exact])

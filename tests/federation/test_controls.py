@@ -50,8 +50,7 @@ def test_the_search_and_the_choice_of_the_round_see_different_images():
             x, y = validation(fed, k)
             logits = module(x).detach()
             assert abs(cross_entropy(logits[:cut], y[:cut]).item() - loss[i]) < 1e-5
-            right = (logits[cut:].argmax(1) == y[cut:]).double().mean().item()
-            assert fed.notes["val_acc"][i] == right
+            assert fed.notes["val_acc"][i] == (logits[cut:].argmax(1) == y[cut:]).double().mean().item()
             same = (a[first : first + len(val)].flatten(1) for a in (fed.clients.score_x, whole.clients.score_x))
             a, b = (sorted(map(tuple, images.tolist())) for images in same)
             assert a == b  # the same images in another order
@@ -69,8 +68,7 @@ def test_a_single_validation_image_cannot_be_shared():
 
 def test_absent_clients_search_later(tmp_path):
     there = text_file(tmp_path / "there", "1 " * N + "\n0" + " 1" * (N - 1))
-    fields = SMALL | {"rounds": 2, "omega_period": 2, "available": there, "budget": "inf"}
-    with federation(fields) as fed:
+    with federation(SMALL | {"rounds": 2, "omega_period": 2, "available": there, "budget": "inf"}) as fed:
         state = dpfl.init(fed)
         for t in (1, 2):
             before = state["shared"]
@@ -148,23 +146,22 @@ def test_patience_counts_rounds_that_are_no_better():
 
 
 @pytest.mark.parametrize("method", ["dpfl", "fedavg", "pairwise"])
-def test_who_stops_early(tmp_path, method):
-    fields = SMALL | {"method": method, "patience": 1, "rounds": 12, "omega_period": 3}
-    with Result(run_here(tmp_path / "a.h5", fields)) as result:
-        stopped, val = result["client/stopped_round"], result["round/val_acc"]
-        received = result["traffic/models_received"]
-        assert (stopped > 0).sum() >= 2 and len(set(stopped.tolist())) > 2
-        last = result.last_round
-        served = 0
-        for k in range(N):
-            until = stopped[k] if stopped[k] >= 0 else last
-            rises = [bool(val[t, k] > val[:t, k].max()) for t in range(1, until + 1)]
-            assert all(rises[:-1]) and rises[-1] == (stopped[k] < 0)  # it rose until the round before the last
-            assert np.isnan(val[until + 1 :, k]).all() and (received[until + 1 :, k] == 0).all()
-            assert all(len(result.chosen(t).of(k)) == 0 for t in range(until + 1, last + 1))
-            served += sum(k in result.chosen(t).senders for t in range(until + 1, last + 1))
-        assert (served > 0) == (method != "fedavg")
-        assert np.isfinite(result["best/test_acc"]).all() and result["client/epochs"][0] <= 12 + 1
+def test_who_stops_early(result_of, method):
+    result = result_of(SMALL | {"method": method, "patience": 1, "rounds": 12, "omega_period": 3})
+    stopped, val = result["client/stopped_round"], result["round/val_acc"]
+    received = result["traffic/models_received"]
+    assert (stopped > 0).sum() >= 2 and len(set(stopped.tolist())) > 2
+    last = result.last_round
+    served = 0
+    for k in range(N):
+        until = stopped[k] if stopped[k] >= 0 else last
+        rises = [bool(val[t, k] > val[:t, k].max()) for t in range(1, until + 1)]
+        assert all(rises[:-1]) and rises[-1] == (stopped[k] < 0)  # it rose until the round before the last
+        assert np.isnan(val[until + 1 :, k]).all() and (received[until + 1 :, k] == 0).all()
+        assert all(len(result.chosen(t).of(k)) == 0 for t in range(until + 1, last + 1))
+        served += sum(k in result.chosen(t).senders for t in range(until + 1, last + 1))
+    assert (served > 0) == (method != "fedavg")
+    assert np.isfinite(result["best/test_acc"]).all() and result["client/epochs"][0] <= 12 + 1
 
 
 @pytest.mark.parametrize("method", ["dpfl", "fedavg"])
@@ -278,8 +275,8 @@ def test_label_flip_is_flip_share_and_averages_are_over_the_benign(tmp_path):
 
 @pytest.mark.parametrize("kind", ["sign_flip", "scale", "noise", "stale"])
 def test_what_liars_send(kind):
-    fields = SMALL | {"clients": 3, "budget": "inf", "method": "random_graph", "attack": f"{kind}:0.4"}
-    with federation(fields) as fed:
+    fields = {"clients": 3, "budget": "inf", "method": "random_graph", "attack": f"{kind}:0.4"}
+    with federation(SMALL | fields) as fed:
         (liar,) = np.flatnonzero(fed.members.limits.liars)
         p, at = fed.p, fed.row_of
         full = CollaborationGraph.from_lists([[1, 2], [0, 2], [0, 1]])

@@ -147,8 +147,7 @@ def test_a_search_may_depart_from_the_algorithms(fed, rule, spread, monkeypatch)
                 order = sorted(order, key=lambda j, reward=reward: -reward(models[j]))
             own = [*models, models[k]]  # k itself stands last, so that it is in every set
             p = np.append(fed.p, fed.p[k])
-            expected = departing(order, coins, own, p, reward, 3, rule) if len(order) else []
-            assert found.of(k).tolist() == expected
+            assert found.of(k).tolist() == (departing(order, coins, own, p, reward, 3, rule) if len(order) else [])
     scored = (1 if rule.search == "forward" else 2) * (1 + decided) + (N - 1) * (rule.order == "loss")
     assert of_bggc.tolist() == scored.tolist()
 
@@ -442,13 +441,12 @@ def test_a_matrix_times_the_rows(topology, result_of, tmp_path):
 
 
 @pytest.mark.parametrize("when", ["before", "after", "never"])
-def test_models_that_came_by_every_row_are_not_counted_again(when, tmp_path):
+def test_models_that_came_by_every_row_are_not_counted_again(when, result_of, tmp_path):
     """Of 5 clients 4 rows come to each, of which 3 are averaged; rows that were trained on since come anew; `describe` knows of both."""
     note = "fed.note_received(4); "
     one = (
         "any(0 for _ in fed.every_row(w)); {}w = fed.average(w, chosen); {}w = fed.average(fed.local_opt(w, 1), chosen)"
     )
     do = one.format(note * (when == "before"), note * (when == "after"))
-    fields = FIELDS | {"method": written(tmp_path, do, every_row=1)}
-    counted = Result(run_here(tmp_path / "r.h5", fields))["traffic/models_received"][1].tolist()
-    assert counted == [(0 if when == "never" else 1) + 3 + 3] * 5
+    counted = result_of(FIELDS | {"method": written(tmp_path, do, every_row=1)})["traffic/models_received"][1]
+    assert counted.tolist() == [(0 if when == "never" else 1) + 3 + 3] * 5

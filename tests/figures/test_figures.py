@@ -314,8 +314,7 @@ def test_a_method_has_one_colour_in_every_figure(made):
     curves = draw("learning_curves", results).figure.axes[0].lines
     drawn = {line.get_label().split(" ")[0]: line.get_color().upper() for line in curves}
     assert drawn == {"DPFL": colours["dpfl"][0], "Local": colours["local"][0]}
-    points = draw("variance", results).figure.axes[0].lines
-    assert {line.get_color().upper() for line in points} == set(drawn.values())
+    assert {point.get_color().upper() for point in draw("variance", results).figure.axes[0].lines} == {*drawn.values()}
     for name in ("pareto", "omega"):  # a DPFL curve and, where there is one without a graph, Local's
         lines = draw(name, results).figure.axes[0].lines
         assert {line.get_color().upper() for line in lines} - set(drawn.values()) == set()
@@ -403,8 +402,7 @@ def test_label_flip(made, tmp_path):
     # order: benign 0 and 2 by class, then flipped 1 and 3; 0 takes 1 and 2
     assert figure.axes[2].images[0].get_array().tolist() == [[3, 1, 2, 0], [1, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
     for rounds in ("2", [2]):
-        drawn = draw("label_flip", [made["flip"]], rounds=rounds)
-        assert [a.get_title() for a in drawn.figure.axes] == ["round 2"]
+        assert [a.get_title() for a in draw("label_flip", [made["flip"]], rounds=rounds).figure.axes] == ["round 2"]
     for wrong in ("abc", "0,every", "", "\u00b2"):
         said = f"--rounds is {wrong!r}; allowed are round numbers and last, as in 0,50,last, or every"
         assert refused(said, draw, "label_flip", [made["flip"]], rounds=wrong) == said

@@ -285,8 +285,7 @@ def test_shapley_values_by_hand():
         asked.append(len(coalitions))
         return np.array([worth[tuple(sorted(s))] for s in coalitions], float)
 
-    orders = list(itertools.permutations(range(3)))
-    assert pfedsv.shapley(orders, of, 0.0) == pytest.approx([1, 3, 3]) and asked == [7]
+    assert pfedsv.shapley(list(itertools.permutations(range(3))), of, 0.0) == pytest.approx([1, 3, 3]) and asked == [7]
     assert pfedsv.shapley([[1, 0, 2]], of, -4.0) == pytest.approx([1, 4, 6])
 
 

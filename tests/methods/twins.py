@@ -26,8 +26,7 @@ def play(method, rounds=ROUNDS, job=None, options=None, **fields):
 
     Return per call of `evaluate` (DPFL: the mixed ones too) the rows in client order, the states after each round, and the Federation.
     """
-    run = FIELDS | {"method": method, "options": options} | fields
-    with federation(run, **(job or {})) as fed:
+    with federation(FIELDS | {"method": method, "options": options} | fields, **(job or {})) as fed:
         module, scored, states = importlib.import_module(f"dpfl_mpi.methods.{method}"), [], []
         evaluate = fed.evaluate
 

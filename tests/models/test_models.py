@@ -304,8 +304,7 @@ def test_a_build_that_fails(monkeypatch):
     ({"model": "text", "model_options": {"heads": 5}}, TEXT, "--model_options.heads is 5; it must divide --model_options.width, 32"),
 ])  # fmt: skip
 def test_models_and_data_that_do_not_go_together(fields, kind, sentence):
-    data = source(kind)
-    refused(sentence, lambda: make(Run(**fields).resolve(), data))
+    refused(sentence, lambda: make(Run(**fields).resolve(), source(kind)))
 
 
 def test_many_tokens_need_few_rows():

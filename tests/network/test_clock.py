@@ -17,8 +17,8 @@ from dpfl_mpi.settings.values import NETWORKS
 SMALL = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3}
 
 
-def clock_of(step, image=(0, 0, 0), down=(8, 8, 8), latency=(0, 0, 0)):
-    return Clock(Speeds(*(np.array(values, float) for values in (step, image, (8, 8, 8), down, latency))))
+def clock_of(step, image=0, down=8, latency=0, staleness=0):
+    return Clock(Speeds(*(np.full(len(step), values, float) for values in (step, image, 8, down, latency))), staleness)
 
 
 def seconds(values):
@@ -54,8 +54,7 @@ def test_a_round_by_hand():
 
 def test_what_is_old_by_hand():
     """Client 1 takes two seconds a step, client 0 one; a model takes two more, one on either link."""
-    speeds = Speeds(*(np.array(values, float) for values in ((1, 2), (0, 0), (8, 8), (8, 8), (0, 0))))
-    clock, to, of = Clock(speeds, staleness=1), np.array([0, 1]), np.array([1, 0])
+    clock, to, of = clock_of(step=(1, 2), staleness=1), np.array([0, 1]), np.array([1, 0])
     seen = []
     for t in range(3):
         clock.begin(np.ones(2, bool))
@@ -174,8 +173,7 @@ def test_hours_and_gigabytes_by_hand():
     expected = {"accuracy": 85, "hours": 0.1, "gigabytes": 3, "hours to 80 %": 0.1, "gigabytes to 80 %": 3}
     assert row == pytest.approx(expected | {"waiting, %": 30, "longest": 200 / 3, "critical": 100})
     assert np.isnan(hours.row_of(Made(), lines, 90)["hours to 90 %"])
-    plain = type("Plain", (dict,), {"path": "x"})()
-    refused("no simulated time; compute it with --network", hours.measure, plain)
+    refused("no simulated time; compute it with --network", hours.measure, type("Plain", (dict,), {"path": "x"})())
 
 
 @pytest.mark.parametrize(

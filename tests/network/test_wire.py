@@ -88,8 +88,7 @@ def test_links_are_a_dictionary_of_edges():
         room = rng.integers(2, 5, 5)
         links.trim(room)
         for k in range(5):
-            mine = sorted((-known[e][1], e) for e in known if e // 5 == k)
-            for _, edge in mine[room[k] :]:
+            for _, edge in sorted((-known[e][1], e) for e in known if e // 5 == k)[room[k] :]:
                 del known[edge]
         assert links.get(np.arange(25), -1).tolist() == [known.get(e, (-1,))[0] for e in range(25)]
 

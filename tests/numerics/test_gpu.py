@@ -47,8 +47,7 @@ def test_recorded_steps_are_the_launched_ones_and_ranks_share_a_gpu(gpu, fields,
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_learns_as_well(gpu, fields, tmp_path, precision):
-    path = run_here(tmp_path / "low.h5", fields | {"precision": precision}, device="cuda")
-    with Result(gpu) as a, Result(path) as b:
+    with Result(gpu) as a, Result(run_here(tmp_path / "low.h5", fields | {"precision": precision}, device="cuda")) as b:
         assert not Result.same_numbers(a, b)
         assert abs(a["best/test_acc"].mean() - b["best/test_acc"].mean()) <= 0.05
 

@@ -48,8 +48,7 @@ def linear(r: Recorder, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor
     if lines == 1:
         r.layer(out, "dense", *what, size=[0], scratch=inputs + 1, keeps=False)
     else:
-        scratch = outputs * inputs + 1 + inputs
-        r.layer(out, "conv", *what, fill=rows, scratch=scratch, keeps=False)
+        r.layer(out, "conv", *what, fill=rows, scratch=outputs * inputs + 1 + inputs, keeps=False)
 
 
 @handles("conv1d", "conv2d")
