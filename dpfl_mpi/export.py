@@ -101,8 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help=text)
     args = parser.parse_args(arguments)
     results = [Result(path) for path in dict.fromkeys(args.results)]
-    empty = next((r for r in results if r.last_round < 0), None)
-    if empty:
+    if empty := next((r for r in results if r.last_round < 0), None):
         raise UserError(f"{empty.path}: no round is recorded yet")
     outs = places(results, args.format, args.out)
     if len(set(outs)) < len(outs):

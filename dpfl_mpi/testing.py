@@ -343,8 +343,7 @@ check_method, check_model, check_data = (functools.partial(check_all, kind) for 
 def main(arguments: list[str] | None = None) -> int:
     """Check what a command line names; return the exit code, 1 where a check fails."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    codes = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    if not codes:
+    if not (codes := list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))):
         about = f"{__doc__}\nFlags of a run: python -m dpfl_mpi --help"
         print("\n\n".join(textwrap.fill(part, 80) for part in about.split("\n\n")))
         return 0 if {"-h", "--help"} & {*arguments} else 2

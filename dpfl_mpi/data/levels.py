@@ -13,8 +13,7 @@ def bytes_of(x: np.ndarray) -> tuple[np.ndarray, Steps] | None:
     """
     out, steps = np.empty(x.shape, np.uint8), []
     for c in range(x.shape[-1]):
-        found = channel(x[..., c], out[..., c])
-        if found is None:
+        if (found := channel(x[..., c], out[..., c])) is None:
             return None
         steps.append(found)
     return out, tuple(steps)
@@ -25,11 +24,9 @@ def channel(x: np.ndarray, out: np.ndarray) -> tuple[float, float] | None:
     parts = [slice(first, first + AT_ONCE) for first in range(0, len(x), AT_ONCE)]
     values = np.zeros(0, np.float32)
     for part in parts:
-        values = np.union1d(values, x[part])
-        if len(values) > 256:
+        if len(values := np.union1d(values, x[part])) > 256:
             return None
-    found = fitted(values.astype(np.float64))
-    if found is None:
+    if (found := fitted(values.astype(np.float64))) is None:
         return None
     s, t = found
     times = 255 // max(round((values[-1] - t) / s), 1)  # what has few levels has them from black to white

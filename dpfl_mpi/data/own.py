@@ -43,8 +43,7 @@ def arrays_of(
         flags = test.astype(bool)
     if not flags.any() or flags.all():
         raise UserError(f"{where} has {(~flags).sum()} training and {flags.sum()} test samples; both are needed")
-    unseen = np.setdiff1d(labels[flags], labels[~flags])
-    if len(unseen):
+    if len(unseen := np.setdiff1d(labels[flags], labels[~flags])):
         raise UserError(f"{where}: the test labels hold {names[unseen[0]]}, which no training label is")
     parts = [(samples[part], labels[part], None if owners is None else owners[part]) for part in (~flags, flags)]
     (x_train, y_train, train_clients), (x_test, y_test, test_clients) = parts

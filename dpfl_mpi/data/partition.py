@@ -138,8 +138,7 @@ def owners(partition: Partition, clients: Mapping[str, np.ndarray] | None) -> np
     out = []
     for k in range(partition.n):
         whose = [clients[side][partition.of(part, k)] for part, side in zip(PARTS, SIDES, strict=True)]
-        found = np.unique(np.concatenate(whose))
-        if len(found) != 1:
+        if len(found := np.unique(np.concatenate(whose))) != 1:
             return None
         out.append(found[0])
     return np.asarray(out, np.int64)

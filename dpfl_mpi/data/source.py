@@ -303,7 +303,6 @@ def read_rows(path: Path, part: str, rows: np.ndarray, what: str = "images") -> 
         ends = (np.diff(ascending) > GAP) | (np.diff(ascending // AT_ONCE) > 0)
         with file.reading(f"{part}/{what}"):
             for piece in np.split(np.arange(len(rows)), np.flatnonzero(ends) + 1):
-                mine = ascending[piece]
-                if len(mine):
+                if len(mine := ascending[piece]):
                     out[order[piece]] = stored[mine[0] : mine[-1] + 1][mine - mine[0]]
     return out

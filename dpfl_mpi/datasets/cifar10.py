@@ -31,8 +31,7 @@ PICKLED = ("data_batch_1", "test_batch", "train", "test", "meta", "batches.meta"
 
 def read(source: Path) -> Arrays:
     """Return CIFAR-10 from its binary archive (`cifar-10-binary.tar.gz`), that archive unpacked, or images {train,test}/CLASS/*."""
-    found = binaries(source, dict.fromkeys((*TRAIN, *TEST), A_FILE), 1, 0, len(CLASSES))
-    if not found:
+    if not (found := binaries(source, dict.fromkeys((*TRAIN, *TEST), A_FILE), 1, 0, len(CLASSES))):
         splits, names = image_splits(source, ("train", "test"), CLASSES, (32, 32, 3))
         return Arrays(*splits["train"], *splits["test"], names, MEAN, STD)
     images, labels = (np.concatenate([found[name][i] for name in TRAIN]) for i in (0, 1))

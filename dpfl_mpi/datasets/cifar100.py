@@ -28,8 +28,7 @@ class Options:
 def read(source: Path, labels: str = "fine") -> Arrays:
     """Return CIFAR-100 from its binary archive, that archive unpacked, or images {train,test}/CLASS/*."""
     at, classes = (1, 100) if labels == "fine" else (0, 20)
-    found = binaries(source, IMAGES, 2, at, classes)
-    if found:
+    if found := binaries(source, IMAGES, 2, at, classes):
         listed = (get() for p, get in entries(source, 60_000 * (2 + PIXELS)) if p.name == f"{labels}_label_names.txt")
         names = tuple(next(listed, b"").decode("utf-8", "replace").split())
         names = names if len(names) == classes else tuple(map(str, range(classes)))

@@ -141,8 +141,7 @@ def from_nist(source: Path, classes: str, min_samples: int) -> Arrays:
     wanted = {ord(SYMBOLS[c]): label for label, c in enumerate(CHOICES[classes])}
     lists: dict[int, list[str]] = {code: [] for code in wanted}
     for path, _ in entries(source):
-        code = by_class(path)
-        if code in lists:
+        if (code := by_class(path)) in lists:
             lists[code].append(str(path))
     rng = np.random.default_rng(0)
     take: dict[str, int] = {}

@@ -24,8 +24,7 @@ def read(source: Path) -> Arrays:
     held = {path: get() for path, get in entries(source, A_FILE) if path.name in NEEDED}
     check_one(source, (path.parent for path in held))
     found = {path.name: data for path, data in held.items()}
-    missing = [name for name in NEEDED if name not in found]
-    if missing:
+    if missing := [name for name in NEEDED if name not in found]:
         note = "; of data that FL-bench downloads it keeps the partition alone" if missing[0] == "data.npy" else ""
         raise UserError(f"{source} holds no {missing[0]}, which FL-bench makes for synthetic, femnist and celeba{note}")
     x, y = (npy(f"{source}: {name}", found[name]) for name in NEEDED[:2])

@@ -24,8 +24,7 @@ def read(source: Path) -> Arrays:
     found: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
     folders = set()
     for path, get in entries(source, A_FILE):
-        name = re.fullmatch(r"(?:.*/)?((train|test)/(\d+)\.npz)", str(path))
-        if name:
+        if name := re.fullmatch(r"(?:.*/)?((train|test)/(\d+)\.npz)", str(path)):
             folders.add(path.parents[1])
             found[name[2], int(name[3])] = client(f"{source}: {name[1]}", get())
     check_one(source, folders)

@@ -30,8 +30,7 @@ class Beside(contextlib.AbstractContextManager["Beside"]):
         command = [sys.executable, "-m", "dpfl_mpi.follow", "--beside", *words]
         with its:
             self.process = subprocess.Popen(command, stdin=its.fileno(), env=env, start_new_session=True)
-        said = self.line.recv(65536).decode()
-        if said != "ready\n":
+        if (said := self.line.recv(65536).decode()) != "ready\n":
             self.line.close()
             self.process.wait()
             raise UserError(said or "the process of --log and --callback could not start; it printed why")

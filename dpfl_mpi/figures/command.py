@@ -137,8 +137,7 @@ def few(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 def has_rounds(result: Result) -> bool:
     """Return whether a result has a recorded round, and say so on stderr where it has none, or not all."""
-    done = result.last_round
-    if done < 0:
+    if (done := result.last_round) < 0:
         print(f"{result.path}: no round is recorded yet", file=sys.stderr)
     elif not result.finished:
         print(f"{result.path} is {result.state} of {result.run.rounds}: drawn as far as it is", file=sys.stderr)
@@ -173,8 +172,7 @@ def main(
         if any(line.startswith("missing: ") for line in missing):
             sweep = f"python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}{elsewhere(args.results)}"
             print(f"all of them at once: {sweep}", file=sys.stderr)
-        results = [r for r in results if has_rounds(r)]
-        if not results:
+        if not (results := [r for r in results if has_rounds(r)]):
             raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
         with plt.rc_context(STYLE):
             drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})

@@ -129,8 +129,7 @@ def draw(frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str
     runs = runs.sort_values(["order", "method", "seed"], ascending=[False, True, True], kind="stable")
     if budgets:
         has = {b: runs[(runs["budget"] == b) | (runs["said_budget"] == b)] for b in budgets.split(",")}
-        runs = pd.concat([*has.values()])
-        if not len(runs):
+        if not len(runs := pd.concat([*has.values()])):
             raise UserError(f"--budgets is {budgets}; none of the results has one of these")
     lacks = [budget for budget, some in has.items() if not len(some)] if budgets else []
     runs, text = few(runs)

@@ -27,8 +27,7 @@ def with_whom(others: list[int]) -> str:
 def draw(frames: Frames) -> Drawing:
     methods = {run.method for run in RUNS}
     of_example = [str(r.run.partition) == EXAMPLE and r.run.method in methods for r in frames.runs["result"]]
-    shown = frames.runs[of_example]
-    if not len(shown):
+    if not len(shown := frames.runs[of_example]):
         raise UserError("none of these results has the three clients of the example (--partition motivation)")
     shown = shown.assign(group=[with_whom(list(r.omega().of(0))) for r in shown["result"]])
     parts = []

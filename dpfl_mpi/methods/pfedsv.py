@@ -54,8 +54,7 @@ def round(fed: Federation, state: State, t: int) -> State:
                 got[i] += len(j)
     weights = np.zeros((len(w), fed.n))
     for i, k in enumerate(fed.ids):
-        members = np.array([k, *senders[i]])
-        if len(members) > 1:
+        if len(members := np.array([k, *senders[i]])) > 1:
             phi = values(fed, i, models[i])
             r[i, members] = KEPT * r[i, members] + (1 - KEPT) * phi
             weights[i, members] = np.maximum(phi, 0)

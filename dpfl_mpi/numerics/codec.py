@@ -110,8 +110,7 @@ class Encoder:
 
 def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:
     """Return which columns leave a client, bool `[W]`, None where all do (--send, or as the method says): "body" is all but the head."""
-    layers = run.send.layers if run.send else run.found("method").sends
-    if not layers:
+    if not (layers := run.send.layers if run.send else run.found("method").sends):
         return None
     if not head and {"head", "body"} & set(layers.split(",")):
         what = f"--send is {run.send}" if run.send else f"--method {short(run.method)} sends its {layers}"

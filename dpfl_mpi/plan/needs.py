@@ -368,8 +368,7 @@ def seconds_of(run: Resolved, needs: Needs, cost: Cost) -> dict[str, float]:
 def length_of(run: Resolved, needs: Needs, cost: Cost) -> str:
     """Return how long the slowest rank takes; where it chooses, as is usual, and if it scores all that it may."""
     seconds = seconds_of(run, needs, cost)
-    every = sum(seconds.values())
-    if every < 1:
+    if (every := sum(seconds.values())) < 1:
         return "under a second"
     usual, most = duration(every - seconds["choose"] * (1 - needs.usual)), duration(every)
     return f"about {usual}" if usual == most else f"about {usual}, at most {most} if every candidate is scored"

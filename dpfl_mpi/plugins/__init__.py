@@ -77,8 +77,7 @@ def target(kind: str, name: str, flag: str) -> str:
     """Return what a name stands for, as `MODULE` or `MODULE:OBJECT`."""
     if ":" in name:
         return name
-    found = {point.value: point for point in announced(kind) if point.name == name}
-    if not found:
+    if not (found := {point.value: point for point in announced(kind) if point.name == name}):
         raise UserError(f"{flag}; allowed are {', '.join(names(kind))}, or {FORMS}")
     if len(found) > 1:
         who = " and ".join(sorted(f"{p.dist.name if p.dist else 'a package'} ({v})" for v, p in found.items()))
@@ -89,8 +88,7 @@ def target(kind: str, name: str, flag: str) -> str:
 def find(kind: str, name: str) -> Any:
     """Return a data set's or model's module, or a `methods.Method`; a model's imports torch. Not shipped: only what was admitted."""
     package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
-    code = ADMITTED.get((kind, name))
-    if code is None:
+    if (code := ADMITTED.get((kind, name))) is None:
         if name not in shipped(kind):
             if not is_path(name):
                 target(kind, name, f"--{kind} is {name}")

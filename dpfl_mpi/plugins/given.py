@@ -82,8 +82,7 @@ def source(flag: str, value: Any) -> str:
     """Return the lines of a function or class, decorators included, out of the cell or file that Python compiled it from."""
     name = getattr(value, "__name__", "")
     for made in (value, *(vars(value).values() if isinstance(value, type) else ())):
-        code = getattr(made, "__code__", None)
-        if code is None:
+        if (code := getattr(made, "__code__", None)) is None:
             continue
         lines = linecache.getlines(code.co_filename)
         for node in reversed([*ast.walk(ast.parse("".join(lines)))]):  # the innermost of a name

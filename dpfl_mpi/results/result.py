@@ -64,8 +64,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
         damaged = refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged")
         with contextlib.ExitStack() as unless_read, damaged:
             unless_read.callback(self.close)
-            version = int(self.file.attrs["schema"])
-            if version > SCHEMA:
+            if (version := int(self.file.attrs["schema"])) > SCHEMA:
                 raise UserError(f"{self.path} has schema {version}; this version of dpfl_mpi reads up to {SCHEMA}")
             if self.file.attrs["checksum"] != schema.seal(self.file, self.hdf5.texts("meta/starts")):
                 raise ValueError
@@ -277,8 +276,7 @@ def check_current(result: Result, run: Resolved, job: Job) -> None:
         without = f"without {' and '.join(lacks)}; --fresh computes it anew, with it"
         raise UserError(f"{result.path} is finished and was computed {without}")
     ways = "choose another --out, or compute it anew with --fresh"
-    numerics = result.hdf5.attribute("numerics", int, "meta")
-    if numerics != NUMERICS:
+    if (numerics := result.hdf5.attribute("numerics", int, "meta")) != NUMERICS:
         of = f"version {numerics} of the numbers; it is {NUMERICS} now (see CHANGELOG.md)"
         raise UserError(f"{result.path} is finished and was computed under {of}: {ways}")
     now = ""

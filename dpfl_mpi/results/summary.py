@@ -30,8 +30,7 @@ def curves(result: Result) -> dict[str, np.ndarray]:
 
     Simulated hours (--network) are those since the start; bytes_sent, means over clients, are there where they are counted.
     """
-    rows = result.last_round + 1
-    if not rows:
+    if not (rows := result.last_round + 1):
         return {}
     simulated = {}
     if "network/end" in result:

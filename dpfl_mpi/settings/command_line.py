@@ -61,8 +61,7 @@ def naming_lines(said: Mapping[str, Any]) -> Iterator[None]:
         yield
     except UserError as error:
         flag = re.match(r"--(\w*)", str(error))
-        where = (said.get("config") or {}).get(flag and flag[1])
-        if not where:
+        if not (where := (said.get("config") or {}).get(flag and flag[1])):
             raise
         raise UserError(f"--config is {where}: {error}") from None
 

@@ -84,8 +84,7 @@ def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
     model = "text" if kind == "int32" else "mlp" if len(shape) <= 1 or min(shape[:2]) < 16 else "cnn"
     if len(owners) < 2:
         return {"model": model}
-    most = 1 + max(int(part.max(initial=-1)) for part in owners)
-    if most > TEXT:
+    if (most := 1 + max(int(part.max(initial=-1)) for part in owners)) > TEXT:
         raise UserError(f"--data is {path}; it numbers clients up to {most - 1}, allowed are numbers below {TEXT}")
     sizes = [np.bincount(part, minlength=most) for part in owners]
     clients = {"clients": max(1, len(able(sizes[0], sizes[1], least)))} if natural else {}

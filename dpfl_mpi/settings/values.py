@@ -192,8 +192,7 @@ class Available(Text):
             what = f"at least {rounds} lines (rounds) of {clients} (clients) zeros or ones"
             raise UserError(f"--available is {self.text}, which must hold {what}")
         table = np.array(lines, np.int64).reshape(-1, clients)
-        empty = np.flatnonzero(table[:rounds].sum(1) == 0)
-        if len(empty):
+        if len(empty := np.flatnonzero(table[:rounds].sum(1) == 0)):
             raise UserError(f"--available is {self.text}; round {empty[0] + 1} has no client, allowed is at least one")
         return replace(self, table=table, sha256=sha256)
 

@@ -16,8 +16,7 @@ def mapped(folder: str, shape: tuple[int, ...], dtype: str = "float32") -> np.nd
 
     Its room is taken now: where it lacks this is a `UserError`, while a page that the disk cannot take later would end the process (SIGBUS).
     """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size == 0:  # nothing can be mapped
+    if (size := math.prod(shape) * np.dtype(dtype).itemsize) == 0:  # nothing can be mapped
         return np.zeros(shape, dtype)
     room = f"{size / 2**20:.1f} MiB of models cannot be kept there"
     with explained(f"--spill is {folder}; {room}"), tempfile.TemporaryFile(dir=folder) as file:

@@ -38,8 +38,7 @@ class Chance:
 def compared(results: Sequence[Result]) -> tuple[Parts, list[str]]:
     """Return the differences of two Runs by client, points, first Run minus second, an array per partition, and what the two are called."""
     frames = of_results(results)
-    rows = frames.files.drop_duplicates(["setting", "row"])
-    if len(rows) != 2:
+    if len(rows := frames.files.drop_duplicates(["setting", "row"])) != 2:
         raise UserError(f"these are results of {len(rows)} different Runs; allowed are two, of any seeds or partitions")
     names = labels(rows)
     lines = frames["clients"].merge(rows[["setting", "row"]].assign(name=names))
@@ -117,8 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("power", "level"):
         if not 0 < (given := getattr(args, name)) < 1:
             raise UserError(f"--{name} is {given:g}; allowed is a probability above 0 and below 1")
-    results = [result for result in map(Result, args.results) if has_rounds(result)]
-    if not results:
+    if not (results := [result for result in map(Result, args.results) if has_rounds(result)]):
         raise UserError("none of these results has a recorded round yet")
     parts, names = compared(results)
     print(report(parts, names, args.difference, args.power, args.level))

@@ -66,8 +66,7 @@ def as_trained(result: Result, source: Source) -> Source:
         own = "these are by their own mean and deviation"
         print(f"note: the result does not say how its images were normalised; {own}", file=sys.stderr)
         return source
-    units = result.listed("units")
-    if len(units) != len(source.units):
+    if len(units := result.listed("units")) != len(source.units):
         here, there = ("floats" if held else "bytes" for held in (source.units, units))
         raise UserError(f"--data {source.path}: its samples are {here}, those of the run {there}; prepare both alike")
     if units:  # the same floats, kept in other units

@@ -121,8 +121,7 @@ def test_a_coin_that_is_just_the_probability(fed, monkeypatch):
         w, order = models_of(fed, "usual", seed), [j for j in range(N) if j != fed.ids[0]]
         met.clear()
         search(fed, w, order, np.full(N, 0.5), N, at_once=False)
-        both = [i for i, (a, b) in enumerate(met) if a > 0 and b > 0]
-        if not both:
+        if not (both := [i for i, (a, b) in enumerate(met) if a > 0 and b > 0]):
             continue
         a, b = met[both[0]]
         for coin, added in ((a / (a + b), False), (np.nextafter(a / (a + b), 0), True)):

@@ -360,8 +360,7 @@ def twin_dac(tw, o, weighted=False):
             s[i, chosen] = [similarity(i, w[i], w[j]) for j in chosen]
             met[i, chosen] = True
             for j in set(range(N)) - {i, *chosen}:
-                knows = [k for k in chosen if old[k, j] > 0]
-                if knows and not met[i, j]:
+                if (knows := [k for k in chosen if old[k, j] > 0]) and not met[i, j]:
                     s[i, j] = old[max(knows, key=lambda k: s[i, k]), j]
             a = {j: max(s[i, j], 0) for j in chosen} | {i: similarity(i, w[i], w[i])} if weighted else None
             new.append(tw.over([*chosen, i], w, a))
