@@ -59,8 +59,8 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
                 import yaml
 
                 # what comes from the seed, or its method does not read, comes anew where another one is said
-                open_ = [n for n in ("partition_seed", *run.found("method").unread) if getattr(asked, n) is None]
-                print(yaml.safe_dump(as_dict(run) | as_dict(job) | dict.fromkeys(open_), sort_keys=False), end="")
+                unsaid = [n for n in ("partition_seed", *run.found("method").unread) if getattr(asked, n) is None]
+                print(yaml.safe_dump(as_dict(run) | as_dict(job) | dict.fromkeys(unsaid), sort_keys=False), end="")
                 sys.exit(0)
         return run, job
     except UserError as error:
