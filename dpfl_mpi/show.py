@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from dpfl_mpi.results.schema import LAYOUT
 from dpfl_mpi.results.summary import KEPT, WIDTH, curves, fewer, folded, outcome, pieces, sent, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
+from dpfl_mpi.storage.files import checkpoints_of, manifests
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDTH) -> str:
@@ -121,7 +121,7 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
     run, head = result.run, figures(result)
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
     ranks = f"{start['ranks']} rank{'s' * (start['ranks'] != 1)}"
-    kept = any(Path(f"{result.path}.checkpoint").glob("*.manifest.h5"))
+    kept = manifests(checkpoints_of(result.path))
     again = "goes on" if kept else "starts over, as no checkpoint was kept (--checkpoint_every)"
     where = f"{ranks} on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
     lines = [

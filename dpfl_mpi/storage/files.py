@@ -87,6 +87,17 @@ def write(path: Path, data: bytes) -> None:
         part.write_bytes(data)
 
 
+def checkpoints_of(results: Path) -> Path:
+    """Return the folder of a results file's checkpoints."""
+    return results.with_name(f"{results.name}.checkpoint")
+
+
+def manifests(folder: Path) -> list[Path]:
+    """Return the manifests in such a folder, the newest first: only a generation that has one counts."""
+    found = folder.glob("*.manifest.h5") if folder.is_dir() else ()
+    return sorted(found, key=lambda p: (p.name.partition(".")[0].zfill(12), p.lstat().st_mtime_ns), reverse=True)
+
+
 def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a table for --out."""
     said = explained(f"--out is {out}; it cannot be written")

@@ -38,7 +38,7 @@ from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
-from dpfl_mpi.storage.files import explained, reason, replacing, write
+from dpfl_mpi.storage.files import checkpoints_of, explained, manifests, reason, replacing, write
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, sha256
 from dpfl_mpi.storage.lock import content
 from dpfl_mpi.survival.signals import again_text
@@ -65,7 +65,7 @@ class Checkpoints:
         self, results: Path, run: Resolved, job: Job, world: World, still_ours: Callable[[], object] = lambda: None
     ):
         self.still_ours = still_ours
-        self.folder = results.with_name(results.name + ".checkpoint")
+        self.folder = checkpoints_of(results)
         self.run, self.job, self.world = run, job, world
         self.unit, self.period = job.checkpoint_every.unit, job.checkpoint_every.amount
         self.last = time.monotonic()  # when the last one was saved
@@ -81,7 +81,7 @@ class Checkpoints:
 
     def exist(self) -> bool:
         """Return whether there is a checkpoint, whole or not. On root; not collective."""
-        return bool(self._manifests())
+        return bool(manifests(self.folder))
 
     def due(self, t: int, stop: bool) -> tuple[bool, bool]:
         """Return (whether to save round t now, whether to stop after it), the same on all ranks. `stop` is this rank's wish."""
@@ -139,7 +139,7 @@ class Checkpoints:
 
     def _forget(self, *newest: str) -> None:
         """Delete every file that is of none of the newest `KEEP` generations, of which these are first: older ones, and what was never committed."""
-        before = (stem_of(path) for path in self._manifests() if stem_of(path) not in newest)
+        before = (stem_of(path) for path in manifests(self.folder) if stem_of(path) not in newest)
         kept = [*newest, *before][:KEEP]
         for path in self.folder.iterdir():
             if stem_of(path) not in kept and OURS.fullmatch(path.name):
@@ -190,17 +190,13 @@ class Checkpoints:
         self.round = -1
 
     # reading -----------------------------------------------------------------------------------------------------------
-    def _manifests(self) -> list[Path]:
-        found = self.folder.glob("*.manifest.h5") if self.folder.is_dir() else ()
-        return sorted(found, key=lambda p: (p.name.partition(".")[0].zfill(12), p.lstat().st_mtime_ns), reverse=True)
-
     def restore(self, parts: Parts) -> State | None:
         """Return the state of the newest whole checkpoint and set `parts` to it; None where there is no checkpoint.
 
         A damaged one falls back to the one before, with a warning. `UserError` on every rank: one is of another Run, or none is whole.
         """
-        manifests = [self.folder / name for name in self.world.decide(lambda: [p.name for p in self._manifests()])]
-        for i, manifest in enumerate(manifests):
+        found = [self.folder / name for name in self.world.decide(lambda: [p.name for p in manifests(self.folder)])]
+        for i, manifest in enumerate(found):
             state, why = None, "its manifest, or its copy of the results, is not as it was written"
             if self.world.decide(partial(self._whole, manifest, parts.about)):
                 try:
@@ -214,14 +210,14 @@ class Checkpoints:
                 if isinstance(omega := state["shared"].get("omega"), CollaborationGraph):
                     parts.mail.narrow(omega)
                 self.round, self.results = parts.round, results_of(manifest)
-                for damaged in manifests[:i] if self.world.root else ():
+                for damaged in found[:i] if self.world.root else ():
                     with contextlib.suppress(OSError):  # a folder in its place
                         damaged.unlink()  # would count as the newest until its round is reached again
                 return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:
-                older = "going back to the one before" if i + 1 < len(manifests) else "and there is none before it"
+                older = "going back to the one before" if i + 1 < len(found) else "and there is none before it"
                 print(f"warning: the checkpoint {manifest} is damaged ({why}); {older}", file=sys.stderr, flush=True)
-        if manifests:
+        if found:
             raise UserError(f"no checkpoint in {self.folder} is whole ({why}); start over with --fresh")
         return None
 

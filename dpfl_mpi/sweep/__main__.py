@@ -103,10 +103,10 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
     for name in (name for name in ("fresh", "out") if vars(args).get(name)):  # a printed --config has both
         raise UserError(f"--{name} is for one Run; of a sweep, delete or move the results to compute them anew")
     for flag, field in GRID.items():
-        if getattr(args, flag) and field in args.config:
-            delattr(args, field)  # flags win
-        elif getattr(args, flag) and field in vars(args):
-            raise UserError(f"--{flag} and --{field} are given; allowed is one of them")
+        if getattr(args, flag) and field in vars(args):
+            if field not in args.config:
+                raise UserError(f"--{flag} and --{field} are given; allowed is one of them")
+            delattr(args, field)  # a flag wins over a file
     base, job = run_and_job(vars(args))
     if args.cluster == "slurm" and job.grace == Job.grace:
         job = dataclasses.replace(job, grace=GRACE_S)

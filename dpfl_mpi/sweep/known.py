@@ -161,9 +161,7 @@ class Known:
     def log(self) -> str:
         """Return the sentences in which the Run says what is wrong, or else the end of the job's output and errors."""
         text, folder = "", self.folder or Path(os.devnull)
-        errors = folder.glob(
-            f"{self.job_id}_*_log.err"
-        )  # of every rank: behind the output, whose rounds would hide them
+        errors = folder.glob(f"{self.job_id}_*_log.err")  # behind the output, whose rounds would hide them
         for path in (folder / f"{self.job_id}_0_log.out", *sorted(errors), folder / f"{self.path.stem}.log"):
             with contextlib.suppress(UserError):
                 text += read_end(path).decode(errors="replace")
