@@ -122,7 +122,7 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
     ranks = f"{start['ranks']} rank{'s' * (start['ranks'] != 1)}"
     kept = manifests(checkpoints_of(result.path))
-    again = "goes on" if kept else "starts over, as no checkpoint was kept (--checkpoint_every)"
+    again = "goes on" if kept else "starts over: no checkpoint was kept"
     where = f"{ranks} on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
     lines = [
         f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",

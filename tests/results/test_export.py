@@ -169,7 +169,7 @@ def test_show_of_graphs_and_of_a_running_run(made, tmp_path, said):
     assert "no edges: no client chooses whose models it receives" in said(show.main, made["local"])
     running = tiny_result.make(tmp_path / "r.h5", finished=False)
     stopped = "stopped after round 2 of 2\n  nobody computes it now; the same command "
-    assert f"{stopped}starts over, as no checkpoint was kept (--checkpoint_every)\n" in said(show.main, running)
+    assert f"{stopped}starts over: no checkpoint was kept\n" in said(show.main, running)
     (tmp_path / "r.h5.checkpoint" / "000002.a.b.manifest.h5").mkdir(parents=True)
     assert f"{stopped}goes on\n" in said(show.main, running)
     lock = Lock(running)
