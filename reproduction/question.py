@@ -1,0 +1,191 @@
+"""Does the choice of collaborators help? The runs, the verdicts and the power of question.md.
+
+    python -m dpfl_mpi.sweep reproduction/question.py        # compute the runs; again to go on
+    python reproduction/question.py --collect results        # add finished runs to question.csv
+    python reproduction/question.py                          # print the verdicts of question.csv
+    python reproduction/question.py --power                  # what 12 seeds can find
+
+Runs that question.csv holds are not computed again. The data are prepared as question.md says.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from arena import HAR, KEYS, cell, clients_of, known, line_of
+from scipy.special import stdtr, stdtrit
+from standings import RANDOM, holm
+
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.figures.command import gather
+from dpfl_mpi.figures.tables import markdown
+from dpfl_mpi.settings import Run
+
+FOLDER = Path(__file__).resolve().parent
+RUNS_FILE, CLIENTS_FILE = FOLDER / "question.csv", FOLDER / "question-clients.csv"
+SEEDS = range(101, 113)  # fresh: no earlier run of this repository used one of them
+MARGIN = 0.5  # points; two methods that differ by less are called equal
+LEVEL = 0.05  # of all contrasts together
+CHOOSERS = ("Oracle", "Nearest", "DPFL")
+EPOCHS = {
+    "CIFAR-10 Patho(3)": 500,
+    "CIFAR-10 Dir(0.1)": 500,
+    "CIFAR-10, labels moved": 160,
+    "CIFAR-100, superclasses": 160,
+    HAR: 160,
+}
+CONTRASTS = [(s, row) for s in EPOCHS for row in CHOOSERS if (s, row) != (HAR, "Oracle")]
+# Deviation over seeds of a chooser minus the random graph, points: arena.csv, earlier seeds.
+DEVIATIONS = (0.54, 0.43, 0.40, 0.67, 0.50, 0.41, 1.17, 0.94, 0.66, 0.37, 0.37, 0.51, 0.37, 0.49)
+# The accuracy that decides comes first; question.md says what the other two are.
+SCORES = {
+    "accuracy": "best, class images",
+    "own": "best, own images",
+    "last": "last round, own images",
+}
+
+
+def cells() -> list[tuple[str, str, int, Run]]:
+    """Return (setting, row, local epochs, Run) of every run, seed by seed, the cheap settings first."""
+    out = []
+    for seed in SEEDS:
+        for setting, epochs in sorted(EPOCHS.items(), key=lambda item: item[1]):
+            for row in (RANDOM, *CHOOSERS):
+                if run := cell(setting, row, seed, epochs):
+                    out.append((setting, row, epochs, run))
+    return out
+
+
+CELLS = cells()
+DONE = set(known(RUNS_FILE).reindex(columns=KEYS).itertuples(index=False, name=None))
+RUNS = [run for *names, run in CELLS if (*names, run.seed) not in DONE]
+
+
+def collect(folder: str) -> None:
+    """Add to both CSV files the finished runs of a folder that they lack."""
+    if not Path(folder).is_dir():
+        raise UserError(f"--collect is {folder}; allowed is a folder with results")
+    runs, clients = known(RUNS_FILE), [known(CLIENTS_FILE)]
+    for setting, row, epochs, run in CELLS:
+        missing = (setting, row, epochs, run.seed) not in DONE
+        for result in gather([run], folder)[0] if missing else ():
+            if result.finished:
+                line = dict(zip(KEYS, (setting, row, epochs, run.seed), strict=True))
+                runs = pd.concat([runs, pd.DataFrame([line | line_of(run, result)])])
+                clients.append(clients_of(setting, result).assign(last=result["last/test_acc"].round(6)))
+    runs.round(4).to_csv(RUNS_FILE, index=False)
+    pd.concat(clients).to_csv(CLIENTS_FILE, index=False)
+    print(f"{len(runs)} of {len(CELLS)} runs are in {RUNS_FILE.name}")
+
+
+def differences(setting: str, row: str, score: str, runs: pd.DataFrame, clients: pd.DataFrame) -> np.ndarray:
+    """Return a row's score minus the random graph's, points, `[seeds, clients]`; seeds that both have."""
+    sides = []
+    for name in (row, RANDOM):
+        mine = runs[(runs["setting"] == setting) & (runs["row"] == name)][["run", "seed"]]
+        sides.append(clients.merge(mine, on="run").pivot(index="seed", columns="client", values=score))
+    return (100 * (sides[0] - sides[1])).dropna(how="all").to_numpy()
+
+
+def units(setting: str, points: np.ndarray) -> list[np.ndarray]:
+    """Return the independent values whose mean is tested: a mean per seed; in HAR also a mean per person.
+
+    A seed draws the partition, the first weights and the random graph. The people of HAR are the same
+    in every seed, so its seeds say nothing of other people.
+    """
+    over_seeds, over_people = points.mean(axis=1), points.mean(axis=0)
+    return [over_seeds, over_people] if setting == HAR else [over_seeds]
+
+
+def tail(values: np.ndarray, shift: float) -> float:
+    """Return the p of a one-sided t-test that the mean of values is above `shift`."""
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    return float(stdtr(len(values) - 1, -(values.mean() - shift) / error))
+
+
+def chances(samples: list[np.ndarray]) -> tuple[float, float]:
+    """Return two p-values: that the mean differs from 0, and that it lies within MARGIN of 0.
+
+    The first is of a two-sided t-test, the second the larger of two one-sided ones (Schuirmann, 1987).
+    Of several samples of units the larger p counts.
+    """
+    differs = max(2 * min(tail(each, 0), tail(-each, 0)) for each in samples)
+    within = max(max(tail(each, -MARGIN), tail(-each, -MARGIN)) for each in samples)
+    return differs, within
+
+
+def verdicts(samples: list[list[np.ndarray]]) -> list[str]:
+    """Return a verdict per contrast; `samples` are its units, as `units` returns them.
+
+    Holm's correction is over all contrasts, once for "differs" and once for "equal".
+    """
+    pairs = [chances(each) for each in samples]
+    differs, within = (holm(p) < LEVEL for p in zip(*pairs, strict=True))
+    out = []
+    for each, other, same in zip(samples, differs, within, strict=True):
+        sign = "better" if each[0].mean() > 0 else "worse"
+        out.append(f"equal within {MARGIN}" if same else sign if other else "open")
+    return out
+
+
+def half_width(samples: list[np.ndarray]) -> float:
+    """Return the half width of the 95 % interval, points: the wider one of the samples."""
+    return max(float(stdtrit(len(each) - 1, 0.975) * each.std(ddof=1) / np.sqrt(len(each))) for each in samples)
+
+
+def table(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per contrast: for each score the difference, its interval, the seeds and the verdict."""
+    out = pd.DataFrame([{"setting": s, "chooser": row} for s, row in CONTRASTS])
+    for score, title in SCORES.items():
+        found = [differences(s, row, score, runs, clients) for s, row in CONTRASTS]
+        ready = [i for i, points in enumerate(found) if len(points) == len(SEEDS)]
+        samples = [units(CONTRASTS[i][0], found[i]) for i in ready]
+        texts = ["not computed yet"] * len(CONTRASTS)
+        decided = verdicts(samples) if len(ready) == len(CONTRASTS) else ["no verdict before all runs"] * len(ready)
+        for i, each, verdict in zip(ready, samples, decided, strict=True):
+            texts[i] = f"{each[0].mean():+.2f} ± {half_width(each):.2f}, {verdict}"
+        out[title] = texts
+    return out
+
+
+def power(repetitions: int = 2000) -> pd.DataFrame:
+    """Return for true differences of 0 to 2 points how often each contrast gets each verdict, percent.
+
+    All contrasts have the same true difference and the deviations of earlier seeds; the tests and the
+    correction are those of `verdicts`.
+    """
+    rng = np.random.default_rng(0)
+    lines = [
+        {"setting": s, "chooser": row, "deviation": f"{d:.2f}"}
+        for (s, row), d in zip(CONTRASTS, DEVIATIONS, strict=True)
+    ]
+    for true in (0.0, 0.25, 0.5, 1.0, 2.0):
+        counts = pd.DataFrame(0, index=range(len(CONTRASTS)), columns=["better", "equal"])
+        for _ in range(repetitions):
+            samples = [[true + d * rng.standard_normal(len(SEEDS))] for d in DEVIATIONS]
+            for i, verdict in enumerate(verdicts(samples)):
+                counts.loc[i, "better"] += verdict == "better"
+                counts.loc[i, "equal"] += verdict.startswith("equal")
+        for i, line in enumerate(lines):
+            shares = (100 * counts.loc[i] / repetitions).round().astype(int)
+            line[f"{true:g} points"] = f"{shares['better']} better, {shares['equal']} equal"
+    return pd.DataFrame(lines)
+
+
+@in_a_sentence
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collect", metavar="DIR", help="add the finished runs of this folder to question.csv")
+    parser.add_argument("--power", action="store_true", help="print how often 12 seeds give each verdict")
+    args = parser.parse_args()
+    if args.collect:
+        collect(args.collect)
+    elif args.power:
+        print(markdown(power()))
+    else:
+        print(markdown(table(known(RUNS_FILE), known(CLIENTS_FILE))))
+
+
+if __name__ == "__main__":
+    exit_with(main)
