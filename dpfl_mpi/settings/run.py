@@ -292,7 +292,7 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
     given = {n: parse for n, parse in PARSED.items() if filled[n] is not None or n in ("omega_period", "candidates")}
     out = dict(filled) | {name: parse(filled[name], *whole.get(name, ())) for name, parse in given.items()}
     context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds)}
-    context |= {"network": (n,), "churn": (n,)}
+    context |= {"network": (n,), "churn": (n, -1 if filled["network"] else rounds)}
     for name, known in context.items():  # without a file a budget alone depends on them
         if out[name] and name not in gone and (out[name].path or name in ("budget", "available")):
             out[name] = out[name].resolved(*known)

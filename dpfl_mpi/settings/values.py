@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -217,7 +218,7 @@ class Churn(Text):
         what = "LEAVE:JOIN such as 0.1:0.3, the chances that a client leaves in a round and comes back, from 0 to 1"
         raise UserError(f"--churn is {text}; allowed are {what}, or a file of lines 'time client join' or '... leave'")
 
-    def resolved(self, clients: int) -> Self:
+    def resolved(self, clients: int, rounds: int) -> Self:
         lines, sha256 = lines_of("churn", self.path)
         events: list[tuple[float, int, bool]] = []
         last: dict[int, str] = {}
@@ -235,6 +236,13 @@ class Churn(Text):
                 raise UserError(f"{wrong} says {what} twice of this client, without the other between")
             last[client] = what
             events.append((time, client, what == "join"))
+        first = {client: joins for _, client, joins in reversed(events)}  # before a join it is not there
+        there = clients - sum(first.values())
+        for (time, _, joins), (next_time, *_) in pairwise([*events, (math.inf, 0, True)]):
+            there += 1 if joins else -1
+            number = math.ceil(time)
+            if there == 0 and number < next_time and number <= rounds:  # -1: times are seconds
+                raise UserError(f"--churn is {self.text}; round {number} has no client, allowed is at least one")
         return replace(self, events=np.array(events, np.float64).reshape(-1, 3), sha256=sha256)
 
 

@@ -153,5 +153,16 @@ def test_who_does_not_search_goes_on_with_older_models(tmp_path, result_of):
 
 
 def test_somebody_stays(tmp_path):
-    fields = SMALL | {"churn": text_file(tmp_path / "churn.csv", "".join(f"1 {k} leave\n" for k in range(6)))}
-    refused("--churn leaves nobody in round 1", run_here, tmp_path / "run.h5", fields)
+    """It is known before anything is computed, but by a clock; a round begins after who comes in it, and none after the last one."""
+    leave = "".join(f"1.5 {k} leave\n" for k in range(1, 6))
+    for text, number in (
+        (leave + "2.5 0 leave\n", 3),
+        (leave + "2 0 leave\n2.1 3 join\n", 2),
+        (leave + "4 0 leave\n", 4),
+    ):
+        fields = SMALL | {"churn": text_file(tmp_path / "churn.csv", text)}
+        refused(f"churn.csv; round {number} has no client, allowed is at least one", Run(**fields).resolve)
+    for text in (leave + "2.5 0 leave\n2.9 3 join\n", leave + "4.1 0 leave\n"):
+        assert Run(**SMALL | {"churn": text_file(tmp_path / "churn.csv", text)}).resolve().rounds == 4
+    fields |= {"network": "phones", "churn": text_file(tmp_path / "churn.csv", leave + "2 0 leave\n")}
+    refused("--churn leaves nobody in round", run_here, tmp_path / "run.h5", fields)
