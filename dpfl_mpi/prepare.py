@@ -1,10 +1,9 @@
 """Stage a data set once: `python -m dpfl_mpi.prepare cifar10` writes one checked HDF5 file that every run then reads.
 
 Layout: `/train/images` uint8 or float32 [M,H,W,C], float32 [M,F] or int32 [M,L], `/train/labels` [M] and, for data with clients of their own,
-`/train/clients` int32 [M]; the same under `/test`; `/class_names`, `/client_names`, `/mean` and `/std` (per channel, of uint8 scaled to 0..1), and `/steps` [C,2], s and t of each channel whose floats
-were n * s + t of the bytes n that are kept.
+`/train/clients` int32 [M]; the same under `/test`; `/class_names`, `/client_names`, `/mean` and `/std` (per channel, of uint8 scaled to 0..1).
 Attributes: format, dataset, vocabulary (one more than the largest token, or 0), note, options, source (what it was made from), code (that read it,
-of one's own), own (whether the data are anyone's own) and sha256 of the arrays, of one's own data also of class_names, mean, std, vocabulary and steps.
+of one's own), own (whether the data are anyone's own) and sha256 of the arrays, of one's own data also of class_names, mean, std and vocabulary.
 """
 
 import contextlib
@@ -116,9 +115,6 @@ def prepare(dataset: str, source: Path | None, out: Path, options: dict[str, Any
     size, clients = "x".join(map(str, x.shape[1:])), len(arrays.client_names)
     samples = f"images of {size}" if x.ndim == 4 else f"samples of {size} {KINDS[str(x.dtype)]}"
     counts = f"{len(arrays.class_names)} classes" + (f", {clients} clients" if clients else "")
-    if arrays.steps:
-        units = ", ".join(f"{s:.6g} n {t:+.6g}" for s, t in arrays.steps)
-        counts += f", floats kept as the bytes n that they are ({units})"
     file = f"{out.stat().st_size / 1e6:.0f} MB, sha256 {content[:12]}"
     file += "" if out == Path(module.DATA) else f"; run it with --data {out}"
     return f"{out}: {train} training and {test} test {samples}, {counts}, {file}"
@@ -199,8 +195,6 @@ def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | Non
                     file.create_dataset(name, data=list(texts), dtype=h5py.string_dtype())
             for name in ("mean", "std"):
                 file.create_dataset(name, data=getattr(arrays, name), dtype="float64")
-            if arrays.steps:
-                file.create_dataset("steps", data=arrays.steps, dtype="float64")
             file.attrs.update({"dataset": dataset} | dict(made or {}), format=FORMAT, sha256=content, own=own)
             file.attrs.update(note=arrays.note, vocabulary=arrays.vocabulary)
         if content_sha256(in_file(part)) != content:

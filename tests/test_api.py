@@ -164,7 +164,7 @@ def test_a_result_says_what_it_is_and_that_it_is_closed(tiny, tmp_path):
     run = "dpfl on digits, pathological, 4 clients, B_c = 3, 2 rounds, seed 42"
     assert repr(tiny) == f"<{run}: finished, test accuracy 70.00 %, {tmp_path}/tiny.h5>"
     tiny.file.close()
-    arrays = lambda: tiny["best/test_acc"], lambda: tiny.listed("units")
+    arrays = lambda: tiny["best/test_acc"], lambda: tiny.listed("mean")
     for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, *arrays):
         refused("tiny.h5 is closed, so nothing is read from it any more", read)
 

@@ -4,11 +4,11 @@ import sys
 
 import numpy as np
 
-from dpfl_mpi.data.levels import Steps, bytes_of
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.errors import UserError
 
 CLASSES = 65536  # most
+ROUNDED = 1e-4  # standard deviations: the most that float32, which has 7 digits, may move a number
 Column = np.ndarray | None  # [M]
 
 
@@ -25,7 +25,7 @@ def arrays_of(
         where: what the sentence of an error begins with.
         note: what a reader of results must know about the data: one sentence.
     """
-    samples, steps = samples_of(where, np.asarray(x))
+    samples = samples_of(where, np.asarray(x))
     labels, names = numbered(where, "y", y, len(samples))
     if len(names) < 2:
         raise UserError(f"{where}: y holds one class, {names[0]}; at least 2 are needed")
@@ -48,14 +48,13 @@ def arrays_of(
     parts = [(samples[part], labels[part], None if owners is None else owners[part]) for part in (~flags, flags)]
     (x_train, y_train, train_clients), (x_test, y_test, test_clients) = parts
     mean, std = moments(x_train)
-    return Arrays(x_train, y_train, x_test, y_test, names, mean, std, train_clients, test_clients, clients, note, steps)
+    return Arrays(x_train, y_train, x_test, y_test, names, mean, std, train_clients, test_clients, clients, note)
 
 
-def samples_of(where: str, x: np.ndarray) -> tuple[np.ndarray, Steps]:
+def samples_of(where: str, x: np.ndarray) -> np.ndarray:
     """Return samples as a data set holds them: images uint8 or float32 `[M, H, W, C]`, vectors float32 `[M, F]`, tokens int32 `[M, L]`.
 
-    Floats of images that are all n / 255 are kept as the n, uint8: the same numbers in a quarter of the space. So are those that are n * s + t
-    in each channel, whose s and t are returned too. Bytes `[M, F]` are images of 1xF.
+    Bytes `[M, F]` are images of 1xF.
     """
     where = f"{where}: x"
     if x.ndim not in (2, 3, 4) or x.size == 0:
@@ -65,16 +64,7 @@ def samples_of(where: str, x: np.ndarray) -> tuple[np.ndarray, Steps]:
     if c > 4 and (h == 3 or (h == 1 and w == c)):  # [M, 1, W, C] is a series of W moments
         raise UserError(f"{where} is {x.shape}, channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)")
     if x.dtype.kind in "fb":
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise UserError(f"{where} holds what is missing, infinite or beyond float32; allowed are finite numbers")
-        if x.ndim == 2:
-            return x, ()
-        levels = np.rint(x * 255)
-        whole = x.min() >= 0 and x.max() <= 1 and np.abs(x * 255 - levels).max() < 1e-3
-        x = (levels.astype(np.uint8) if whole else x).reshape(image)
-        return (None if whole else bytes_of(x)) or (x, ())
+        return single(where, x if x.ndim == 2 else x.reshape(image))
     if x.dtype.kind not in "iu":
         raise UserError(f"{where} is {x.dtype}; allowed are uint8 (images), floats (images, vectors), integers (text)")
     tokens = x.ndim == 2 and x.dtype != np.uint8
@@ -82,7 +72,24 @@ def samples_of(where: str, x: np.ndarray) -> tuple[np.ndarray, Steps]:
     if low < 0 or high > most:
         what = "whole numbers are tokens from" if tokens else "whole numbers of an image are"
         raise UserError(f"{where} goes from {low} to {high}; {what} 0 to {most}: save other numbers as floats")
-    return (x.astype(np.int32) if tokens else x.astype(np.uint8, copy=False).reshape(image)), ()
+    return x.astype(np.int32) if tokens else x.astype(np.uint8, copy=False).reshape(image)
+
+
+def single(where: str, x: np.ndarray) -> np.ndarray:
+    """Return floats `[..., C]` as float32; `UserError` where it does not hold them, or a column's differences."""
+    with np.errstate(over="ignore"):
+        out = x.astype(np.float32)
+    if not np.isfinite(out).all():
+        raise UserError(f"{where} holds what is missing, infinite or beyond float32; allowed are finite numbers")
+    if x.dtype.itemsize > out.itemsize:
+        columns = x.reshape(-1, x.shape[-1])
+        moved, low, high = np.abs(columns - out.reshape(columns.shape)).max(0), columns.min(0), columns.max(0)
+        lost = (moved > ROUNDED * columns.std(0)) & (low < high)
+        if lost.any():
+            c = int(lost.argmax())
+            these = f"{low[c]:.10g} to {high[c]:.10g} in {'column' if x.ndim == 2 else 'channel'} {c}"
+            raise UserError(f"{where} goes from {these}, which float32 does not tell apart; standardise it first")
+    return out
 
 
 def numbered(where: str, name: str, values: np.ndarray, length: int) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -128,17 +135,20 @@ def a_fifth(of: np.ndarray) -> np.ndarray:
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel of images (uint8: in pixels scaled to 0..1), or per number of vectors; of tokens nothing."""
+    """Return mean and standard deviation per channel of images (uint8: in pixels scaled to 0..1), or per number of vectors; of tokens nothing.
+
+    The deviation of what is constant is 1: there is nothing to divide by.
+    """
     if x.dtype == np.int32:
         return (), ()
+    flat = x.reshape(-1, x.shape[-1])
     if x.dtype == np.uint8:
         # exact, and no float copy
-        counts = [np.bincount(x[..., c].reshape(-1), minlength=256) for c in range(x.shape[-1])]
+        counts = [np.bincount(column, minlength=256) for column in flat.T]
         values = np.arange(256) / 255
-        mean = [float(n @ values / n.sum()) for n in counts]
-        std = [float(np.sqrt(n @ (values - m) ** 2 / n.sum())) for n, m in zip(counts, mean, strict=True)]
-        return tuple(mean), tuple(max(s, 1e-3) for s in std)
-    flat = x.reshape(-1, x.shape[-1])
-    constant = flat.min(0) == flat.max(0)  # its deviation may be a rounding error
-    deviation = np.where(constant, 1.0, flat.std(0, dtype=np.float64))
-    return tuple(flat.mean(0, dtype=np.float64).tolist()), tuple(deviation.tolist())
+        mean = np.array([n @ values / n.sum() for n in counts])
+        deviation = np.array([np.sqrt(n @ (values - m) ** 2 / n.sum()) for n, m in zip(counts, mean, strict=True)])
+    else:
+        mean, deviation = flat.mean(0, dtype=np.float64), flat.std(0, dtype=np.float64)
+    deviation[flat.min(0) == flat.max(0)] = 1.0  # it may be a rounding error
+    return tuple(mean.tolist()), tuple(deviation.tolist())

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.data.levels import Steps
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
@@ -22,6 +21,7 @@ AT_ONCE = 4096  # images
 GAP = 64  # rows: reading them costs less than asking for the next piece by itself
 FORMAT = "dpfl_mpi data 1"  # of prepared files
 MOST_LISTED = 1000  # entries of a list that is an attribute of a result: HDF5 gives one 64 KiB
+TINY = float(np.finfo(np.float32).tiny)  # float32 holds smaller numbers with fewer digits
 KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # what samples are, by their dtype
 ALLOWED = ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32"))  # axes and dtype of images, vectors, tokens
 SAMPLES = "allowed are uint8 or float32 [M, H, W, C], float32 [M, F] or int32 [M, L], of one shape in both parts"
@@ -48,7 +48,6 @@ class Arrays:
     test_clients: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
     note: str = ""  # what a reader of results must know about the data: one sentence
-    steps: Steps = ()  # (s, t) of each channel of bytes n that were floats n * s + t; () where they were not
 
     @property
     def vocabulary(self) -> int:
@@ -79,18 +78,12 @@ class Source:
     note: str = ""
     dtype: str = "uint8"  # of samples: uint8, float32 or int32
     vocabulary: int = 0  # one more than the largest token
-    steps: Steps = ()  # as of Arrays
     path: Path | None = None  # of the prepared file, None for data in memory
-    unread: str = ""  # a warning that a Run does not read whose the samples are
+    unread: str = ""  # a warning of what a Run does not read: whose the samples are, some clients
 
     @property
     def kind(self) -> str:
         return KINDS[self.dtype]
-
-    @property
-    def units(self) -> Steps:
-        """(u, t) of each channel of one's own floats, which are u x + t where mean and std are of x; () of bytes and tokens."""
-        return ((1.0, 0.0),) * len(self.mean) if self.dtype == "float32" else tuple((255 * s, t) for s, t in self.steps)
 
     @property
     def size(self) -> str:
@@ -133,10 +126,9 @@ def check(arrays: object, where: str, labelled: bool = True) -> Arrays:
                 raise UserError(f"{where}: {part}_{what} must be {allowed}")
     wanted = 0 if x.dtype == np.int32 else x.shape[-1]
     numbers = len(arrays.mean) == len(arrays.std) == wanted and np.isfinite([arrays.mean, arrays.std]).all()
-    if not numbers or min(arrays.std, default=1) <= 0:
-        raise UserError(f"{where}: mean and std must have {wanted} numbers each, std above 0: one a channel or number")
-    if arrays.steps and (x.dtype != np.uint8 or np.shape(arrays.steps) != (wanted, 2)):
-        raise UserError(f"{where}: steps must have two numbers for each of {wanted} channels of bytes")
+    if not numbers or min(arrays.std, default=1) < TINY or max(arrays.std, default=1) > 1 / TINY:
+        limits = f"std from {TINY:.2g} to {1 / TINY:.2g}"
+        raise UserError(f"{where}: mean and std must have {wanted} numbers each, {limits}")
     return arrays
 
 
@@ -146,7 +138,7 @@ def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options
     what = "NumPy arrays, lists of names, and of numbers as mean and std, and a note that is a text"
     with refused_as(f"{where} returned Arrays with a field of another type; allowed are {what}"):
         if isinstance(made, Arrays):
-            kinds = {"class_names": str, "client_names": str, "mean": float, "std": float, "steps": tuple}
+            kinds = {"class_names": str, "client_names": str, "mean": float, "std": float}
             fields: Any = {name: tuple(map(kind, getattr(made, name))) for name, kind in kinds.items()}
             made = replace(made, note=made.note + "", **fields)
         return check(made, where)
@@ -218,8 +210,7 @@ def in_memory(arrays: Arrays, **known: Any) -> Source:
     known.setdefault("images", lambda part, rows: held[f"{part}/images"][rows])
     labels = {part: held[f"{part}/labels"] for part in ("train", "test") if f"{part}/labels" in held}
     clients = {part: held[f"{part}/clients"] for part in ("train", "test") if f"{part}/clients" in held}
-    known |= {name: getattr(arrays, name) for name in ("class_names", "note", "steps")}
-    known["dtype"] = str(arrays.train_images.dtype)
+    known |= {"class_names": arrays.class_names, "note": arrays.note, "dtype": str(arrays.train_images.dtype)}
     shape, classes = arrays.train_images.shape[1:], len(arrays.class_names)
     return Source(shape, classes, arrays.mean, arrays.std, labels, clients=clients, **known)
 
@@ -248,7 +239,6 @@ def in_file(path: Path, name: str = "", dataset: str = "", labelled: bool = True
                 else:
                     held[name_of] = file.array(array, "iu", (None,)).astype("i8") if labelled else None
             held |= {name: tuple(file.array(name, "f", (None,)).tolist()) for name in ("mean", "std")}
-            held["steps"] = tuple(map(tuple, file.array("steps", "f", (None, 2)).tolist())) if "steps" in file else ()
             held["class_names"] = tuple(file.texts("class_names"))
             held["client_names"] = tuple(file.texts("client_names")) if "client_names" in file else ()
             arrays = Arrays(**held, note=file.attribute("note", str))
@@ -288,8 +278,7 @@ def digest(stored: Iterable[Any], about: Arrays | Source | None = None) -> str:
             sha.update(np.ascontiguousarray(some if some.ndim > 1 else some.astype(np.int64)).data)
     if about:
         normal = (list(map(float, values)) for values in (about.mean, about.std))
-        steps = [about.steps] if about.steps else []
-        sha.update(json.dumps([list(about.class_names), *normal, about.vocabulary, *steps]).encode())
+        sha.update(json.dumps([list(about.class_names), *normal, about.vocabulary]).encode())
     return sha.hexdigest()
 
 

@@ -67,10 +67,11 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     mail = MailRoom(Wire(run, log, attack, head), job.window_gb)
     sums = Sums(mail, backend, run)
     greedy = Greedy(scoring, sums, run)
-    lists = {name: getattr(source, name) for name in ("class_names", "mean", "std", "units")}
+    lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}
     about = {
         "data_sha256": source.sha256,
         "data_note": source.note,
+        "dtype": source.dtype,
         **{name: json.dumps(held if len(held) <= MOST_LISTED else []) for name, held in lists.items()},
         "partition_sha256": partition.sha256(),
         "partition_note": partition.note(),

@@ -125,7 +125,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
             return str(self.file["meta"].attrs[name])
 
     def listed(self, name: str) -> list[Any]:
-        """Return class_names, mean, std or units of the data, attributes of /meta; nothing where it has none."""
+        """Return class_names, mean or std of the data, attributes of /meta; nothing where it has none."""
         with self.hdf5.reading(f"the attribute {name} of meta"):
             there = name in self.file["meta"].attrs
         return list(self.hdf5.json(name, list, "meta")) if there else []

@@ -35,7 +35,7 @@ meta/data_note             text
 meta/class_names           JSON                    of the data, as are mean and std
 meta/mean                  JSON
 meta/std                   JSON
-meta/units                 JSON                    of floats, as `Source.units`
+meta/dtype                 text                    of samples
 meta/partition_sha256      text
 meta/partition_note        text
 meta/parameters            int                     D, of one model

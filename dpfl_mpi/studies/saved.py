@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled, verify
@@ -66,12 +64,9 @@ def as_trained(result: Result, source: Source) -> Source:
         own = "these are by their own mean and deviation"
         print(f"note: the result does not say how its images were normalised; {own}", file=sys.stderr)
         return source
-    if len(units := result.listed("units")) != len(source.units):
-        here, there = ("floats" if held else "bytes" for held in (source.units, units))
-        raise UserError(f"--data {source.path}: its samples are {here}, those of the run {there}; prepare both alike")
-    if units:  # the same floats, kept in other units
-        (u, t), (own_u, own_t) = np.transpose(units), np.transpose(source.units)
-        mean, std = tuple((np.array(mean) * u + t - own_t) / own_u), tuple(np.array(std) * u / own_u)
+    if (trained := result.hdf5.attribute("dtype", str, "meta", source.dtype)) != source.dtype:
+        kinds = f"its samples are {source.dtype}, those of the run {trained}"
+        raise UserError(f"--data {source.path}: {kinds}; prepare both alike")
     return dataclasses.replace(source, mean=mean, std=std)
 
 

@@ -35,7 +35,7 @@ def test_what_own_samples_are():
     """Images, vectors and tokens by type and axes; labels by name; the constant column of a vector is not divided by a rounding error."""
     y = np.arange(40) % 4
     levels = np.arange(40 * 30).reshape(40, 6, 5) % 256
-    for x in (levels.astype(np.uint8), levels, levels / 255, (levels / 255).astype(np.float32)):
+    for x in (levels.astype(np.uint8), levels):
         out = arrays_of(x, y)
         assert out.train_images.dtype == np.uint8 and out.train_images.shape == (32, 6, 5, 1)
         assert np.array_equal(np.sort(np.r_[out.train_images, out.test_images].ravel()), np.sort(levels.ravel()))
@@ -51,42 +51,53 @@ def test_what_own_samples_are():
     assert 1 in alone.train_labels  # a class is never in the test part alone
 
 
-NORMAL = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])  # torchvision's, of ImageNet
+@pytest.mark.parametrize("unit", [1.0, 1 / 255, 3.9e-6 / 255, 1e30])
+def test_floats_are_stored_as_they_came_in_any_unit(unit):
+    """Bytes in other units, too: no scale of the numbers is known."""
+    levels, y = np.random.default_rng(0).integers(0, 256, (60, 9, 8, 2)), np.arange(60) % 3
+    for x in (levels * unit, (levels * unit).astype(np.float32)):
+        out = arrays_of(x, y, test=np.arange(60) > 44)
+        stored = np.concatenate([out.train_images, out.test_images])
+        assert stored.dtype == np.float32 and np.array_equal(stored, x.astype(np.float32))
+        train = x[:45].astype(np.float64)
+        assert out.mean == pytest.approx(train.mean((0, 1, 2)), rel=1e-6)
+        assert out.std == pytest.approx(train.std((0, 1, 2)), rel=1e-6)
 
 
-@pytest.mark.parametrize(("channels", "change", "steps"), [
-    (1, lambda x: (x / np.float32(255) - np.float32(0.5)) / np.float32(0.5), [(1 / 127.5, -1)]),  # PFLlib's
-    (3, lambda x: (x / np.float32(255) - NORMAL[0]) / NORMAL[1], [(1 / 255 / s, -m / s) for m, s in zip(*NORMAL, strict=True)]),
-    (2, lambda x: (x > 127) * np.float32(3) - 1, [(3 / 255, -1)] * 2),  # black and white
+def test_deviations_have_no_floor():
+    """One white pixel of a million has the deviation sqrt(p (1 - p)); that of a constant channel is 1."""
+    x = np.zeros((500, 50, 50, 3), np.uint8)
+    x[0, 0, 0, 0], x[..., 1], x[7, 7, 7, 2] = 255, 77, 1
+    out = arrays_of(x, np.arange(500) % 2, test=np.arange(500) > 399)
+    p = 1e-6
+    assert out.mean == pytest.approx((p, 77 / 255, p / 255))
+    assert out.std == pytest.approx((np.sqrt(p * (1 - p)), 1, np.sqrt(p * (1 - p)) / 255))
+
+
+def seconds(count):
+    """Return seconds since 1970, a count of them from one on."""
+    return 1.7e9 + np.arange(300) % count
+
+
+@pytest.mark.parametrize(("x", "text"), [
+    (np.stack([np.zeros(300), seconds(3)], 1), "x goes from 1700000000 to 1700000002 in column 1, which float32 does not tell apart"),
+    (np.stack([seconds(300), np.zeros(300)], 1), "to 1700000299 in column 0"),
+    (np.repeat(seconds(3), 8).reshape(300, 2, 4), "to 1700000002 in channel 0"),
+    (2.0**53 + np.stack([seconds(300)] * 2, 1), "in column 0"),  # identities
+    (np.random.default_rng(0).normal(size=(300, 2)) * 1e-50, "e-50 in column 0"),
 ])  # fmt: skip
-def test_floats_that_are_bytes_in_other_units_are_kept_as_bytes(tmp_path, channels, change, steps):
-    """In each channel; n * s + t is the float up to its rounding; the file says s and t, and a changed one is seen."""
-    levels = np.random.default_rng(0).integers(0, 256, (60, 9, 8, channels)).astype(np.float32)
-    x, y = change(levels), np.arange(60) % 3
-    out = arrays_of(x, y)
-    kept = np.concatenate([out.train_images, out.test_images])
-    assert kept.dtype == np.uint8 and out.steps == pytest.approx(np.array(steps), rel=1e-5)
-    if channels != 2:
-        assert np.array_equal(np.sort(kept, axis=None), np.sort(levels, axis=None).astype(np.uint8))
-    again = kept * np.array(out.steps)[:, 0] + np.array(out.steps)[:, 1]
-    assert np.abs(np.sort(again, axis=None) - np.sort(x, axis=None)).max() < 2e-6
-    write(out, "arrays", tmp_path / "a.h5", own=True)
-    assert in_file(tmp_path / "a.h5").steps == out.steps
-    with h5py.File(tmp_path / "a.h5", "r+") as file:
-        file["steps"][0, 0] *= 2
-    assert content_sha256(in_file(tmp_path / "a.h5")) != in_file(tmp_path / "a.h5").sha256
+def test_numbers_that_float32_does_not_tell_apart_are_refused(x, text):
+    refused(f"the data: ...{text}", arrays_of, x, np.arange(300) % 3)
 
 
-def test_other_floats_stay_floats():
-    """Too many levels, levels that are no multiples, two floats of one level, and one image that differs from all that s was found on."""
-    levels = np.random.default_rng(0).integers(0, 256, (3000, 3, 3)).astype(np.float32)
-    near, late = levels / 128 - 1, levels / 128 - 1
-    near[0, 0, 0] = np.nextafter(near[1, 0, 0], np.float32(9))
-    late[1, 0, 0] = 0.001
-    odd = np.float32([0, 1, np.sqrt(2), 1.9])[levels.astype(int) % 4]
-    for x in (levels * 1.5 + np.float32(0.1) * (levels == 7), levels + 300 * (levels > 9), odd, near, late):
-        out = arrays_of(x.astype(np.float32), np.arange(3000) % 2)
-        assert out.train_images.dtype == np.float32 and out.steps == ()
+def test_numbers_that_float32_tells_apart_are_read():
+    """A year in days, degrees Kelvin, a large constant, and what was standardised first; float32 as it came."""
+    rng, y = np.random.default_rng(0), np.arange(300) % 3
+    x = np.stack([19675 + rng.uniform(0, 365, 300), rng.normal(300, 5, 300), np.full(300, 1.7e9 + 1)], 1)
+    out = arrays_of(np.c_[x, seconds(3) - seconds(3).mean()], y)
+    assert out.train_images.dtype == np.float32 and out.std[2] == 1
+    assert len(np.unique(out.train_images[:, 3])) == 3
+    assert arrays_of(np.stack([seconds(300)] * 2, 1).astype(np.float32), y).train_images.dtype == np.float32
 
 
 def test_defaults_of_own_data_follow_from_the_file(tmp_path):
@@ -271,7 +282,8 @@ def test_one_image_in_colour_keeps_the_colour(tmp_path, first):
     ({"test_labels": None}, "test_labels must be int64 [2], from 0 to 1"),
     ({"train_clients": np.zeros(4, np.int64)}, "must both be there or neither"),
     ({"train_images": np.full((4, 3), np.nan, np.float32)}, "hold a number that is missing or infinite"),
-    ({"std": (1.0, 0.0, 1.0)}, "mean and std must have 3 numbers each, std above 0"),
+    ({"std": (1.0, 0.0, 1.0)}, "mean and std must have 3 numbers each, std from 1.2e-38 to 8.5e+37"),
+    ({"std": (1.0, 1e-39, 1.0)}, "std from 1.2e-38 to 8.5e+37"),  # float32 has no 1 / std
 ])  # fmt: skip
 def test_what_a_file_returns_is_checked(edit, text):
     good = arrays_of(np.arange(18.0).reshape(6, 3), np.arange(6) % 2, test=np.arange(6) > 3)

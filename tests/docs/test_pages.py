@@ -91,6 +91,7 @@ TOPICS = {
     "without `return`": ("    return arrays_of", "    arrays_of"),
     "`y` is shorter": ("np.array(y)", "np.array(y)[:10]"),
     "a NaN in `x`": ("np.array(x)", "np.array(x) * np.nan"),
+    "since 1970": ("np.array(x)", "np.array(x) * 0 + 1.7e9 + np.arange(len(x))[:, None] % 3"),
     "below 0": ("np.array(x)", "np.array(x) * 0 - 1"),
     "a NaN in `y`": ("np.array(y)", "np.arange(len(y)) * np.nan"),
     "0.5, 1.7": ("np.array(y)", "np.arange(len(y)) / 2"),

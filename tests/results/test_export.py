@@ -313,21 +313,21 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, sai
 
 
 def test_evaluate_on_other_floats(trained, tmp_path, said):
-    """The same floats as bytes of other units, and as floats; bytes that were no floats are not of their kind."""
+    """Normalised as those that were trained on, whatever their own moments are; bytes are not of their kind."""
     a, files = digits.load(), {}
     x, y = np.concatenate([a.train_images, a.test_images]), np.concatenate([a.train_labels, a.test_labels])
     test = np.arange(len(y)) >= len(a.train_labels)
-    for name, first in (("run", 0), ("wider", -4), ("floats", 0.1)):
-        floats = np.rint(x / 16).astype(np.float32)  # 0 to 16
+    for name, first in (("run", 0), ("wider", -4)):
+        floats = (x / 64 - 1).astype(np.float32)
         floats[0, 0, 0] = first
         files[name] = tmp_path / f"{name}.h5"
-        prepare.write(arrays_of(floats / 4 - 1, y, None, test), "arrays", files[name], own=True)
+        prepare.write(arrays_of(floats, y, None, test), "arrays", files[name], own=True)
     fields = {"clients": 4, "rounds": 1, "tau_init": 2, "dataset": "arrays", "data": str(files["run"])}
     run = run_here(tmp_path / "own.h5", fields, save_models=True)
     scores = {name: said(evaluate.main, run, "--on", "all", "--data", data) for name, data in files.items()}
     assert scores["run"].startswith("4 models on the whole") and len(set(scores.values())) == 1
-    bytes_and_floats = "its samples are floats, those of the run bytes; prepare both alike"
-    assert bytes_and_floats in said(evaluate.main, trained, "--on", "all", "--data", files["floats"], code=2)
+    of_another_kind = "its samples are float32, those of the run uint8; prepare both alike"
+    assert of_another_kind in said(evaluate.main, trained, "--on", "all", "--data", files["run"], code=2)
 
 
 def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
