@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpfl_mpi.data.partition import Partition, assemble, from_file, owners, weights
-from dpfl_mpi.data.source import Source
+from dpfl_mpi.data.source import Source, client_sizes
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
@@ -141,10 +141,12 @@ def natural(run: Resolved, labels: ByPart, classes: int, clients: ByPart, rng: R
         raise UserError(f"--partition natural needs a data set with clients of its own; {none}")
     if lost >= classes:
         raise UserError(f"--missing_classes is {lost}; the data have {classes} classes, so at most {classes - 1}")
-    everyone = 1 + max(int(part.max(initial=-1)) for part in clients.values())
-    sizes = {part: np.bincount(clients[part], minlength=everyone) for part in ("train", "test")}
-    least = max(run.min_samples, 3)
+    sizes = dict(zip(("train", "test"), client_sizes(clients), strict=True))
+    everyone, least = len(sizes["train"]), max(run.min_samples, 3)
     can = able(sizes["train"], sizes["test"], least)
+    if not len(able(sizes["train"], sizes["test"], 0)):
+        parts = f"none of the {everyone} clients in the data has both parts, 2 samples to train and 1 to test"
+        raise UserError(f"--partition is natural; {parts}: split each client's samples, in LEAF by -t sample")
     if n > len(can):
         have = f"of the {everyone} clients in the data {len(can)} have at least {least} samples, 2 to train, 1 to test"
         raise UserError(f"--clients is {n}; {have}: use fewer --clients or a smaller --min_samples")

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.settings.files import no_data, partition_file, prepare_command
+from dpfl_mpi.settings.files import able, no_data, partition_file, prepare_command
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, refused_as
 
 AT_ONCE = 4096  # images
@@ -154,10 +154,10 @@ def open_source(
     dataset = run.found("dataset")
     if hasattr(dataset, "load"):
         source = in_memory(loaded(lambda: made_by(run.dataset, dataset, "load")))
-        source = replace(source, unread=unread_clients(run, source))
     else:
         source = in_file(Path(str(run.data)), short(run.dataset), run.dataset, deals or deals_test(run))
     check_images(run, source)
+    source = replace(source, unread=unread_clients(run, source))
     return pooled(source) if deals_test(run) else source
 
 
@@ -172,15 +172,29 @@ def check_images(run: Resolved, source: Source) -> None:
 
 
 def unread_clients(run: Resolved, source: Source) -> str:
-    """Return a sentence where a file's `load` names the clients, and its `PAPER` leaves open that they are dealt anew; else "".
+    """Return a sentence where a Run takes all clients of the data that can take part, and some cannot; else "".
 
-    Of a prepared file they would be the default; what `load` returns is known too late to decide a default.
+    Also where a file's `load` names the clients, and its `PAPER` leaves open that they are dealt anew.
+    Of a prepared file they would be the default; what `load` returns is known too late to decide one.
     """
+    if run.partition.kind == "natural" and source.clients:
+        train, test = client_sizes(source.clients)
+        everyone, can = len(train), len(able(train, test, run.min_samples))
+        least = f"{max(run.min_samples, 3)} samples (--min_samples), 2 to train and 1 to test"
+        left_out = f"{everyone - can} of the {everyone} clients in the data do not take part"
+        return f"{left_out}: each needs {least}" if run.clients == can < everyone else ""
     asked = run.partition.kind != "pathological" or "partition" in run.found("dataset").SAID
-    if asked or not source.clients:
+    if asked or source.path or not source.clients:
         return ""
     instead = f'--partition natural does, and so does "partition": "natural" in PAPER of {short(run.dataset)}'
     return f"the data name the client of each sample, which --partition {run.partition} does not read; {instead}"
+
+
+def client_sizes(clients: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many training and how many test samples each of the data's own clients has."""
+    everyone = 1 + max(int(part.max(initial=-1)) for part in clients.values())
+    train, test = (np.bincount(clients[part], minlength=everyone) for part in ("train", "test"))
+    return train, test
 
 
 def deals_test(run: Resolved) -> bool:

@@ -161,6 +161,23 @@ def test_clients_that_load_names_and_the_run_does_not_read_are_told(tmp_path, sa
     assert (f"warning: {sentence}" in capfd.readouterr().err) == warned
 
 
+def test_clients_that_cannot_take_part_are_counted(tmp_path, said, capfd):
+    """Of nine 4 has no test sample, 5 none to train, 6 one to train, and 7 and 8 four samples in all; not where the Run takes fewer than can."""
+    owner = np.repeat(np.arange(9), 10)
+    nth = np.tile(np.arange(10), 9)
+    test = np.select([owner == 4, owner == 5, owner == 6], [False, True, nth > 0], nth > 7)
+    few = (owner < 7) | (nth > 5)
+    x, y = np.random.default_rng(0).normal(size=(90, 3)), np.arange(90) % 2
+    write(arrays_of(x[few], y[few], owner[few], test[few]), "arrays", tmp_path / "a.h5", own=True)
+    fields = {"dataset": "arrays", "data": str(tmp_path / "a.h5"), "rounds": 0}
+    sentence = "5 of the 9 clients in the data do not take part: each needs 5 samples (--min_samples), 2 to train and 1 to test"
+    words = ["--dataset", "arrays", "--data", tmp_path / "a.h5", "--no-measure"]
+    assert sentence in " ".join(said(describe.main, *words).split())
+    for more, warned in (({}, True), ({"clients": 3}, False), ({"min_samples": 4, "clients": 4}, False)):
+        run_here(tmp_path / f"{more}.h5", fields | more, quiet=False)
+        assert (f"warning: {sentence}" in capfd.readouterr().err) == warned
+
+
 @pytest.mark.parametrize("paper, sentence", [
     ({"clients": 5.0}, "has clients 5.0; allowed is a whole number of at least 1"),
     ({"lr": 0}, "has lr 0; allowed is a number above 0"),

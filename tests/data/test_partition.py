@@ -304,7 +304,13 @@ def test_missing_classes_are_gone_from_all_three_sets(tmp_path):
 def test_natural_refusals(tmp_path):
     source = writers(tmp_path)
     one = dataclasses.replace(source, labels={p: np.zeros_like(y) for p, y in source.labels.items()}, classes=400)
+    split = {"train": source.clients["train"] % 4, "test": 4 + source.clients["test"] % 2}
     for fields, data, text in (
+        (
+            {},
+            dataclasses.replace(source, clients=split),
+            "--partition is natural; none of the 6 clients in the data has both parts, 2 samples",
+        ),
         ({"clients": 7}, source, "--clients is 7; of the 6 clients in the data 6 have at least 5 samples"),
         ({"min_samples": 1000}, source, "of the 6 clients in the data 0 have at least 1000"),
         ({}, dataclasses.replace(source, clients={}), "needs a data set with clients of its own"),
