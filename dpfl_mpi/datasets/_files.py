@@ -87,6 +87,10 @@ def whole(source: Path) -> AbstractContextManager[None]:
     return refused_as(f"{source} is truncated or not a tar or zip archive; download or make it again", BROKEN)
 
 
+class Sparse(Exception):
+    """A file in a tar that is mostly holes: a kilobyte of it can claim gigabytes."""
+
+
 class Header(tarfile.TarInfo):
     """A header of a tar, of which the long ones are refused: they can claim gigabytes, and are read as a whole."""
 
@@ -95,13 +99,21 @@ class Header(tarfile.TarInfo):
         out = super().frombuf(buf, encoding, errors)
         if out.size > HEADER and not out.isfile():
             raise tarfile.ReadError("a header of more than a megabyte")
+        if out.type == tarfile.GNUTYPE_SPARSE:
+            raise Sparse
         return out
+
+    def _proc_gnusparse_10(self, *_: object) -> None:  # where `tarfile` reads any list of holes
+        raise Sparse
 
 
 def in_tar(source: Path, file: BinaryIO) -> Iterator[Member]:
     """Yield the files of a tar archive in its own order, in one pass."""
-    with tarfile.open(fileobj=file, mode="r:*", tarinfo=Header) as archive:
+    sparse = refused_as(f"{source} holds a sparse file; pack it with tar without --sparse", (Sparse,))
+    with sparse, tarfile.open(fileobj=file, mode="r:*", tarinfo=Header) as archive:
         while member := archive.next():
+            if member.issparse():
+                raise Sparse
             if member.islnk() or member.issym():
                 how = "pack it with tar --dereference --hard-dereference"
                 raise UserError(f"{source} holds {member.name}, a link, which is not followed; {how}")

@@ -1,6 +1,8 @@
 """What somebody else wrote is not believed: files that lie, that never end, that stand in the place of ours, that lead elsewhere."""
 
 import hashlib
+import io
+import json
 import os
 import resource
 import shutil
@@ -16,12 +18,12 @@ import pytest
 import starts
 import tiny_result
 from launch import federation, refused
-from making import flip, folder, images, stored, zipped
+from making import flip, folder, images, stored, tar, zipped
 from PIL import Image
 
 from dpfl_mpi import __main__, describe, export, prepare
 from dpfl_mpi.data.source import open_source, verify
-from dpfl_mpi.datasets import _files, arrays, image_folder
+from dpfl_mpi.datasets import _files, arrays, femnist, image_folder
 from dpfl_mpi.datasets._files import decode
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -121,6 +123,46 @@ def test_a_tar_header_of_gigabytes(tmp_path, kind, mode, at_most):
         for _ in range(64 if mode == "w:gz" else 1):
             archive.fileobj.write(bytes(2**20))
     refused("truncated or not a tar", image_folder.read, tmp_path / "a.tar")
+
+
+def sparse(path, map_too=False):
+    """Write archives of GNU tar's two sparse forms, a block of data that claims 8 GB, and return their paths; `map_too`: and a long list of holes."""
+    block, info = b"{" + bytes(511), tarfile.TarInfo("train/a.json")
+    info.size = 512
+    old = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    old[156:157], old[386:410], old[483:495] = (
+        tarfile.GNUTYPE_SPARSE,
+        b"%011o\0%011o\0" % (0, 512),
+        b"%011o\0" % (2**33 - 1),
+    )
+    old[148:156] = b" " * 8
+    old[148:156] = b"%06o\0 " % sum(old)
+    (path / "old.tar").write_bytes(bytes(old) + block + bytes(1024))
+    holes = b"1\n0\n512\n".ljust(512, b"\0") if not map_too else b"99999999\n" + b"1\n" * 2**25
+    info.size = len(holes) + 512
+    info.pax_headers = {f"GNU.sparse.{key}": value for key, value in (
+        ("major", "1"), ("minor", "0"), ("name", "train/a.json"), ("realsize", str(2**33)))}  # fmt: skip
+    with tarfile.open(path / "pax.tar", "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info, io.BytesIO(holes + block))
+    return path / "old.tar", path / "pax.tar"
+
+
+@pytest.mark.parametrize("map_too", [False, True])
+def test_a_sparse_tar_is_not_unfolded(tmp_path, map_too, at_most):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    archives = sparse(tmp_path, map_too)
+    at_most(resource.RLIMIT_AS, used + 2**30)
+    for path in archives:
+        refused(f"{path} holds a sparse file; pack it with tar without --sparse", femnist.read, path)
+
+
+@pytest.mark.parametrize("one", [b"[],", b'{"a":0},', b"[[[[[0]]]]],"])
+def test_json_that_is_nothing_but_lists_is_not_read(tmp_path, monkeypatch, one):
+    """Python takes 20 times its bytes for it."""
+    monkeypatch.setattr(json, "loads", read := Mock())
+    tar(tmp_path / "a.tar.gz", {"train/a.json": b'{"users": [' + one * 2**16 + b"0]}"})
+    refused("train/a.json is truncated, or no LEAF shard", femnist.read, tmp_path / "a.tar.gz")
+    read.assert_not_called()
 
 
 # content is verified ----------------------------------------------------------------------------------------------------
