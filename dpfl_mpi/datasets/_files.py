@@ -318,21 +318,13 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
 def exact(image: Any, where: str) -> Any:
     """Return an image of Pillow's as "1", "L" (grey) or "RGB", of the same 8-bit values.
 
-    Refused, and never rounded, are more than 8 bits that matter, transparent pixels, and colours without a fixed meaning in RGB.
+    Refused are more than 8 bits, transparent pixels, and colours without a fixed meaning in RGB.
     """
-    from PIL import Image
-
     tiles = getattr(image, "tile", [])  # in [3] how the file has it; BGR;16 has 5 bits
     stored = " ".join(str(tile[3]) for tile in tiles).replace("BGR;16", "")
     deep = ";16" in stored or any(tile[0].startswith("ppm") for tile in tiles)  # netpbm with another maximum than 255
-    if image.mode.startswith("I;16") or (image.mode == "I" and (deep or image.format == "PNG")):
-        values = np.asarray(image).astype(np.int64)
-        if (values % 257).any():  # 65535 / 255
-            raise UserError(f"{where} is of 16 bits, and 8 bits do not hold its values exactly; scale it yourself")
-        return Image.fromarray((values // 257).astype(np.uint8))
-    if image.mode in ("I", "F") or (deep and image.mode not in ("1", "P")):
-        bits = {"I": "32-bit whole numbers", "F": "floats"}.get(image.mode, "more than 8 bits per channel")
-        raise UserError(f"{where} is of {bits}, which 8 bits do not hold; scale it to 8 bits yourself")
+    if image.mode[0] in "IF" or (deep and image.mode not in ("1", "P")):
+        raise UserError(f"{where} is of more than 8 bits per channel; scale it to 8 bits yourself")
     if image.mode in ("1", "L", "RGB") and "transparency" not in image.info:
         return image
     if image.mode in ("1", "L", "P", "LA", "PA", "RGB", "RGBA"):

@@ -322,7 +322,7 @@ def test_too_large(tmp_path, monkeypatch):
         (62, "writer f02 has the label 62; allowed are 0 to 61"), (-1, "the label -1"), (1.5, "the label 1.5"),
         ("a", "no lists x"), (10**400, "writer f02 has no lists x of"))),
     *((lambda d, x=x: d["user_data"]["f02"]["x"][3].__setitem__(3, x), text) for x, text in (
-        (2.0, "a pixel outside 0 to 1"), (None, "pixel"), (10**400, "writer f02 has no lists x of"))),
+        (2.0, "the pixel 2; allowed are n / 255"), (3.9e-6, "the pixel 3.9e-06"), (0.9, "the pixel 0.9"), (-1, "-1"), (None, "pixel nan"), (10**400, "writer f02 has no lists x of"))),
     (lambda d: d["num_samples"].__setitem__(1, 5), "num_samples says 5"),
 ])  # fmt: skip
 def test_malformed_shards(tmp_path, edit, text):
