@@ -16,7 +16,7 @@ import tokenize
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self
@@ -235,14 +235,15 @@ def image_splits(
     from tqdm import tqdm
 
     found: dict[str, list[tuple[str, str, np.ndarray]]] = {split: [] for split in splits}  # class, file name, pixels
-    unread = Counter[str]()  # images of other folders
+    unread = Counter[str]()  # images of other folders, and other files of these
     sized, held, channels, seen = shape, 0, 1, set[PurePosixPath]()
     with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
         for path, read in entries(source):
-            if hidden(path) or path.suffix.lower() not in SUFFIXES:
-                continue
-            if len(path.parts) < 3 or path.parts[-3] not in found:
-                unread[str(PurePosixPath(*(path.parts[:-2] or path.parts[:-1])))] += 1
+            placed = len(path.parts) > 2 and path.parts[-3] in found and not hidden(path.parent)
+            named = path.suffix.lower() in SUFFIXES and not hidden(path)
+            data = b"" if named else image_in(read)
+            if not placed or not (named or data):
+                unread[str(path.parent)] += bool(named or data or (placed and not hidden(path)))
                 continue
             split, name, file = path.parts[-3:]
             if path in seen:
@@ -250,7 +251,7 @@ def image_splits(
             seen.add(path)
             if names is not None and name not in names:
                 raise UserError(f"{source}: {split} holds the class {name}; allowed are {', '.join(names)}")
-            pixels = decode(read(), f"{source}: {path}", None if shape is None else shape[2] == 3)
+            pixels = decode(data or read(), f"{source}: {path}", None if shape is None else shape[2] == 3)
             sized = sized or pixels.shape
             if pixels.shape[:2] != sized[:2]:
                 height, width = sized[:2]
@@ -261,10 +262,7 @@ def image_splits(
                 raise UserError(f"{source} holds more images than this machine's memory; use a larger one")
             found[split].append((name, file, pixels))
             bar.update()
-    if unread:
-        others, read_are = few(sorted(unread)), ", ".join(f"{split}/CLASS/*" for split in splits)
-        text = f"the images of {others} are not read ({unread.total()}); read are {read_are}"
-        print(f"warning: {source}: {text}", file=sys.stderr)
+    warn_of_unread(source, unread, f"{', '.join(FORMATS)} in {', '.join(f'{split}/CLASS' for split in splits)}")
     classes = names or tuple(sorted({name for name, _, _ in found[splits[0]]}))
     out = {}
     check_one(source, (path.parents[2] for path in seen))
@@ -276,6 +274,23 @@ def image_splits(
             image[:] = pixels  # a grey one thrice where others have colour
         out[split] = images, np.array([classes.index(name) for name, _, _ in rows], np.int64)
     return out, classes
+
+
+def warn_of_unread(source: Path, unread: Counter[str], read_are: str) -> None:
+    """Say how many files of which folders of a source are left out."""
+    if folders := few([f"{folder} ({count})" for folder, count in sorted(unread.items()) if count]):
+        print(f"warning: {source}: files of {folders} are not read; read are {read_are}", file=sys.stderr)
+
+
+def image_in(read: Callable[[], bytes]) -> bytes:
+    """Return the bytes of a file that is an image by its content, b"" of any other and of too large ones."""
+    from PIL import Image
+
+    with suppress(UserError, *UNREADABLE, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        data = read()
+        Image.open(BytesIO(data), formats=FORMATS).close()
+        return data
+    return b""
 
 
 def check_classes(source: Path, split: str, held: set[str], classes: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import decode, entries, hidden
+from dpfl_mpi.datasets._files import decode, entries, hidden, warn_of_unread
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import option
 from dpfl_mpi.storage.foreign import refused_as
@@ -49,6 +50,7 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
     from tqdm import tqdm
 
     held: list[Samples] = []
+    unread = Counter[str]()
     with tqdm(desc=f"reading {source.name}", unit="writer", disable=None) as bar:
         for path, get in entries(source, SHARD):
             if by_class(path):
@@ -58,6 +60,9 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
                 found = shard(f"{source}: {path}", part == "test", get())
                 held += found
                 bar.update(len(found))
+            elif path.suffix.lower() == ".json" or (part in ("train", "test") and not hidden(path)):
+                unread[str(path.parent)] += 1
+    warn_of_unread(source, unread, "train/*.json, test/*.json")
     for part in ("train", "test"):
         if not any(test == (part == "test") for _, test, _, _ in held):
             raise UserError(f"{source} holds no {part}/*.json. {NO_DOWNLOAD}")
@@ -105,13 +110,14 @@ def collect(source: Path, held: list[Samples], classes: str, min_samples: int) -
     owner, test = np.repeat([everyone[user] for user in users], sizes), np.repeat(tests, sizes)
     images, labels = np.concatenate(image_lists), np.concatenate(label_lists)
     keep = np.isin(labels, chosen)
-    last, copies = -1, set[tuple[bytes, int]]()
+    last, copies, all_of_classes = -1, set[tuple[bytes, int]](), keep.sum()
     for i, (k, label) in enumerate(zip(owner.tolist(), labels.tolist(), strict=True)):
         if k != last:
             last, copies = k, set()
         key = images[i].tobytes(), label
         keep[i] &= key not in copies
         copies.add(key)
+    dropped = f"{all_of_classes - keep.sum()} second copies left out"
     large = np.bincount(owner[keep], minlength=len(everyone)) >= least
     if not large.any():
         raise UserError(f"{source}: no writer has {least} images of the classes {classes}; a smaller --min_samples?")
@@ -125,7 +131,8 @@ def collect(source: Path, held: list[Samples], classes: str, min_samples: int) -
     names = tuple(user for user, k in everyone.items() if large[k])
     return Arrays(
         images[train], labels[train], images[test], labels[test], tuple(SYMBOLS[c] for c in chosen), (0.0,), (1.0,),
-        owner[train], owner[test], names, f"LEAF's FEMNIST, {len(names)} writers, classes {classes}",
+        owner[train], owner[test], names,
+        f"LEAF's FEMNIST, {len(names)} of {len(everyone)} writers, classes {classes}, {dropped}",
     )  # fmt: skip
 
 

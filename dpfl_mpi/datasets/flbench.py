@@ -45,7 +45,7 @@ def read(source: Path) -> Arrays:
     chosen = np.concatenate(rows)
     if len(np.unique(chosen)) < len(chosen):
         raise UserError(f"{source}: partition.pkl deals a sample twice")
-    note = f"FL-bench's {source.name}, {len(clients)} clients"
+    note = f"FL-bench's {source.name}, {len(clients)} clients, who hold {len(chosen)} of {len(y)} samples"
     return arrays_of(x[chosen], y[chosen], np.concatenate(owners), np.concatenate(test), str(source), note)
 
 

@@ -1,6 +1,7 @@
 """A folder that PFLlib's `dataset/generate_*.py` made: `train/K.npz` and `test/K.npz` of every client K, each with its `x` and `y`."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import TOTAL, check_one, entries, npy
+from dpfl_mpi.datasets._files import TOTAL, check_one, entries, npy, warn_of_unread
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import refused_as
 
@@ -22,11 +23,14 @@ A_FILE = 4 * 2**30  # bytes of one client
 def read(source: Path) -> Arrays:
     """Return the samples of all clients, client K with the name "K"."""
     found: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
-    folders = set()
+    folders, unread = set(), Counter[str]()
     for path, get in entries(source, A_FILE):
         if name := re.fullmatch(r"(?:.*/)?((train|test)/(\d+)\.npz)", str(path)):
             folders.add(path.parents[1])
             found[name[2], int(name[3])] = client(f"{source}: {name[1]}", get())
+        elif path.suffix == ".npz":
+            unread[str(path.parent)] += 1
+    warn_of_unread(source, unread, "train/K.npz, test/K.npz")
     check_one(source, folders)
     clients = {part: {k for p, k in found if p == part} for part in ("train", "test")}
     odd = sorted(clients["train"] ^ clients["test"])

@@ -421,12 +421,16 @@ def image(k, m):
     return np.random.default_rng([k, m]).normal(size=(m, 3, 4, 5)).astype(np.float32)
 
 
-def test_pfllib_images(tmp_path):
+def test_pfllib_images(tmp_path, capsys):
     files = pfllib_files(image) | {"config.json": b"{}", "rawdata/x": b""}
     out = pfllib.read(folder(tmp_path / "MNIST", files))
     assert out.train_images.shape == (36, 4, 5, 3) and out.test_images.shape == (12, 4, 5, 3)
     assert out.client_names == ("0", "1", "2", "3") and np.bincount(out.train_clients).tolist() == [9] * 4
     assert np.array_equal(out.train_images[out.train_clients == 2], image(2, 9).transpose(0, 2, 3, 1))
+    assert capsys.readouterr().err == ""
+    pfllib.read(folder(tmp_path / "more", files | {"val/0.npz": b"", "val/1.npz": b"", "train/x.npz": b""}))
+    unread = "files of train (1), val (2) are not read; read are train/K.npz, test/K.npz"
+    assert capsys.readouterr().err == f"warning: {tmp_path / 'more'}: {unread}\n"
     again = pfllib.read(tar(tmp_path / "m.tar.gz", {f"dataset/MNIST/{k}": v for k, v in files.items()}))
     assert np.array_equal(again.train_images, out.train_images)
     said = stage("pfllib", tmp_path / "MNIST", tmp_path / "p.h5")
@@ -489,6 +493,7 @@ def test_flbench(tmp_path):
     assert out.train_images[:, 0].tolist() == [12, 15, 18, 21, 24, 27, 30, 33]
     assert out.train_clients.tolist() == [0] * 4 + [1] * 4
     assert out.test_images[:, 0].tolist() == [0, 3, 36, 6] and out.test_labels.tolist() == [0, 1, 0, 0]
+    assert out.note == "FL-bench's synthetic, 2 clients, who hold 12 of 20 samples"
     for bad, text in (
         ([{"train": [0, 20], "test": [1]}], "gives client 0 indices beyond 0 to 19"),
         ([{"train": [0, 1], "test": [1]}], "deals a sample twice"),

@@ -332,6 +332,17 @@ def test_malformed_shards(tmp_path, edit, text):
     unstaged(tmp_path, "femnist", files | {name: json.dumps(data).encode()}, text)
 
 
+def test_shards_that_are_not_read_are_named(tmp_path, capsys):
+    files = leaf()
+    femnist.read(folder(tmp_path / "whole", files | {"README": b""}))
+    assert capsys.readouterr().err == ""
+    odd = {"val/a.json": b"{}", "train/b.json.gz": b"", "train/.c.json": b"{}", "train/.DS_Store": b""}
+    out = femnist.read(folder(tmp_path / "more", files | odd))
+    unread = "files of train (2), val (1) are not read; read are train/*.json, test/*.json"
+    assert capsys.readouterr().err == f"warning: {tmp_path / 'more'}: {unread}\n"
+    assert out.note == "LEAF's FEMNIST, 6 of 6 writers, classes all, 6 second copies left out"
+
+
 def test_truncated_and_missing_shards(tmp_path):
     files = leaf()
     unstaged(tmp_path, "femnist", files, "no writer has 1000 images", min_samples=1000)
@@ -393,15 +404,40 @@ def test_flags_and_images_that_are_no_mistake(tmp_path):
 
 
 def test_folders_that_are_not_read_are_named(tmp_path, capsys):
-    """Validation images beside train and test, and images that lie too deep or too high; what is no image is no loss."""
+    """Validation images beside train and test, also without a suffix; images that lie too deep or too high, or in a hidden class; what is no image of a
+    class. What is no image elsewhere is no loss, nor what an operating system leaves behind."""
     files = images(("train", "test"), ("a", "b"))
-    stage("image_folder", folder(tmp_path / "whole", files | {"notes/a/x.txt": b"", "README": b""}), tmp_path / "a.h5")
+    no_loss = {"notes/a/x.txt": b"", "README": b"", "train/a/.DS_Store": b"1", "train/a/._0.png": b"1"}
+    stage("image_folder", folder(tmp_path / "whole", files | no_loss), tmp_path / "a.h5")
     assert capsys.readouterr().err == ""
     more = images(("val",), ("a", "b"), each=2) | {"train/a/x/0.png": files["train/a/0.png"]}
-    stage("image_folder", folder(tmp_path / "i", files | more | {"b/0.png": files["test/b/0.png"]}), tmp_path / "b.h5")
-    sentence = "the images of b, train/a, val are not read (6); read are train/CLASS/*, test/CLASS/*"
+    more |= {
+        "b/0.png": files["test/b/0.png"],
+        "val/b/more": files["test/b/0.png"],
+        "train/.c/0.png": files["test/b/0.png"],
+    }
+    more |= {"train/b/notes.txt": b"notes", "train/b/film": bytes(2**24 + 1)}
+    stage("image_folder", folder(tmp_path / "i", files | more), tmp_path / "b.h5")
+    folders = "b (1), train/.c (1), train/a/x (1), train/b (2), val/a (2) and 1 more"
+    formats = "PNG, JPEG, BMP, GIF, TIFF, WEBP, PPM in train/CLASS, test/CLASS"
+    sentence = f"files of {folders} are not read; read are {formats}"
     assert capsys.readouterr().err == f"warning: {tmp_path / 'i'}: {sentence}\n"
     assert in_file(tmp_path / "a.h5").sha256 == in_file(tmp_path / "b.h5").sha256
+
+
+@pytest.mark.parametrize("pack", [folder, tar, zipped])
+def test_images_are_read_by_content_whatever_their_names(tmp_path, pack, capsys):
+    """27 training images in three classes: one of each format that is read, one hidden, and one with a suffix of something else."""
+    rng, kinds = np.random.default_rng(0), ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "PNG", "PNG")
+    names = ("0", "1.jfif", "2.dib", "3.x", "4", "5", "6.pnm", ".7.png", "v1.2")
+    named = dict(zip(names, kinds, strict=True))
+    places = [f"{part}/{c}/{name}" for part in ("train", "test") for c in "abc" for name in names]
+    pixels = rng.integers(0, 256, (len(places), 8, 8, 3), np.uint8)
+    files = {place: stored(x, named[place[place.rindex("/") + 1 :]]) for place, x in zip(places, pixels, strict=True)}
+    said = stage("image_folder", pack(tmp_path / "i", files), tmp_path / "i.h5")
+    assert "27 training and 27 test images of 8x8x3, 3 classes" in said and capsys.readouterr().err == ""
+    cut = {"train/a/9": files["train/a/0"][:-60]}  # an image that is not whole is no image left out
+    unstaged(tmp_path, "image_folder", pack(tmp_path / "cut", files | cut), "train/a/9 is not a readable image")
 
 
 def test_command_line_prints_one_sentence(tmp_path, said):
