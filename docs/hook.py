@@ -1,6 +1,7 @@
 """What MkDocs cannot find under docs/ itself: the README and the like as pages, and the API, one page per room, from the docstrings.
 
 A link that leaves docs/ must name a file of the repository. It becomes a link to that file's page where it has one, and is plain text where not.
+A picture that is not there is its description.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PAGES = {
     "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def rooms() -> dict[str, list[str]]:
@@ -53,19 +54,19 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     here = page.file.src_uri
     source = Path(PAGES.get(here, f"docs/{here}"))
     homes = {source: address for address, source in PAGES.items()}
-    homes |= {f"docs/{file.src_uri}": file.src_uri for file in files if file.src_uri not in PAGES}
+    for uri in (file.src_uri for file in files if file.src_uri not in PAGES):
+        homes[uri if uri.startswith("reproduction/") else f"docs/{uri}"] = uri
 
     def pointed(match: re.Match[str]) -> str:
-        text, target, anchor = match.groups()
+        picture, text, target, anchor = match.groups()
         path = Path(os.path.normpath(source.parent / target))
-        if not (REPOSITORY / path).exists():
+        if not picture and not (REPOSITORY / path).exists():
             raise PluginError(f"{source} links to {target}, which is not there")
         home = homes.get(path.as_posix())
         if path.parts[0] == "dpfl_mpi":
             home = f"api/{'.'.join((path.parent if path.suffix else path).parts)}.md"
         if home is None:
             return text
-        return f"[{text}]({os.path.relpath(home, Path(here).parent)}{anchor or ''})"
+        return f"{picture}[{text}]({os.path.relpath(home, Path(here).parent)}{anchor or ''})"
 
-    pictures = markdown.replace("docs/pictures/", "pictures/") if here in PAGES else markdown
-    return LINK.sub(pointed, pictures)
+    return LINK.sub(pointed, markdown)

@@ -3,16 +3,18 @@
 import ast
 import dataclasses
 import inspect
+import os
 import re
 import sys
 import traceback
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import own
 import pytest
 import torch
-from launch import ROOT, ended, mpirun, refused, run_here, run_many, text_file
+from launch import ROOT, ended, mpirun, refused, run_here, run_many, script, text_file
 
 from dpfl_mpi import api, plugins
 from dpfl_mpi.datasets._files import unpickled
@@ -304,6 +306,29 @@ def test_the_first_page_shows_the_default_run(tmp_path):
         assert picture.text["Description"] == drawn
     printed, page = summary(tmp_path / "a.h5").splitlines(), (ROOT / "README.md").read_text()
     assert [line for line in printed[:5] if line not in page] == [] and "97.30 %" in printed[1]
+
+
+def test_every_picture_of_the_site_is_found_from_its_page(monkeypatch):
+    """What the hook makes of the pages that lie elsewhere; `.ci/run` builds the site. Without the pictures their descriptions stay."""
+    named = {"exceptions": {"PluginError": ValueError}, "structure.files": {"File": None}}
+    for name, holds in named.items():  # of MkDocs, which is not installed for the tests
+        monkeypatch.setitem(sys.modules, f"mkdocs.{name}", SimpleNamespace(**holds))
+    hook = script(ROOT / "docs" / "hook.py")
+    pages = hook.PAGES | {page.name: f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    of_docs = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".png")]
+    beside = [path.relative_to(ROOT) for path in ROOT.glob("reproduction/*/*.png")]
+
+    def shown(page, source, there):
+        uris = [*hook.PAGES, *map(str, there)]
+        of = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+        text = hook.on_page_markdown((ROOT / source).read_text(), of, None, [SimpleNamespace(src_uri=u) for u in uris])
+        return [(ROOT / "docs" / page).parent / target for target in re.findall(r"!\[.*?\]\((.*?)\)", text)]
+
+    for page, source in pages.items():
+        found = {os.path.relpath(path, ROOT / "docs") for path in shown(page, source, [*of_docs, *beside])}
+        assert found <= {str(path) for path in (*of_docs, *beside)}, page
+        assert len(found) == (ROOT / source).read_text().count("!["), page
+        assert shown(page, source, [path for path in of_docs if path.suffix == ".md"]) == [], page
 
 
 @pytest.mark.usefixtures("terminal")
