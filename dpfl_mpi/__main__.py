@@ -25,6 +25,7 @@ from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
 from dpfl_mpi.settings.fields import as_dict
+from dpfl_mpi.settings.values import whole
 from dpfl_mpi.survival.signals import SIGNALS, Leave, listen
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER
 
 def launched(names: tuple[str, ...], default: int) -> int:
     """Return the number in the first of these variables of mpirun and srun that has one, before MPI can be asked, else `default`."""
-    return next((int(os.environ[n]) for n in names if os.environ.get(n, "").isdigit()), default)
+    return next((int(os.environ[n]) for n in names if whole(os.environ.get(n, ""))), default)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
@@ -104,7 +105,7 @@ def shared(world: World, tell: Callable[[], tuple[Resolved, Job] | int]) -> tupl
 def before_mpi() -> None:
     """Set what must be set before MPI and torch start: one thread per rank, and MPICH's yielding where ranks outnumber cores."""
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list is of nested levels
-    os.environ["OMP_NUM_THREADS"] = threads if threads.isdigit() and int(threads) else "1"
+    os.environ["OMP_NUM_THREADS"] = threads if whole(threads) and int(threads) else "1"
     # MPICH's pipelined ring is 50 times slower on shared cores
     os.environ.setdefault("MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0")
     # at the end of a whole run UCX warns of objects that MPICH left in its pool

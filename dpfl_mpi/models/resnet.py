@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import option
+from dpfl_mpi.settings.values import whole
 
 HEAD = "head"
 
@@ -62,7 +63,7 @@ def build(shape: tuple[int, ...], classes: int, widths: str, blocks: int, groups
     """Return the network for images of `shape` = (H, W, C) of any size."""
     if len(shape) != 3:
         raise UserError("--model resnet needs images; use --model mlp for vectors")
-    sizes = [int(width) if width.strip().isdecimal() else 0 for width in str(widths).split(",")]
+    sizes = [int(width) if whole(width.strip()) else 0 for width in str(widths).split(",")]
     if min(sizes) < 1:
         raise UserError(f"--model_options.widths is {widths}; allowed are whole numbers from 1 with commas: 16,32,64")
     return ResNet(shape[2], classes, sizes, blocks, groups)

@@ -14,6 +14,7 @@ from dpfl_mpi.plugins import KINDS, admit, find, names, short
 from dpfl_mpi.settings.fields import allowed, check, choices, fields, read, types
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
+from dpfl_mpi.settings.values import number
 from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, read_text
 
 # what the help shows for a value, by type or by name
@@ -37,6 +38,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             formatter_class=partial(Help, max_help_position=29), allow_abbrev=False, conflict_handler="resolve", **how
         )
+        for kind in (int, float):
+            self.register("type", kind, partial(number, kind))
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.removeprefix("argument "))
@@ -67,14 +70,20 @@ def naming_lines(said: Mapping[str, Any]) -> Iterator[None]:
 
 
 def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings of a YAML file, and its path and their lines, by name; anchors, which can say in a few lines what fills all memory, are a `UserError`."""
+    """Return the settings of a YAML file as texts, and its path and their lines, by name."""
     import yaml
 
+    # a few lines of anchors fill all memory; a tag says what only the flag knows
+    odd = yaml.AnchorToken | yaml.AliasToken | yaml.TagToken
     try:
         text = read_text(path, SMALL)
-        if any(isinstance(token, yaml.AnchorToken | yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
-            raise UserError("it has anchors (& or *); write the settings out")
-        held = yaml.safe_load(text) or {}
+        if any(isinstance(token, odd) for token in yaml.scan(text, yaml.SafeLoader)):
+            raise UserError("it has anchors (& or *) or tags (!); write the settings out")
+        loader = yaml.SafeLoader(text)
+        kinds = loader.yaml_implicit_resolvers.items()  # as YAML 1.1: 010 is 8, 1:30 is 90
+        texts = {c: [k for k in of if k[0].endswith((":null", ":merge"))] for c, of in kinds}
+        loader.yaml_implicit_resolvers = texts
+        held = loader.get_single_data() or {}
     except (UserError, yaml.YAMLError, *UNREADABLE) as error:
         what = str(error) if isinstance(error, UserError) else f"it is not YAML ({' '.join(str(error).split())[:200]})"
         raise UserError(f"--config is {path}: {what}") from None

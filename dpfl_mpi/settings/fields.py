@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import find, short
-from dpfl_mpi.settings.values import written
+from dpfl_mpi.settings.values import number, written
 from dpfl_mpi.storage.foreign import encodable
 
 SWITCH = {"true": True, "yes": True, "false": False, "no": False}
@@ -68,7 +68,8 @@ def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
         if getattr(value, "ndim", 0):  # which cannot be compared
             raise UserError(f"--{prefix}{f.name} is an array; allowed are numbers, texts, and paths of files of tables")
         if not (value is None and f.default is None) and not fits(value, kinds[f.name], f.metadata if ranges else {}):
-            raise UserError(f"--{prefix}{f.name} is {value!r}; allowed {allowed(f, kinds[f.name])}")
+            text = f"[{', '.join(map(str, value))}]" if isinstance(value, list) else repr(value)
+            raise UserError(f"--{prefix}{f.name} is {text}; allowed {allowed(f, kinds[f.name])}")
 
 
 def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
@@ -81,7 +82,7 @@ def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
         return kind(value)
     if isinstance(value, str) and kind in (int, float, bool):
         try:
-            return SWITCH[value.lower()] if kind is bool else kind(value)
+            return SWITCH[value.lower()] if kind is bool else number(kind, value)
         except (KeyError, ValueError):
             f = next(f for f in fields(schema) if f.name == name)
             raise UserError(f"--{prefix}{name} is {value}; allowed {allowed(f, kind)}") from None
@@ -154,7 +155,7 @@ def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | Non
     """Return all options of a dataclass of them by name, checked; a whole number may stand for a number, a number for a text."""
     kinds = types(schema)
     if not isinstance(given or {}, Mapping):
-        raise UserError(f"--{prefix[:-1]} is {given!r}; allowed are names and values, as --{prefix}NAME VALUE")
+        raise UserError(f"--{prefix[:-1]} is {given}; allowed are names and values, as --{prefix}NAME VALUE")
     for name in (name for name in given or {} if name not in kinds):
         raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {', '.join(kinds) or 'none'}")
     options = schema(**{name: read(schema, name, value, prefix) for name, value in (given or {}).items()})

@@ -22,7 +22,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text, refused_as
 
 NEVER = ("inf", ".inf", "Infinity")  # as Python, YAML and JSON write it
-SHARE = r"(\d{0,9}\.?\d{1,18})"
+SHARE = r"([0-9]{0,9}\.?[0-9]{1,18})"
 PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
 ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
 LIES = ("sign_flip", "noise", "scale", "stale")  # of them those that falsify what is sent
@@ -55,9 +55,16 @@ def lines_of(flag: str, path: str, what: str = "") -> tuple[list[list[str]], str
     return words, hashlib.sha256(text.encode()).hexdigest()
 
 
+def number(kind: type, text: str) -> Any:
+    """Return the number that a text in the digits 0 to 9 says, else a `ValueError`."""
+    if not text.isascii() or "_" in text:  # `int` reads 1_0 as 10, and the digits of every script
+        raise ValueError(text)
+    return kind(text)
+
+
 def whole(word: str) -> bool:
     """Return whether a word is a whole number of a size that arrays hold."""
-    return word.isdecimal() and len(word) <= 18
+    return word.isascii() and word.isdecimal() and len(word) <= 18
 
 
 def nearest(share: float | str, count: int) -> int:
@@ -91,14 +98,14 @@ class Budget(Text):
         text = str(value).strip()
         if text in NEVER:
             return cls("inf", "inf")
-        if drawn := re.fullmatch(r"uniform:(\d{1,9}):(\d{1,9})", text):
+        if drawn := re.fullmatch(r"uniform:([0-9]{1,9}):([0-9]{1,9})", text):
             low, high = map(int, drawn.groups())
             if 1 <= low <= high:
                 return cls(f"uniform:{low}:{high}", "uniform", low, high)
         elif share := re.fullmatch(rf"{SHARE}\s*\*?\s*N", text):
             if Fraction(share[1]) > 0:
                 return cls(f"{share[1]}N", "share")
-        elif re.fullmatch(r"\d{1,18}", text):
+        elif re.fullmatch(r"[0-9]{1,18}", text):
             if int(text) > 0:
                 return cls(str(int(text)), "number", int(text))
         elif path := file_of(text):
@@ -155,9 +162,9 @@ class Reach(Text):
         room = math.inf if clients is None else clients
         if kind == "geometric" and re.fullmatch(SHARE, rest) and float(rest) > 0:
             return cls(text, kind, radius=float(rest))
-        if kind == "sites" and re.fullmatch(r"0*[1-9]\d{0,17}", rest) and int(rest) <= room:
+        if kind == "sites" and re.fullmatch(r"0*[1-9][0-9]{0,17}", rest) and int(rest) <= room:
             return cls(text, kind, sites=int(rest))
-        if kind == "groups" and re.fullmatch(r"\d{1,18}([,;]\d{1,18})*", rest):
+        if kind == "groups" and re.fullmatch(r"[0-9]{1,18}([,;][0-9]{1,18})*", rest):
             groups = tuple(tuple(map(int, group.split(","))) for group in rest.split(";"))
             if max(map(max, groups)) < room:
                 return cls(text, kind, groups=groups)
@@ -264,7 +271,7 @@ class Network(Text):
         lines, sha256 = lines_of("network", self.path)
         lines = lines[lines[:1] == [list(SPEEDS)] :]  # the names may head the columns
         try:
-            table = np.array(lines, np.float64)
+            table = np.array([[number(float, word) for word in line] for line in lines])
         except ValueError:
             table = np.zeros(0)
         if table.shape != (clients, len(SPEEDS)):
@@ -294,7 +301,7 @@ class Codec(Text):
             return cls(text, text) if text == "int8" else None
         if kind == "topk" and re.fullmatch(SHARE, amount) and 0 < float(amount) <= 1:
             return cls(f"topk:{float(amount)}", kind, share=float(amount))
-        if kind == "lowrank" and re.fullmatch(r"[1-9]\d{0,5}", amount):
+        if kind == "lowrank" and re.fullmatch(r"[1-9][0-9]{0,5}", amount):
             return cls(text, kind, rank=int(amount))
         what = "none, int8, topk:SHARE with a share above 0 up to 1, or lowrank:R with R from 1"
         raise UserError(f"--codec is {text}; allowed are {what}")
@@ -347,7 +354,7 @@ class Drift(Text):
 
     @classmethod
     def parse(cls, value: Any, rounds: int | None = None) -> Self | None:
-        found = re.fullmatch(rf"{SHARE}:(\d{{1,18}})", str(value))
+        found = re.fullmatch(rf"{SHARE}:([0-9]{{1,18}})", str(value))
         if not found or float(found[1]) > 1 or not 1 <= int(found[2]) <= (math.inf if rounds is None else rounds):
             last = "the last" if rounds is None else rounds
             what = f"SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {last}"
@@ -382,9 +389,9 @@ class Every(Text):
     @classmethod
     def parse(cls, value: Any) -> Self:
         text = str(value).strip()
-        if found := re.fullmatch(r"(\d{1,9}\.?\d{0,9})\s*(s|min|h)", text):
+        if found := re.fullmatch(r"([0-9]{1,9}\.?[0-9]{0,9})\s*(s|min|h)", text):
             return cls(text, "seconds", float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]])
-        if re.fullmatch(r"[1-9]\d{0,17}", text):
+        if re.fullmatch(r"[1-9][0-9]{0,17}", text):
             return cls(text, "rounds", int(text))
         if text == "never":
             return cls(text, "never", 0)

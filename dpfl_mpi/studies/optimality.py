@@ -5,7 +5,6 @@ models. The greedy search (Algorithm 2 over all others, as Algorithm 3 by Theore
 subset within the budget: in the reward that it maximises, and in the test accuracy that counts.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from dpfl_mpi.data.partition import search_first
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
+from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import check_apart, write_csv
 from dpfl_mpi.studies.saved import dealt, source_of
 
@@ -164,7 +164,7 @@ def rows(all_found: list[Found]) -> Iterator[tuple[Any, ...]]:
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     about = str(__doc__).split("\n\n")[0]
-    parser = argparse.ArgumentParser("python -m dpfl_mpi.studies.optimality", description=about, allow_abbrev=False)
+    parser = Parser(prog="python -m dpfl_mpi.studies.optimality", description=about)
     add = parser.add_argument
     add("result", metavar="RESULT", help=f"result of a run of at most {MOST} clients with --save_models")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")

@@ -6,7 +6,6 @@ Their variances are estimated from the results (a random-effects analysis of var
 The power is that of a two-sided paired t-test over partition means, from the noncentral t distribution.
 """
 
-import argparse
 import bisect
 import math
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.names import labels
 from dpfl_mpi.figures.tables import Parts, interval, paired
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.command_line import Parser
 
 SIZES = (16, 32, 100, 200, 500)  # clients per partition in the table, beside those of the results
 MOST = 10_000  # partitions
@@ -104,7 +104,7 @@ def report(parts: Parts, names: Sequence[str], difference: float, wanted: float,
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     about = str(__doc__).split("\n\n")[0]
-    parser = argparse.ArgumentParser("python -m dpfl_mpi.studies.plan_power", description=about, allow_abbrev=False)
+    parser = Parser(prog="python -m dpfl_mpi.studies.plan_power", description=about)
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULT", help="results of two Runs, of the same partitions")
     add("--difference", type=float, required=True, metavar="X", help="the difference to find, points")

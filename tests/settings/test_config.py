@@ -1,6 +1,8 @@
 """Run and Job: defaults, budgets, the name of a result, the command line and YAML."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -12,13 +14,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from launch import refused
 
-from dpfl_mpi import plugins
+from dpfl_mpi import __main__ as command
+from dpfl_mpi import describe, plugins
 from dpfl_mpi.__main__ import main, parse
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings import run as config
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.values import Budget, written
+from dpfl_mpi.studies import optimality, plan_power
+from dpfl_mpi.sweep import __main__ as sweep
 
 
 def budget_name(budget, clients, counts_self):
@@ -217,6 +222,74 @@ def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
     assert parse(["--options.lam=1", "--config=ditto.yaml"])[0].options == {"lam": 2}  # the file stands after it
 
 
+WORDS = ("010", "1_0", "1:30", "0x10", "1e1", "2024-01-01", "yes", "on", "10", "+3", ".5", "'010'", "٣")
+FIELDS = ("seed", "lr", "budget", "omega_period", "candidates", "checkpoint_every", "results", "attack", "metric")
+
+
+@pytest.mark.parametrize("name", [*FIELDS, "options.mu", "options.finetune_prox"])
+def test_a_word_in_a_config_is_read_as_after_its_flag(name, tmp_path, capfd, monkeypatch):
+    """The same settings or the same sentence, whatever YAML 1.1 would have made of the word."""
+    monkeypatch.setattr(command, "parser", functools.cache(command.parser))
+    path, first, option = tmp_path / "run.yaml", *name.rpartition(".")[::2]
+
+    def outcome(flag):
+        with contextlib.suppress(SystemExit):
+            return parse(["--method=fedprox", flag])
+        return capfd.readouterr().err
+
+    for word in WORDS:
+        path.write_text(f"{first}: {{{option}: {word}}}\n" if first else f"{name}: {word}\n")
+        want, found = outcome(f"--{name}={word.strip(chr(39))}"), outcome(f"--config={path}")
+        if isinstance(want, str):
+            want = want.replace("error: ", f"error: --config is {path}, line 1: ", 1)
+        assert found == want, word
+
+
+def test_a_number_in_a_config_is_decimal(tmp_path, said):
+    path = tmp_path / "run.yaml"
+    path.write_text("seed: 010\nresults: 010\nrounds: 9\nquiet: true\nmethod: fedprox\noptions: {mu: 1e-3}\n")
+    run, job = parse([f"--config={path}"])
+    assert (run.seed, job.results, run.rounds, job.quiet, run.options["mu"]) == (10, "010", 9, True, 0.001)
+
+
+NUMBERS = {
+    "seed": "{}", "lr": "0.{}", "budget": "{}", "candidates": "{}", "omega_period": "{}", "drift": "0.{}:1",
+    "churn": "0.{}:0.3", "reach": "sites:{}", "attack": "scale:0.{}", "codec": "topk:0.{}", "checkpoint_every": "{}s",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("digits", ["٣", "३", "1_0", "²"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_in_the_digits_0_to_9(name, digits, said):
+    network = ["--network=phones"] * (name == "churn")
+    parse([*network, f"--{name}={NUMBERS[name].format(3)}"])
+    told = said(parse, *network, f"--{name}={NUMBERS[name].format(digits)}", code=2)
+    assert told.startswith(f"error: --{name} is ") and "; allowed " in told
+
+
+@pytest.mark.parametrize(("name", "line", "lines"), [
+    ("network", "{} 0 1 1 0", 4), ("budget", "{}", 4), ("reach", "{} 0", 1), ("churn", "{} 0 leave", 1), ("churn", "1 {} leave", 1),
+])  # fmt: skip
+def test_a_number_in_a_file_is_in_the_digits_0_to_9(name, line, lines, tmp_path):
+    path = tmp_path / "table.txt"
+    more = {"network": "phones"} if name == "churn" else {}
+    path.write_text(f"{line.format(1)}\n" * lines)
+    Run(clients=4, **more | {name: str(path)}).resolve()
+    for digits in ("٣", "1_0"):
+        path.write_text(f"{line.format(1)}\n" * (lines - 1) + line.format(digits))
+        refused(f"--{name} is {path}, which must hold", Run(clients=4, **more | {name: str(path)}).resolve)
+
+
+@pytest.mark.parametrize(("module", "words"), [
+    (describe, ["--ranks={}"]), (sweep, ["--ranks={}", "--list"]),
+    (plan_power, ["--difference={}", "x.h5"]), (optimality, ["--orders={}", "x.h5"]),
+])  # fmt: skip
+def test_a_number_of_another_command_is_in_the_digits_0_to_9(module, words, said):
+    flag = words[0].partition("=")[0]
+    for digits in ("٣", "1_0"):
+        assert f"{flag}: invalid" in said(module.main, *(w.format(digits) for w in words), code=2)
+
+
 PAIRS = zip("abcdefgh", "bcdefghi", strict=True)
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in PAIRS)
 
@@ -235,7 +308,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] 
     ("clients: [1\n", [], "--config is {}: it is not YAML"),
     ("- " * 3000 + "x", [], "--config is {}: it is not YAML (maximum recursion depth exceeded"),
     ("\0", [], "--config is {}: it is not YAML (unacceptable character"),
-    ("rounds: !!bool foo", [], "--config is {}: it is not YAML ('foo')"),
+    ("rounds: !!bool foo", [], "--config is {}: it has anchors (& or *) or tags (!)"),
     ("lr: 1\nrounds: 3\nlr: 2", [], "--config is {}, line 3: lr stands in line 1 already"),
     ("options:\n  lam: 1\n  lam: 2", ["--method=ditto"], "--config is {}, line 3: lam stands in line 2 already"),
     (BOMB, [], "--config is {}: it has anchors (& or *)"),
