@@ -310,7 +310,8 @@ def made_of(kind: str, code: str, settings: dict[str, Any]) -> list[Check]:
         for shape, classes in SHAPES.items():
             data = {"data": lambda path, n, shape=shape: write_samples(path, 0, shape)}
             name = "its data" if data_given else f"samples of {shape}, {classes} classes"
-            add(name, small | data | {"method": "fedavg", "rounds": 1}, (*BY_RANKS, TORCH, AT_ONCE))
+            ways = (*BY_RANKS, TORCH) if settings.get("block") == 1 else (*BY_RANKS, TORCH, AT_ONCE)
+            add(name, small | data | {"method": "fedavg", "rounds": 1}, ways)
     else:
         few = {"method": "local", "rounds": 0, "tau_train": 1}
         add("as a run takes it", few)

@@ -116,7 +116,8 @@ def pathological(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
             continue  # with few clients a class may have no holder: its samples are not used
         if least * k > m:
             said = f"--min_per_class is {least}; class {c} has {m} samples for {k} holders"
-            raise UserError(f"{said}: at most {m // k}, or fewer --clients")
+            most = f"at most {m // k}, or" if m // k > 1 else "use"
+            raise UserError(f"{said}: {most} fewer --clients")
 
         def propose(batch: int, k: int = k, m: int = m) -> Pair:
             slices = cut(rng.dirichlet(np.full(k, run.dirichlet_alpha), batch), m)
@@ -178,7 +179,7 @@ def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> tuple[Pools,
     n, held = run.clients, run.classes_per_client
     lists = list(by_class(y, classes, rng))
     a_class = np.floor((rng.lognormal(4, 1, n) + 100) / held).astype(np.int64)
-    taken = np.zeros(classes, np.int64)
+    have, taken, enough = np.bincount(y, minlength=classes), np.zeros(classes, np.int64), 0
     pools, tests = [], []
     for u in range(n):
         pieces = []
@@ -186,14 +187,14 @@ def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> tuple[Pools,
             first = 0 if run.overlap else int(taken[c])
             pieces.append(lists[c][first : first + a_class[u]])
             taken[c] += a_class[u]
+        enough += bool((taken <= have).all())
         mine = rng.permutation(np.concatenate(pieces))
         cut_at = int(0.9 * len(mine))
         pools.append(mine[:cut_at])
         tests.append(mine[cut_at:])
-    have = np.asarray([len(samples) for samples in lists])
-    if not run.overlap and (taken > have).any():
+    if not run.overlap and enough < n:
         c = int(np.argmax(taken - have))
-        fewer = f"use about {max(1, int(n * (have / np.maximum(taken, 1)).min()))}, or --overlap"
+        fewer = f"use {f'at most {enough} --clients, or ' if enough else ''}--overlap"
         lack = f"{taken[c]} samples of class {c}, the data have {have[c]}"
         raise UserError(f"--no-overlap: {n} clients would take {lack}; {fewer}")
     return pools, tests
@@ -262,10 +263,11 @@ def accept(propose: Callable[[int], Pair], least: int, limit: int, batch: int, f
         log10 = n * math.log10(reach / seen) if reach else -math.inf
         if seen > 500_000 and log10 < -3 - math.log10(limit):
             break
+    lower = f"{flag} {best}, " if best > 1 else ""  # a client needs two samples
     raise UserError(
         f"{flag} is {least}; no draw gave {whose} so many (accepted: 0 in {tried}; of all {n} each reaches it with probability {reach / seen:.3g}, "
         f"so all at once with at most 1e{max(log10, -9999):.0f}). The most that a draw gave the smallest was {best} ({reached} in {tried}): "
-        f"use {flag} {best}, fewer --clients or a larger --dirichlet_alpha"
+        f"use {lower}fewer --clients or a larger --dirichlet_alpha"
     )
 
 

@@ -41,7 +41,7 @@ def make(run: Resolved, source: Source) -> Any:
         raise UserError(f"--model {name} takes numbers, and these data are tokens: {mend}")
     if "vocabulary" in takes.parameters:
         if not source.vocabulary:
-            raise UserError(f"--model {name} takes tokens, and these data are {source.kind}: use --model cnn or mlp")
+            raise UserError(f"--model {name} takes tokens, and these data are {source.kind}: use --model mlp")
         keywords["vocabulary"] = source.vocabulary
     try:
         takes.bind(source.shape, source.classes, **keywords)

@@ -93,7 +93,8 @@ def rows_per_pass(limit: np.ndarray, clients: np.ndarray, most: int) -> int:
 
 def too_narrow(window_gb: float, row: int, clients: np.ndarray) -> UserError:
     """Return the error for a window that cannot hold one row of `row` bytes per client of a rank."""
-    need = f"one row of {row} bytes per client, {clients.max() * row / 2**30:.3g} GiB per rank"
+    gib = 1.006 * clients.max() * row / 2**30  # three digits of it are enough
+    need = f"one row of {row} bytes per client, {gib:.3g} GiB per rank"
     return UserError(f"--window_gb is {window_gb:g}; a pass needs {need}")
 
 

@@ -184,6 +184,16 @@ def test_refusal_names_acceptance_and_a_minimum_that_works(fields, flag, monkeyp
     assert counts[counts > 0].min() >= least > 0
 
 
+@pytest.mark.parametrize(
+    "fields", [DIR | {"clients": 300, "min_samples": 5}, PATHO | {"clients": 300, "min_per_class": 2}]
+)
+def test_a_refusal_proposes_no_minimum_that_is_refused(fields, monkeypatch):
+    """--min_samples is at least 2, and a client needs two samples."""
+    monkeypatch.setattr(recipes, "PROPOSALS", 20_000)
+    text = refused("no draw gave ... The most that a draw gave the smallest was 0", dealt_of, **fields)
+    assert text.endswith("): use fewer --clients or a larger --dirichlet_alpha")
+
+
 LARGE = {"dataset": "cinic10", "dirichlet_alpha": 0.1}  # of 180,000 samples
 
 
@@ -191,6 +201,7 @@ LARGE = {"dataset": "cinic10", "dirichlet_alpha": 0.1}  # of 180,000 samples
     ({"clients": 1001}, "--clients is 1001; 2000 training samples allow at most 1000"),
     (PATHO | {"classes_per_client": 11}, "--classes_per_client is 11; the data have 10 classes"),
     (PATHO | {"min_per_class": 100}, "--min_per_class is 100; class 0 has 200 samples for ... holders: at most ..., or fewer --clients"),
+    (PATHO | {"clients": 900}, "--min_per_class is 5; class 0 has 200 samples for ... holders: use fewer --clients"),
     (DIR | {"min_samples": 101}, "--min_samples is 101; 20 clients would need 2020 samples, the data have 2000"),
     ({"partition": "natural"}, "allowed are pathological, dirichlet"),
     ({"partition": "file:no/none.json", "clients": None}, "there is no such file"),
@@ -340,8 +351,13 @@ def test_fedrep_without_overlap():
     dealt = deal(apart, letters(per_class=2000))
     used = np.concatenate([dealt.indices[part] for part in PARTS])
     assert len(np.unique(used)) == len(used) and dealt.note() == "clients share no image"
-    text = "40 clients would take ... samples of class ..., the data have 100; use about ..., or --overlap"
-    refused(f"--no-overlap: {text}", deal, apart, letters(per_class=100))
+    text = "40 clients would take ... samples of class ..., the data have 200; use at most ... --clients, or --overlap"
+    text = refused(f"--no-overlap: {text}", deal, apart, letters(per_class=200))
+    most = int(re.search(r"use at most (\d+) --clients", text)[1])
+    assert deal(fedrep(clients=most, overlap=False), letters(per_class=200)).n == most > 1
+    refused(f"--no-overlap: {most + 1} clients", deal, fedrep(clients=most + 1, overlap=False), letters(per_class=200))
+    alone = refused("--no-overlap: 40 clients", deal, apart, letters(per_class=30))
+    assert alone.endswith("the data have 30; use --overlap")
     refused("--classes_per_client is 3; the data have 2 classes", deal, fedrep(), letters(classes=2))
 
 

@@ -11,7 +11,7 @@ import own
 import pytest
 import starts
 import torch
-from launch import federation, refused, run_here, run_many
+from launch import federation, refused, run_here, run_many, text_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,6 +27,7 @@ from dpfl_mpi.numerics.pick import check_several
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.testing import Suite, checks
 
 CPU = torch.device("cpu")
 IMAGE, VECTOR, TEXT = ((8, 8, 1), "uint8"), ((12,), "float32"), ((10,), "int32")
@@ -241,17 +242,40 @@ def test_modules_that_would_be_wrong_are_refused(module, sentence):
 TWO = SimpleNamespace(shape=IMAGE[0])  # clients with images
 
 
+ONE_AT_A_TIME = """from torch import nn
+
+HEAD = "head"
+
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.rnn = nn.GRU(shape[1], 4, batch_first=True)
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.head(self.rnn(x[:, 0])[0][:, -1])
+
+
+def build(shape, classes):
+    return Net(shape, classes)
+"""
+
+
 class Last(nn.GRU):
     def forward(self, x):
         return super().forward(x)[0][:, -1]
 
 
-def test_what_cannot_run_for_several_clients_at_once_is_refused_before_it_does(monkeypatch):
+def test_what_cannot_run_for_several_clients_at_once_is_refused_before_it_does(monkeypatch, tmp_path):
     module = nn.Sequential(nn.Flatten(1, 2), Last(8, 4, batch_first=True), nn.Linear(4, 10))
     check_module("mine", module, *IMAGE, 10, "")
     ensemble = Ensemble(module, (0.5,), (0.25,), CPU)
     said = refused("--model: forward does not run for several clients at once (", check_several, ensemble, TWO)
     assert "no nn.GRU; --block 1 does" in said
+    found = checks(text_file(tmp_path / "gru.py", ONE_AT_A_TIME), block=1)  # which that sentence says
+    few = Suite([check for check in found if "8x8x1" in str(check)]).checks
+    assert [check.complaint() for check in few] == [""]
     # as PyTorch 2.11 on an H200
     fails = RuntimeError("adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set")
     monkeypatch.setattr(ensemble, "gradient", Mock(side_effect=fails))
@@ -295,7 +319,7 @@ def test_a_build_that_fails(monkeypatch):
 
 
 @pytest.mark.parametrize(("fields", "kind", "sentence"), [
-    ({"model": "text"}, VECTOR, "--model text takes tokens, and these data are numbers: use --model cnn or mlp"),
+    ({"model": "text"}, VECTOR, "--model text takes tokens, and these data are numbers: use --model mlp"),
     ({"model": "cnn"}, VECTOR, "--model cnn needs images, these are vectors of 12 numbers"),
     ({"model": "cnn"}, ((15, 20, 1), "uint8"), "at least 16x16, these are 15x20"),
     ({"model": "resnet"}, VECTOR, "--model resnet needs images; use --model mlp for vectors"),

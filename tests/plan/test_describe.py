@@ -252,6 +252,13 @@ def test_refuses_what_cannot_run(capsys, flags, text):
     assert text in error and error.startswith("error: ") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("clients", range(8, 40, 3))
+def test_the_window_that_a_refusal_names_is_enough(capsys, clients):
+    flags = ["--ranks=2", f"--clients={clients}", "--min_per_class=2"]
+    text = shown(capsys, *flags, "--window_gb=1e-5", code=2)
+    shown(capsys, *flags, f"--window_gb={re.search(r'client, (.*) GiB per rank', text)[1]}")
+
+
 def test_refuses_more_memory_than_a_node_has(capsys, monkeypatch):
     small_shm = {True: (2**20, "/dev/shm"), False: (2**40, "available memory")}
     monkeypatch.setattr(needs, "node_memory", lambda shared=True: small_shm[shared])
