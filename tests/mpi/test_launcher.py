@@ -141,3 +141,18 @@ def test_of_an_array_its_task_has_its_seed_and_is_requeued(tmp_path, task, asked
     assert done.returncode == 75
     assert ("--seed 5" in (tmp_path / "tries").read_text()) == bool(task)
     assert (tmp_path / "requeued").read_text() == f"requeue {asked}\n"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "code", "said"), [({}, 2, "error: SLURM_NTASKS is not set"), ({"SLURM_NTASKS": "2"}, 0, "")]
+)
+def test_a_job_without_a_number_of_tasks_starts_nothing(tmp_path, tasks, code, said):
+    """The sbatch file in a job such as a heterogeneous one: a sentence, before any launcher is called."""
+    fakes = {"python": "echo srun", "srun": f'printf "%s\\n" "$*" >> {tmp_path}/calls'}
+    for name, text in fakes.items():
+        starts.script(tmp_path / name, text)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    done = ended("bash", ROOT / "slurm" / "train.sbatch", "--seed", "3", **path, **tasks)
+    assert done.returncode == code and done.stderr.startswith(said) and done.stderr.count("\n") == (code > 0)
+    calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+    assert calls == "-n 2 python -m dpfl_mpi --dataset cifar10 --grace 100 --seed 3\n" * (code == 0)
