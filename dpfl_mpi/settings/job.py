@@ -38,7 +38,7 @@ class Job:
     save_models: bool = field(None, "job", "keep each client's best model (small ones are: 1 MB, 100 MB in all)")
     mixed: bool = field(False, "job", "score the averaged models as well (/mixed)")
     fresh: bool = field(False, "job", "run again although a result is there")
-    block: int = field(0, "job", "clients per tensor program (0: all on a GPU; 2 or more on a CPU: in PyTorch)", low=0)
+    block: int = field(0, "job", "clients per tensor program (0: all on a GPU); 2 or more: PyTorch, last bits depend on the ranks", low=0)
     kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable", "compiled"] = field(
         "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can; on a GPU: torch, compiled by it, or auto: recorded")
     window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)

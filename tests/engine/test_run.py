@@ -1,11 +1,14 @@
 """End to end: the same numbers for any number of ranks, rounds that do not choose, identities between settings."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
-from launch import mpirun, run_here
+from launch import ROOT, mpirun, run_here
 
 from dpfl_mpi import testing
+from dpfl_mpi.__main__ import main
 from dpfl_mpi.engine import machine
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
@@ -127,6 +130,19 @@ def test_a_round_that_does_not_choose(tmp_path, digits_file, off):
         assert np.array_equal(result["mixed/val_acc"][1], result["round/val_acc"][1]) == (off == "skip")
         evaluated, received = (result[n].any(1).tolist() for n in ("graph/evaluations", "traffic/models_received"))
         assert evaluated == [True, False, True, False] and received == [True, off == "reuse"] * 2
+
+
+def test_where_equal_bits_are_claimed_the_exception_stands(monkeypatch, said):
+    """The products of a block have sizes that depend on which clients share a rank, and so have their last bits."""
+    for page in ("README.md", "docs/claims.md", "CHANGELOG.md"):
+        claims = re.findall(r"[^.|]*\bbits?\b on any number of ranks[^.|]*", (ROOT / page).read_text())
+        assert claims and all(re.search("[Oo]n CPUs", c) and "`--block` is 2" in c for c in claims), page
+    monkeypatch.setenv("COLUMNS", "80")
+    text = " ".join(said(main, "--help").split())
+    assert (
+        "--block N clients per tensor program (0: all on a GPU); 2 or more: PyTorch, last bits depend on the ranks"
+        in text
+    )
 
 
 def test_blocks_of_clients(tmp_path, fields, suite):
