@@ -154,7 +154,7 @@ class Watch:
         heard.register(self._out, select.POLLIN)
         while not self.leaving:
             now = time.monotonic()
-            wait = 3600.0
+            wait = 3600.0  # at most: poll takes no more than 24 days
             if asked := self._asked():
                 deadline = min(asked + self.grace, self.ends)
                 if now >= deadline or (self.last and self.started + self.last > deadline):
@@ -162,9 +162,9 @@ class Watch:
                     again = replay if self.code == REQUEUE else STALLED_TEXT
                     late = f"round {self.round} would outlast --grace {self.grace:g}, stopped at once"
                     return self._end(self.code, f"{Heard.name}: {late}; {again}")
-                wait = deadline - now
+                wait = min(wait, deadline - now)
             elif self.ends < float("inf"):
-                wait = self.ends - self.grace - now + 0.01
+                wait = min(wait, self.ends - self.grace - now + 0.01)
             if self.job.watchdog:
                 hung = self.started + self.job.watchdog
                 if now >= hung:

@@ -253,6 +253,19 @@ def test_the_end_of_the_allocation_counts_as_a_signal(monkeypatch):
     assert said.startswith(f"end of the allocation: {why}")
 
 
+@pytest.mark.parametrize(
+    ("job", "days", "asked"), [(Job(), 365, False), (Job(), 40000, False), (Job(grace=1e9), 40000, True)]
+)
+def test_an_end_that_is_far_away_can_be_waited_for(monkeypatch, job, days, asked):
+    """A job without a limit ends in a year: later than poll can wait. The thread that ends a run in time must live meanwhile."""
+    monkeypatch.setattr(signals.Heard, "at", time.monotonic() if asked else 0.0)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + days * 86400))
+    with signals.Watch(job, ALONE) as watch:
+        watch.begin(3)
+        watch._thread.join(0.3)
+        assert watch._thread.is_alive()
+
+
 LEFT = {"58": 58, "12:34": 754, "3:02:01": 10921, "2-03:00:10": 183610, "UNLIMITED": None, "INVALID": None, "": None}
 
 
