@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import os
@@ -78,6 +79,9 @@ def replacing(path: Path) -> Iterator[Path]:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name, too
+    except OSError as error:  # some shared file systems sync no folders, and the file is whole
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(folder)
 

@@ -3,11 +3,13 @@ a results file: who holds its lock, who may take it over, and what a run does th
 """
 
 import contextlib
+import errno
 import json
 import os
 import resource
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -35,6 +37,29 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         part.write_text("tw")
         raise KeyboardInterrupt
     assert path.read_text() == "one" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("number", "whole"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_file_system_that_syncs_no_folders_is_written_to(tmp_path, monkeypatch, number, whole):
+    """As some shared ones answer for a folder; what they answer for a file counts."""
+    sync = os.fsync
+
+    def refuse(kind: Callable[[int], bool]) -> None:
+        def fsync(fd: int) -> None:
+            if kind(os.fstat(fd).st_mode):
+                raise OSError(number, os.strerror(number))
+            sync(fd)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    refuse(stat.S_ISDIR)
+    with contextlib.nullcontext() if whole else pytest.raises(OSError):
+        files.write(tmp_path / "file", b"one")
+    assert (tmp_path / "file").read_bytes() == b"one"
+    refuse(stat.S_ISREG)
+    with pytest.raises(OSError):
+        files.write(tmp_path / "file", b"two")
+    assert (tmp_path / "file").read_bytes() == b"one"
 
 
 def test_a_temporary_name_cannot_be_waited_for(tmp_path, monkeypatch):
