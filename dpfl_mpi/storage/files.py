@@ -56,6 +56,16 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name[:40]}.{place()}.{os.getpid()}.{secrets.token_hex(6)}.part")
 
 
+def time_at(path: Path) -> float:
+    """Return the time by the clock that stamps a file, or this host's where nothing can be written."""
+    now, probe = time.time(), temporary(path)
+    with contextlib.suppress(OSError):
+        probe.touch(exist_ok=False)
+        now = probe.lstat().st_mtime
+        probe.unlink()
+    return now
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give the temporary name of an empty new file to write to; afterwards the file is on disk under its own, whole, or not at all.
@@ -142,7 +152,7 @@ def remove_leftovers(path: Path) -> None:
     for part in path.parent.iterdir() if path.parent.is_dir() else ():
         if found := left.fullmatch(part.name):
             with contextlib.suppress(OSError):  # another user's
-                old = time.time() - part.lstat().st_mtime > ABANDONED_S
+                old = time_at(part) - part.lstat().st_mtime > ABANDONED_S
                 if not Path("/proc", found[2]).exists() if found[1] == here else old:
                     shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
 

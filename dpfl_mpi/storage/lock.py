@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.files import boot, explained, pid_space, system
+from dpfl_mpi.storage.files import boot, explained, pid_space, system, time_at
 from dpfl_mpi.storage.foreign import SMALL, read_text
 
 UNTOUCHED = 600.0  # seconds after which the lock of another host is abandoned: its owner touches it every BEAT
@@ -133,7 +133,7 @@ class Lock:
             found = self.path.lstat()
         except OSError:
             return False
-        silent = time.time() - found.st_mtime
+        silent = time_at(self.path) - found.st_mtime
         if not stat.S_ISREG(found.st_mode):
             return False  # none of ours, and not ours to remove
         if not owner:

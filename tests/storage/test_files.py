@@ -211,6 +211,34 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
     assert not taken(out, **other, slurm_job="8", restarts=1)
 
 
+@pytest.mark.parametrize("ahead", [900, -900], ids=["behind", "ahead"])
+def test_ages_are_by_the_clock_of_the_file_system(tmp_path, monkeypatch, ahead):
+    """The server's clock is a quarter of an hour behind or ahead of this host's: a lock touched just now lives, an old one is taken over."""
+    out, now = tmp_path / "run.h5", time.time
+    path = owned_by(out, **OTHER)
+    for text, old in ((path.read_text(), 700), ("", 60)):
+        path.write_text(text)
+        for age in (1, old):
+            os.utime(path, (now() - age,) * 2)
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time", lambda: now() + ahead)
+                assert Lock(out).taken() == (age == 1)
+        assert [p.name for p in tmp_path.iterdir()] == ["run.h5.lock"]
+    part = files.temporary(out).with_name(files.temporary(out).name.replace(files.place(), "0" * 8))  # another host's
+    for age, left in ((86400 - 100, True), (86400 + 100, False)):
+        part.touch()
+        os.utime(part, (now() - age,) * 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: now() + ahead)
+            files.remove_leftovers(out)
+        assert part.exists() == left
+
+
+def test_the_clock_where_nothing_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "touch", Mock(side_effect=PermissionError(13, "Permission denied")))
+    assert files.time_at(tmp_path / "file") == pytest.approx(time.time(), abs=5)
+
+
 def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch):
     """Every Linux has the same first namespace of processes; what tells two machines apart is when they were started."""
     out, gone, namespace = tmp_path / "run.h5", {"pid": DEAD, "born": "1"}, os.readlink("/proc/self/ns/pid")
