@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
 SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+FOREIGN = {"MPICH": "OMPI_COMM_WORLD_SIZE", "Open": "MPI_LOCALNRANKS"}  # set by another's mpirun
+MPICH_MB, UCX_MB = 1.0615, 7.4  # of /dev/shm per rank, at the start; UCX takes its own first
 
 
 def launched(names: tuple[str, ...], default: int) -> int:
@@ -114,18 +116,40 @@ def before_mpi() -> None:
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")  # MPICH spins while it waits
 
 
+def check_shm() -> None:
+    """Let MPICH start in a small /dev/shm; raise `UserError` where it cannot, on one node."""
+    ranks, shm = launched(LOCAL_SIZE, 1), os.statvfs("/dev/shm")
+    size, free = (blocks * shm.f_frsize / 1e6 for blocks in (shm.f_blocks, shm.f_bavail))
+    if free < ranks * (MPICH_MB + UCX_MB):
+        os.environ.setdefault("UCX_TLS", "^posix")  # it has other ways
+    # not by what is free: the first ranks have their share before the last ones look
+    if ranks == launched(SIZE, 1) and size < ranks * MPICH_MB:
+        has = f"/dev/shm has {size:.1f} MB ({free:.1f} free), MPICH needs {ranks * MPICH_MB:.1f}"
+        raise UserError(f"{has} for -n {ranks}; enlarge it (docker run --shm-size), or start fewer")
+
+
 def open_world() -> World:
-    """Start MPI and return the world of all ranks; without an MPI, or where it sees one of srun's many ranks, that is a `UserError`."""
+    """Start MPI and return the world of all ranks; without an MPI, or where it sees one of many, that is a `UserError`."""
     before_mpi()
     try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # some starts end the process
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         how = "load your site's MPI module, or install one with pip install -e '.[mpich]'"
         raise UserError(f"MPI could not be loaded ({error}); {how}") from None
-    tasks = launched(("SLURM_STEP_NUM_TASKS",), 1)
-    if tasks > 1 and MPI.COMM_WORLD.size == 1:
-        how = "Use the srun --mpi= type of your MPI (pmi2 for MPICH, pmix for Open MPI), or mpirun inside sbatch"
-        raise UserError(f"srun started {tasks} tasks, but MPI sees one: each would train alone. {how}")
+    version = MPI.Get_library_version()
+    tasks = max(launched((name,), 1) for name in SIZE)
+    alone = tasks > 1 and FOREIGN.get(version.split()[0], "") in os.environ
+    if not (alone or MPI.Is_initialized()):
+        if "ch4" in version and os.path.isdir("/dev/shm"):  # MPICH from 3.4 on
+            check_shm()
+        MPI.Init_thread()
+    if alone or (tasks > 1 and MPI.COMM_WORLD.size == 1):
+        why = f"the launcher started {tasks} tasks, but MPI sees one: each would train alone"
+        how = "Use the mpirun of mpi4py's MPI, or srun --mpi=pmi2 (MPICH) or pmix (Open MPI)"
+        raise UserError(f"{why}. {how}")
     from dpfl_mpi.mpi.world import World, tell_script
 
     world = World(MPI.COMM_WORLD)
@@ -176,6 +200,8 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
     try:
         world = open_world()
     except UserError as error:
+        if launched(RANK, 0):
+            time.sleep(5)  # some launchers end all ranks with the first: root says why before
         fail(str(error), 3)
     if before_abort:
         world.before_abort = before_abort

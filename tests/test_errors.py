@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import h5py
 import numpy as np
 import pytest
+import starts
 import tiny_result
 from launch import ROOT, ended, mpirun, run_here
 
@@ -238,12 +240,35 @@ def test_an_exception_on_some_ranks_ends_all(tmp_path, digits_file, size, where,
     assert "RootFailed" not in done.stderr
 
 
-def test_singletons_under_srun_stop(tmp_path):
-    """srun says two tasks and MPI sees one rank: each task would train alone and overwrite the other's result."""
-    done = mpirun(1, "-m", "dpfl_mpi", "--results", tmp_path, SLURM_STEP_NUM_TASKS="2")
+# what the mpirun of another MPI sets, by whether that of this environment is Open MPI's
+OF_ANOTHER = {
+    False: {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_NAMESPACE": "a job"},
+    True: {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"},
+}
+
+
+@pytest.mark.parametrize("by", ["srun", "mpirun"])
+def test_singletons_stop(tmp_path, by):
+    """srun, or the mpirun of another MPI, says two tasks and MPI sees one: each would train alone and overwrite the other's result.
+
+    MPICH would end under Open MPI's mpirun, in words of its own.
+    """
+    words = ["-m", "dpfl_mpi", "--results", tmp_path]
+    if by == "srun":
+        done = mpirun(1, *words, SLURM_STEP_NUM_TASKS="2")
+    else:
+        done = ended(sys.executable, *words, **OF_ANOTHER[starts.open_mpi()])
     assert done.returncode == 3
-    assert "srun started 2 tasks, but MPI sees one" in one_sentence(done.stderr)
+    assert "the launcher started 2 tasks, but MPI sees one" in one_sentence(done.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_cannot_start_lets_root_speak_first(tmp_path):
+    """Some launchers end all ranks with the first that ends: the second one waits, and root says why."""
+    begun = time.monotonic()
+    second = {name: "1" if name.endswith("RANK") else text for name, text in OF_ANOTHER[starts.open_mpi()].items()}
+    done = ended(sys.executable, "-m", "dpfl_mpi", "--results", tmp_path, **second)
+    assert (done.returncode, done.stderr) == (3, "") and time.monotonic() - begun > 5
 
 
 @pytest.mark.parametrize("given, used", [(None, "1"), ("", "1"), ("4", "4"), ("4,2", "4"), ("0", "1"), ("many", "1")])

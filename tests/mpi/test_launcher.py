@@ -9,6 +9,7 @@ import sys
 import pytest
 import starts
 from launch import ROOT, ended, refused
+from starts import open_mpi
 
 from dpfl_mpi.mpi import launcher
 
@@ -61,6 +62,35 @@ def test_no_launcher_is_a_sentence(place, monkeypatch, said):
 
 def test_the_real_mpirun_makes_a_world(terminal):
     assert launcher.works(["mpirun"], 2)
+
+
+def in_shm(size: str, ranks: int, *words: object):
+    """Return the finished process of `mpirun -n RANKS python WORDS` where /dev/shm has this size; skip where nobody may mount it."""
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    if ended(*(own := ["unshare", "-rm", "sh", "-c"]), mount).returncode:
+        pytest.skip("a user may not mount a file system of its own here")
+    return ended(*own, f'{mount} && exec "$@"', "sh", "mpirun", "-n", ranks, sys.executable, *words)
+
+
+@pytest.mark.skipif(open_mpi(), reason="Open MPI does without /dev/shm")
+@pytest.mark.parametrize(("size", "ranks"), [("16m", 4), ("22m", 4), ("2m", 1)])
+def test_mpich_starts_in_a_small_shm(size, ranks):
+    """With UCX's share, 4 ranks in 16 to 30 MiB end by a segmentation fault, though not every time."""
+    code = "import os; from dpfl_mpi.__main__ import open_world; os.write(1, b'world of %d\\n' % open_world().size)"
+    for _ in range(2):
+        done = in_shm(size, ranks, "-c", code)
+        assert done.returncode == 0 and done.stdout.count(f"world of {ranks}\n") == ranks, done.stderr
+
+
+@pytest.mark.skipif(open_mpi(), reason="Open MPI does without /dev/shm")
+@pytest.mark.parametrize(("size", "ranks", "need"), [("1m", 1, "1.1"), ("3m", 4, "4.2")])
+def test_a_shm_too_small_for_mpich_is_a_sentence(tmp_path, size, ranks, need):
+    """Each rank takes 64 cells of 16 KiB and what manages them: 1.06 MB."""
+    done = in_shm(size, ranks, "-m", "dpfl_mpi", "--quiet", "--results", tmp_path)
+    has = f"error: /dev/shm has {int(size[0]) * 2**20 / 1e6:.1f} MB"
+    assert done.returncode == 3 and done.stderr.startswith(has) and done.stderr.count("\n") == 1, done.stderr
+    assert f"MPICH needs {need} for -n {ranks}; enlarge it (docker run --shm-size)" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["train", "cifar10"])
