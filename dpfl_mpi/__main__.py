@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before the imports, which take a second: `main` le
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dpfl_mpi.errors import NO_READER, RootFailed, UserError, exit_with
+from dpfl_mpi.errors import NO_READER, RootFailed, UserError, complain, exit_with
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
 from dpfl_mpi.settings.fields import as_dict
@@ -46,7 +47,7 @@ def launched(names: tuple[str, ...], default: int) -> int:
 def fail(message: str, code: int = 2) -> NoReturn:
     """Print one sentence on the launcher's rank 0 and end this rank."""
     if launched(RANK, 0) == 0:
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        complain(f"error: {message}")
     sys.exit(code)
 
 
@@ -78,7 +79,10 @@ def told(arguments: list[str]) -> tuple[Resolved, Job] | int:
         return int(end.code or 0)
     except BrokenPipeError:
         return NO_READER
-    except Exception:  # a root that ends here leaves the others in MPI_Init
+    except Exception as error:  # a root that ends here leaves the others in MPI_Init
+        if getattr(error, "errno", 0) == errno.ENOSPC:
+            complain(f"error: {error}")
+            return 2
         traceback.print_exc()
         return 1
 
@@ -165,6 +169,7 @@ def all_or_none(world: World) -> Iterator[None]:
     `UserError` and `Leave` are raised, on every rank alike. A mistake on some ranks only, such as a file that one node lacks, and
     everything else end all ranks here, once it is told.
     """
+    again = "the same command, without --fresh, goes on from what it kept"
     try:
         yield
     except Leave:
@@ -174,12 +179,13 @@ def all_or_none(world: World) -> Iterator[None]:
             world.abort(2, f"error: {error}")
         raise
     except BrokenPipeError:
-        again = "the same command, without --fresh, goes on from what it kept"
         world.abort(NO_READER, f"error: nobody reads the output of this run any more; {again}")
     except RootFailed:
         time.sleep(1)  # root says what happened, and ends all
         world.abort(1)
     except BaseException as error:
+        if getattr(error, "errno", 0) == errno.ENOSPC:  # errors of its files are a `UserError`
+            world.abort(2, f"error: there is no room for the output of this run; {again}")
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which a start that ended early has not imported
             how = "more ranks on more GPUs, a smaller --block, --kernels torch, a smaller --batch_size"
             world.abort(2, f"error: the GPU's memory is full ({str(error).split('. ')[0]}); allowed: {how}")
@@ -220,7 +226,7 @@ def main(arguments: list[str] | None = None, before_abort: Callable[[int], None]
             lines = "" if job.quiet else world.decide(lambda: summary(path))
     except (UserError, Leave) as end:
         if world.root:
-            print(end if isinstance(end, Leave) else f"error: {end}", file=sys.stderr, flush=True)
+            complain(str(end) if isinstance(end, Leave) else f"error: {end}")
         sys.exit(end.code if isinstance(end, Leave) else 2)
     if world.root and lines:
         print(lines)

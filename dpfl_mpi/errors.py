@@ -24,6 +24,14 @@ class RootFailed(Exception):
     """Root ended with an error of its own, which it reports; a rank that waited for root's answer cannot go on."""
 
 
+def complain(text: str) -> None:
+    """Print a line to stderr; where that lies on a full disk, a command ends as it would."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
     """Return the main function of a command, which prints a `UserError` as its sentence and returns exit code 2."""
 
@@ -33,7 +41,7 @@ def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
             return main(*args, **kwargs) or 0
         except UserError as error:
             sys.stdout.flush()  # what was found out before comes before
-            print(f"error: {error}", file=sys.stderr)
+            complain(f"error: {error}")
             return 2
 
     return wrapper
@@ -41,6 +49,9 @@ def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
 
 def exit_with(main: Callable[[], int | None]) -> NoReturn:
     """End the process with the exit code of a command; without a word where the reader of its output, such as `head`, has left."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed: the next file would have its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         try:
             code = main()
@@ -57,6 +68,6 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which may lie on the full disk
         elif error.errno not in (errno.EACCES, errno.ENAMETOOLONG):  # of a path that was given
             raise
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         code = 2
     sys.exit(code)

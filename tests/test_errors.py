@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import starts
 import tiny_result
-from launch import ROOT, ended, mpirun, run_here
+from launch import ROOT, differences, ended, mpirun, run_here
 
 from dpfl_mpi.__main__ import before_mpi, main
 from dpfl_mpi.errors import NO_READER
@@ -300,6 +301,31 @@ def test_what_the_disk_refuses_is_one_sentence(tmp_path):
 
 READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_mpi RUN"]
 READ += ["HERE/analysis/accuracy_table.py RESULT"]
+
+
+STREAMS = ["-m dpfl_mpi.show RESULT", "-m dpfl_mpi.show NOWHERE", "-m dpfl_mpi --print_config", "-m dpfl_mpi RUN"]
+
+
+@pytest.mark.parametrize("command", STREAMS)
+def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
+    """Closed: the same exit code, the same file. Full: output has no room, exit code 2; for errors there is none, and that is all."""
+    shown = tiny_result.make(tmp_path / "a.h5")
+    words = command.replace("NOWHERE", "/nowhere.h5").replace("RESULT", str(shown))
+    words = words.replace("RUN", "--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out=OUT")
+    right, first = 2 if "NOWHERE" in command else 0, tmp_path / "0.h5"
+    for i, how in enumerate(("", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full")):
+        out, full = tmp_path / f"{i}.h5", how == ">/dev/full"
+        line = f"{shlex.quote(sys.executable)} {words.replace('OUT', str(out))} {how}"
+        done = ended("sh", "-c", line)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == (2 if full else right), (how, done.stderr)
+        if full:
+            expected = (
+                "error: /nowhere.h5: there is" if right else "error: .*(there is no room for the output|No space left)"
+            )
+            assert re.search(expected, done.stderr), done.stderr
+        elif "RUN" in command:
+            assert differences(first, out) == []
 
 
 @pytest.mark.parametrize("command", READ)

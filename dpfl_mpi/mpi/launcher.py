@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, exit_with
 
 # in one piece: lines of ranks mix
 TRY = "import os; from mpi4py import MPI; os.write(1, b'world of %d\\n' % MPI.COMM_WORLD.size)"
@@ -80,4 +80,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

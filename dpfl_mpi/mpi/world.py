@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from dpfl_mpi.errors import RootFailed, UserError
+from dpfl_mpi.errors import RootFailed, UserError, complain
 from dpfl_mpi.mpi.placement import node_memory
 
 T = TypeVar("T")
@@ -202,9 +202,8 @@ class World:
         self.before_abort(code)
         if text:
             time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
-            with contextlib.suppress(OSError):  # a full disk: the ranks end all the same
-                print(text, file=sys.stderr, flush=True)
-                until_read(sys.stderr)
+            complain(text)
+            until_read(sys.stderr)
         last()  # not before what is said: until here another thread of this rank goes on
         tell_script(f"ended with {code}")  # srun makes 137 of it
         self.comm.Abort(code)
