@@ -9,6 +9,7 @@ from typing import NoReturn, ParamSpec
 
 P = ParamSpec("P")
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended: 128 + SIGINT, as a shell has it
+LONGEST = 1000  # characters of an error text of other code in a sentence
 NO_READER = 141  # exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as a shell has it
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from dpfl_mpi import api, prepare
 from dpfl_mpi.__main__ import open_world, shared
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import LONGEST, UserError, exit_with, in_a_sentence
 from dpfl_mpi.evaluate import accuracies, samples
 from dpfl_mpi.mpi.launcher import find_line
 from dpfl_mpi.plugins import ADMITTED, KINDS, admit, find, forget, is_path, names, short
@@ -115,7 +115,8 @@ def attempt(task: dict[str, Any], world: "World") -> None:
             train(*shared(world, lambda: api.checked(task["settings"])), world)
     except Exception as error:
         own = [code for (kind, name), code in ADMITTED.items() if name == task["settings"].get(kind)]
-        words = failure(error, own[0]) if own else f"{type(error).__name__}: {' '.join(str(error).split())}"
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
+        words = failure(error, own[0]) if own else text
         said = str(error) if isinstance(error, UserError) else words
         if not world.all_stop():
             world.abort(1, f"error: {said}")

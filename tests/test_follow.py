@@ -1,6 +1,7 @@
 """What tells others of each round can change no number, tells each round once, goes on where a log ends, and leaves the run alone where it fails."""
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -9,9 +10,12 @@ import tiny_result
 from launch import ended, run_many, text_file
 
 from dpfl_mpi.__main__ import main
+from dpfl_mpi.engine import beside
 from dpfl_mpi.follow import __main__ as follow
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
+from dpfl_mpi.settings.job import LOGS
+from dpfl_mpi.survival.signals import Watch
 
 FIELDS = {"clients": 5, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3}
 CALLBACK = """
@@ -88,11 +92,17 @@ def test_a_library_logs_each_round_once(log, tmp_path, monkeypatch):
         assert [*folder.glob("*.wandb")]
 
 
+NOT_PLAIN = "--callback is {}, which has no function on_round(result, t), without async or yield"
+
+
 @pytest.mark.parametrize(("code", "more", "sentence"), [
-    ("x = 1", [], "--callback is {}, which has no function on_round(result, t)"),
+    ("x = 1", [], NOT_PLAIN),
+    ("async def on_round(result, t): pass", [], NOT_PLAIN),
+    ("def on_round(result, t): yield t", [], NOT_PLAIN),
+    ("import os\nos._exit(0)", [], "--callback={} ended, or did not start in 60 s"),
     ("def on_round(", [], "--callback is {}, which does not compile: '(' was never closed ({}, line 1)"),
     (None, [], "--callback is {}; there is no such file"),
-    ("def on_round(result, t): pass", ["--log=x"], "--log is 'x'; allowed is tensorboard, wandb, mlflow or FILE.jsonl"),
+    ("def on_round(result, t): pass", ["--log=x"], f"--log is 'x'; allowed is {LOGS}"),
 ])  # fmt: skip
 def test_a_mistake_is_told_before_the_run_begins(code, more, sentence, tmp_path, said):
     callback = tmp_path / "mine.py"
@@ -107,4 +117,52 @@ def test_a_callback_that_fails_leaves_the_run_alone(tmp_path, result_of, capfd):
     callback = text_file(tmp_path / "mine.py", "def on_round(result, t):\n    return 1 / (1 - t)\n")
     assert result_of(FIELDS, callback=callback).finished
     why = f"on_round of {callback} fails: ZeroDivisionError: division by zero ({callback}, line 2)"
-    assert capfd.readouterr().err.startswith(f"warning: {why}; the run goes on without it; ")
+    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n{lacks(callback)}"
+    callback = text_file(tmp_path / "long.py", "def on_round(result, t):\n    raise ValueError('x' * 100_000)\n")
+    assert result_of(FIELDS, callback=callback).finished
+    why = f"on_round of {callback} fails: ValueError: {'x' * 1000} ({callback}, line 2)"
+    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n{lacks(callback)}"
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(0)", "raise KeyboardInterrupt"])
+def test_a_callback_that_ends_its_process_is_named(code, tmp_path, result_of, capfd):
+    callback = text_file(tmp_path / "mine.py", f"def on_round(result, t):\n    {code}\n")
+    assert result_of(FIELDS, callback=callback).finished
+    assert capfd.readouterr().err == lacks(callback)
+
+
+def test_a_log_that_is_a_pipe_is_refused(tmp_path, said):
+    """Nobody may read its other end; a link to a device has no end at all."""
+    os.mkfifo(pipe := tmp_path / "pipe.jsonl")
+    (device := tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    result = tiny_result.make(tmp_path / "b.h5")
+    for log in (pipe, device):
+        allowed = "allowed is tensorboard, wandb, mlflow or FILE.jsonl, a regular file\n"
+        flags = [*to_flags(FIELDS), f"--log={log}", f"--out={tmp_path / 'a.h5'}"]
+        assert said(main, *flags, code=2) == f"error: --log is '{log}'; {allowed}"
+        assert said(follow.main, result, f"--log={log}", code=2) == f"error: --log is {log}; {allowed}"
+
+
+def test_a_slow_callback_is_waited_for_and_named(tmp_path, result_of, capfd, monkeypatch):
+    """And --watchdog no longer looks on: the wait is no round that hangs."""
+    monkeypatch.setattr(beside, "LEAVING_S", 0.2)
+    monkeypatch.setattr(beside, "MORE_S", 20)
+    ends = []
+    for kind in (beside.Beside, Watch):
+        end = kind.__exit__
+        monkeypatch.setattr(kind, "__exit__", lambda *all, end=end: ends.append(type(all[0])) or end(*all))
+    callback = text_file(tmp_path / "slow.py", "import time\ndef on_round(result, t):\n    time.sleep(100)\n")
+    assert result_of(FIELDS, callback=callback, quiet=False).finished and ends == [Watch, beside.Beside]
+    out, err = capfd.readouterr()
+    assert out.endswith(f"\nwaiting up to 20 s for --callback={callback}\n") and err == lacks(callback)
+
+
+def test_a_callback_whose_file_does_not_end_is_refused(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(beside, "MORE_S", 3)
+    callback = text_file(tmp_path / "slow.py", "import time\ntime.sleep(100)\n")
+    flags = [*to_flags(FIELDS), f"--callback={callback}", f"--out={tmp_path / 'a.h5'}"]
+    assert said(main, *flags, code=2) == f"error: --callback={callback} ended, or did not start in 3 s\n"
+
+
+def lacks(callback):
+    return f"warning: --callback={callback} lacks rounds, of which python -m dpfl_mpi.follow tells later\n"

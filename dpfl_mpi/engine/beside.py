@@ -10,8 +10,10 @@ from pathlib import Path
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.settings import Job
+from dpfl_mpi.settings.fields import to_flags
+from dpfl_mpi.settings.job import DONE
 
-LAST_S, LEAVING_S = 60.0, 5.0  # for what is still to be told, at the end of a run and where it must leave
+LEAVING_S, MORE_S = 5.0, 60.0  # for what is still to be told; more at a run's end, and for imports
 
 
 class Beside(contextlib.AbstractContextManager["Beside"]):
@@ -19,21 +21,27 @@ class Beside(contextlib.AbstractContextManager["Beside"]):
 
     def __init__(self, path: Path, job: Job, world: World):
         self.process: subprocess.Popen[bytes] | None = None
-        flags = [f"--{name}={value}" for name in ("log", "callback") if (value := getattr(job, name))]
-        if flags:
-            world.decide(lambda: self.start([str(path), *flags]))
+        self.flags, self.quiet = to_flags({"log": job.log, "callback": job.callback}), job.quiet
+        if self.flags:
+            world.decide(lambda: self.start(str(path)))
 
-    def start(self, words: list[str]) -> None:
+    def start(self, path: str) -> None:
         self.line, its = socket.socketpair()
         env = {name: v for name, v in os.environ.items() if not name.startswith(("PMI", "OMPI"))}  # it is no rank
         env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-m", "dpfl_mpi.follow", "--beside", *words]
+        command = [sys.executable, "-m", "dpfl_mpi.follow", "--beside", path, *self.flags]
         with its:
             self.process = subprocess.Popen(command, stdin=its.fileno(), env=env, start_new_session=True)
-        if (said := self.line.recv(65536).decode()) != "ready\n":
+        self.line.settimeout(MORE_S)
+        said = ""
+        with contextlib.suppress(TimeoutError):
+            said = self.line.recv(65536).decode()
+        if said != "ready\n":
             self.line.close()
+            self.process.kill()
             self.process.wait()
-            raise UserError(said or "the process of --log and --callback could not start; it printed why")
+            late = f"{' '.join(self.flags)} ended, or did not start in {MORE_S:g} s"
+            raise UserError(said or late)
         self.line.setblocking(False)  # of a slow one, each word that arrives tells of all rounds so far
 
     def tell(self, t: int) -> None:
@@ -45,7 +53,15 @@ class Beside(contextlib.AbstractContextManager["Beside"]):
         if self.process:
             self.tell(sys.maxsize)  # the rest, of which no round is new to a callback
             self.line.close()
-            try:
-                self.process.wait(LEAVING_S if kind else LAST_S)
-            except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(LEAVING_S)
+            if self.process.poll() is None and not kind:
+                if not self.quiet:
+                    print(f"waiting up to {MORE_S:g} s for", *self.flags, flush=True)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(MORE_S)
+            if self.process.poll() != DONE:
                 self.process.kill()
+                self.process.wait()
+                later = "lacks rounds, of which python -m dpfl_mpi.follow tells later"
+                print("warning:", *self.flags, later, file=sys.stderr)

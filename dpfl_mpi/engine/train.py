@@ -32,7 +32,7 @@ def train(run: Run, job: Job, world: World) -> Path:
         if not forgotten(path, job, world, checkpoints):
             done_at = world.decide(lambda: finished_at(path, resolved, job, checkpoints.folder))
         if not done_at:
-            with Watch(job, world, lock.release) as watch, Beside(path, job, world) as beside:
+            with Beside(path, job, world) as beside, Watch(job, world, lock.release) as watch:
                 if world.local_rank == 0:
                     remove_left()
                 parts = build(resolved, job, world)

@@ -5,25 +5,25 @@ ranks do not wait for it. Where compute nodes have no network, start it by hand 
 """
 
 import argparse
-import importlib
+import inspect
 import json
 import math
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from dpfl_mpi import api
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import LONGEST, UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import failing_as
 from dpfl_mpi.plugins.code import execute, in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import curves
-from dpfl_mpi.settings.fields import as_dict
-from dpfl_mpi.settings.job import LIBRARIES, LOGS, log_name
+from dpfl_mpi.settings.fields import as_dict, to_flags
+from dpfl_mpi.settings.job import DONE, LIBRARIES, LOGS, log_name
 from dpfl_mpi.survival.signals import SIGNALS
 
 Numbers = dict[str, float]
@@ -119,7 +119,6 @@ def follow(path: Path, log: str | None, on_round: Callable[[Result, int], object
 
 def beside() -> Iterator[int]:
     """Yield the number of a round as it ends, as the run tells; after a kill the next start tells what is left."""
-    os.write(0, b"ready\n")
     while told := os.read(0, 65536):
         yield int(told.split()[0])
 
@@ -137,8 +136,10 @@ def loaded(callback: str) -> Callable[[Result, int], object]:
     """Return `on_round` of a file, whose errors are sentences."""
     code = in_path(f"--callback is {callback}", Path(callback))
     on_round = getattr(execute(f"--callback is {callback}", code)[0], "on_round", None)
-    if not callable(on_round):
-        raise UserError(f"--callback is {callback}, which has no function on_round(result, t)")
+    lazy = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if not callable(on_round) or any(kind(on_round) for kind in lazy):
+        what = "no function on_round(result, t), without async or yield"
+        raise UserError(f"--callback is {callback}, which has {what}")
     return failing_as(f"on_round of {callback}", code)(on_round)  # type: ignore[no-any-return]
 
 
@@ -154,30 +155,28 @@ def main(arguments: list[str] | None = None) -> int:
         for number in SIGNALS:  # they are the run's; this ends with it
             signal.signal(number, signal.SIG_IGN)
         os.nice(5)
+    flags, ready = " ".join(to_flags({"log": args.log, "callback": args.callback})), False
     try:
-        if not (args.log or args.callback):
+        if not flags:
             raise UserError("nobody is told: name --log or --callback")
         if args.log and not log_name(args.log):
             raise UserError(f"--log is {args.log}; allowed is {LOGS}")
-        if args.log in LIBRARIES:
-            importlib.import_module(args.log)
+        if args.log in LIBRARIES and find_spec(args.log) is None:
+            how = f"pip install 'dpfl_mpi[{args.log}]'"
+            raise UserError(f"--log is {args.log}, which is not installed: {how}")
         on_round = loaded(args.callback) if args.callback else None
-    except (UserError, ImportError) as error:
-        lacks = f"--log is {args.log}, which is not installed: pip install 'dpfl_mpi[{args.log}]'"
-        said = str(error) if isinstance(error, UserError) else lacks
-        if not args.beside:
-            raise UserError(said) from None
-        os.write(0, said.encode())
-        return 2
-    try:
+        ready = args.beside and os.write(0, b"ready\n") > 0
         follow(args.result, args.log, on_round, beside() if args.beside else by_hand(args.result))
     except Exception as error:  # of a library, a disk or the user's own file: the run does not know of it
-        said = str(error) if isinstance(error, UserError) else f"--log is {args.log}: {' '.join(str(error).split())}"
+        text = f"{flags}: {type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
+        said = str(error) if isinstance(error, UserError) else text
         if not args.beside:
             raise UserError(said) from None
-        again = f"the run goes on without it; python -m dpfl_mpi.follow {args.result} tells of its rounds later"
-        print(f"warning: {said}; {again}", file=sys.stderr, flush=True)
-    return 0
+        if ready:
+            said = f"warning: {said}; the run goes on without it\n"
+        os.write(2 if ready else 0, said.encode())
+        return 2
+    return DONE if args.beside else 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import LONGEST, UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
 from dpfl_mpi.numerics.ensemble import called, first_names, safe
 
@@ -144,4 +144,4 @@ def told(error: Exception) -> str:
     """Return an exception in one line: its type, its text, and the last line of the model's own code, as far as there is one."""
     inside = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
     where = f" ({inside[-1].filename.rpartition('/')[2]}, line {inside[-1].lineno})" if inside else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}{where}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import LONGEST, UserError
 
 PACKAGE = "dpfl_mpi"  # never part of somebody's code, although it may lie in the same folder
 INSTALLED = ("site-packages", "dist-packages")  # folders of many packages that do not belong together
@@ -224,7 +224,8 @@ def forget_modules(package: str = "") -> None:
 
 def failure(error: BaseException, code: Code) -> str:
     """Return the type and the message of an error as one line, and the innermost file and line of the code that raised it."""
-    words = " ".join(re.sub(r"dpfl_mpi_own_[0-9a-f]{16}\.?", "", str(error)).split()) or "no message"
+    text = re.sub(r"dpfl_mpi_own_[0-9a-f]{16}\.?", "", str(error))
+    words = " ".join(text.split())[:LONGEST] or "no message"
     files = {str(source.path) for source in code.modules.values()}
     lines = [f"{f.filename}, line {f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
     return f"{type(error).__name__}: {words} ({lines[-1] if lines else code.modules[code.start].path})"
