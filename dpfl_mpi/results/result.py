@@ -164,8 +164,9 @@ class Result(contextlib.AbstractContextManager["Result"]):
         return max(-1, min(self.hdf5.attribute("rounds_done", int), rounds - 1))
 
     def mean(self, name: str) -> np.ndarray:
-        """Return the mean over clients of an array `[T+1, N]`, of the finite values of benign clients; nan where there is none."""
-        return mean(self[name][: self.last_round + 1, self.benign])
+        """Return the mean over clients of an array `[T+1, N]`: of finite values of benign clients,
+        nan where there is none. Rounds that follow change no bit of it."""
+        return mean(self[name][: self.last_round + 1].compress(self.benign, 1))
 
     def local_epochs(self) -> np.ndarray:
         """Return the local epochs of a client up to each round, of all its models together, int `[T+1]`: Ditto trains two models."""

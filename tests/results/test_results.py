@@ -185,6 +185,19 @@ def test_a_running_file(tmp_path, monkeypatch):
         assert result.state == "stopped after round -1" and not result.finished
 
 
+def test_a_mean_over_clients_is_the_same_to_the_bit_when_rounds_follow(path, monkeypatch):
+    """Else a log, which is written as rounds end, would differ from the finished result."""
+    rounds, values = 9, np.full((9, 40), 2.0**-53)
+    values[:, 0] = 1  # added to 1 one by one the others leave it as it is, added up before they do not
+    monkeypatch.setattr(Result, "last_round", property(lambda self: rounds - 1))
+    monkeypatch.setattr(Result, "benign", np.ones(40, bool))
+    monkeypatch.setattr(Result, "__getitem__", lambda self, name: values[:rounds])
+    with Result(path) as result:
+        finished = result.mean("round/test_acc")
+        for rounds in range(1, 9):
+            assert list(result.mean("round/test_acc")) == list(finished[:rounds])
+
+
 def test_scores_are_scikit_learns():
     rng = np.random.default_rng(0)
     truth = [rng.choice(rng.choice(5, rng.integers(1, 6), replace=False), 30) for _ in range(20)]
