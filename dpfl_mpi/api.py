@@ -26,18 +26,19 @@ import numpy as np
 from dpfl_mpi import results
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, shared
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.data.source import Source, digest, open_source
+from dpfl_mpi.data.source import Source, digest, open_source, verify
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.plugins.given import text_of
-from dpfl_mpi.prepare import write
+from dpfl_mpi.prepare import packed
 from dpfl_mpi.results import summary
 from dpfl_mpi.results.schema import ARRAYS
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
-from dpfl_mpi.storage.files import explained, replacing
+from dpfl_mpi.storage.files import explained, write
+from dpfl_mpi.storage.foreign import Unreadable, read_bytes
 from dpfl_mpi.survival.signals import SIGNALS, Leave, handled, handler
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Result(results.Result):
     @functools.cached_property
     def source(self) -> Source:
         """The data of the run, in the file of the name that the run has; other data there are a `UserError`. Images are read when they are asked for."""
-        source = open_source(self.run)
+        verify(source := open_source(self.run))
         if source.sha256 != self.fact("data_sha256"):
             raise UserError(f"{self.run.data} does not hold the data of {self.path}")
         return source
@@ -223,22 +224,33 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
             takes = "shape, classes" + ", vocabulary" * ("vocabulary" in inspect.signature(given).parameters)
             form = METHOD if kind == "method" else MODEL
             text = form.format(name=name, text=text, head=getattr(given, "HEAD", ""), takes=takes)
-            path = folder / hashlib.sha256(text.encode()).hexdigest()[:12] / f"{name}.py"
-            out[kind] = path
-            if not path.is_file():
-                with explained(f"{path} cannot be written"), replacing(path) as new:
-                    new.write_text(text)
+            source = text.encode()
+            out[kind] = put(folder / hashlib.sha256(source).hexdigest()[:12] / f"{name}.py", source)
         elif callable(given):
             raise UserError(f"--{kind} is a {type(given).__name__} that is made already; give {TAKES[kind]}")
     if isinstance(data := settings.get("data"), list | np.ndarray):
         raise UserError(f"--data is a {type(data).__name__}; allowed are a path, (x, y) and (x, y, client)")
     if isinstance(data, tuple):
         arrays = arrays_of(*data)
-        out["data"] = folder / digest(arrays.stored().values(), arrays)[:12] / "arrays.h5"
+        content = digest(arrays.stored().values(), arrays)
+        out["data"] = put(folder / content[:12] / "arrays.h5", packed(arrays, "arrays", content, own=True))
         out.setdefault("dataset", "arrays")
-        if not out["data"].is_file():
-            write(arrays, "arrays", out["data"], own=True)
     return out
+
+
+def put(path: Path, content: bytes) -> Path:
+    """Write a file alone into a folder that is named by its content, and return its path.
+
+    `UserError`: something else is there. It would be read, or executed, in place of what was given.
+    """
+    with explained(f"{path} cannot be written"):
+        if not os.path.lexists(path):
+            write(path, content)
+        others = [p for p in path.parent.iterdir() if p != path and not p.name.startswith(".")]  # code can import them
+    with contextlib.suppress(Unreadable):
+        if not others and read_bytes(path, len(content), follow=False) == content:
+            return path
+    raise UserError(f"{(others or [path])[0]} is not what this call writes there; remove the folder {path.parent}")
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:

@@ -15,6 +15,7 @@ pfllib: the HDF5 layout that users of PFLlib plot from, one file per result, in
 """
 
 import argparse
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS, mean
-from dpfl_mpi.storage.files import check_apart, explained, new_hdf5, replacing, write_csv
+from dpfl_mpi.storage.files import check_apart, explained, write, write_csv
 
 
 def text(number: Any) -> str:
@@ -74,10 +75,15 @@ def write_table(results: Sequence[Result], out: Path, form: str) -> None:
 
 
 def write_pfllib(result: Result, out: Path) -> None:
-    with explained(f"--out is {out}; it cannot be written"), replacing(out) as new, new_hdf5(new) as file:
+    import h5py
+
+    image = io.BytesIO()
+    with h5py.File(image, "w") as file:
         file["rs_test_acc"] = mean(result["round/test_acc"], result["client/n_test"] * result.benign)
         file["rs_test_auc"] = np.zeros(0)
         file["rs_train_loss"] = mean(result["round/train_loss"], result["client/n_train"] * result.benign)
+    with explained(f"--out is {out}; it cannot be written"):
+        write(out, image.getvalue())
 
 
 def places(results: Sequence[Result], form: str, out: Path | None) -> list[Path]:

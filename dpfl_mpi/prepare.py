@@ -8,6 +8,7 @@ of one's own), own (whether the data are anyone's own) and sha256 of the arrays,
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from dpfl_mpi.plugins import admit, admitted, find, shipped, short
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import choices, chosen, fields, types
 from dpfl_mpi.settings.job import FILE_NAME, file_name
-from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, new_hdf5, reason, remove_leftovers, replacing
+from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, reason, remove_leftovers, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as, sha256
 
 
@@ -179,24 +180,33 @@ def download(module: ModuleType, folder: Path) -> Path:
         raise UserError(f"{folder} cannot hold the download: {reason(error)}") from None
 
 
-def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | None = None, own: bool = False) -> str:
-    """Write the prepared file, of one's `own` data or a publisher's, under a temporary name, read it back, then rename it; return its SHA-256."""
+def packed(
+    arrays: Arrays, dataset: str, content: str, made: Mapping[str, str] | None = None, own: bool = False
+) -> bytes:
+    """Return a prepared file of one's `own` data or a publisher's, with the SHA-256 of the `content`; the same arrays, the same bytes."""
     import h5py
 
-    content = digest(arrays.stored().values(), arrays if own else None)
+    image = io.BytesIO()  # HDF5 never sees the disk: after a write of its own that failed it crashes the process
     kinds = {"labels": "uint8" if len(arrays.class_names) <= 256 else "uint16", "clients": "int32"}
+    with h5py.File(image, "w", libver="earliest") as file:
+        for name, values in arrays.stored().items():
+            kind = kinds.get(name.split("/")[1], values.dtype)
+            file.create_dataset(name, data=values.astype(kind, copy=False))
+        for name in ("class_names", "client_names"):
+            if texts := getattr(arrays, name):
+                file.create_dataset(name, data=list(texts), dtype=h5py.string_dtype())
+        for name in ("mean", "std"):
+            file.create_dataset(name, data=getattr(arrays, name), dtype="float64")
+        file.attrs.update({"dataset": dataset} | dict(made or {}), format=FORMAT, sha256=content, own=own)
+        file.attrs.update(note=arrays.note, vocabulary=arrays.vocabulary)
+    return image.getvalue()
+
+
+def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | None = None, own: bool = False) -> str:
+    """Write the prepared file under a temporary name, read it back, then rename it; return the SHA-256 of its content."""
+    content = digest(arrays.stored().values(), arrays if own else None)
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
-        with new_hdf5(part, libver="earliest") as file:
-            for name, values in arrays.stored().items():
-                kind = kinds.get(name.split("/")[1], values.dtype)
-                file.create_dataset(name, data=values.astype(kind, copy=False))
-            for name in ("class_names", "client_names"):
-                if texts := getattr(arrays, name):
-                    file.create_dataset(name, data=list(texts), dtype=h5py.string_dtype())
-            for name in ("mean", "std"):
-                file.create_dataset(name, data=getattr(arrays, name), dtype="float64")
-            file.attrs.update({"dataset": dataset} | dict(made or {}), format=FORMAT, sha256=content, own=own)
-            file.attrs.update(note=arrays.note, vocabulary=arrays.vocabulary)
+        part.write_bytes(packed(arrays, dataset, content, made, own))
         if content_sha256(in_file(part)) != content:
             raise UserError(f"--out is {out}; what was written reads back otherwise: is the disk full or failing?")
     return content

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -17,9 +18,11 @@ from torch import nn
 
 import dpfl_mpi
 from dpfl_mpi import api
+from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.datasets import digits
 from dpfl_mpi.mpi import launcher
+from dpfl_mpi.prepare import write
 from dpfl_mpi.storage.lock import born
 
 FIELDS = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3, "seed": 4}
@@ -312,6 +315,47 @@ def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch, result_of
     monkeypatch.setattr(sys.modules[__name__], "PART", 0.5)
     assert api.as_files(given)["method"] != fields["method"]
     assert api.as_files({"method": starts})["method"] == starts.__file__  # a module
+
+
+def pixels(x):
+    return arrays_of(x, np.arange(20) % 2)
+
+
+@pytest.mark.parametrize(("kind", "name", "planted"), [
+    ("method", "quarter.py", "import os\n"),
+    ("method", "numpy.py", "import os\n"),  # which what is given imports
+    ("method", "__init__.py", "import os\n"),  # which Python would execute first
+    ("data", "arrays.h5", "data"),  # other arrays, in a whole file
+    ("method", "quarter.py", "link"),  # to the same bytes, in a folder of somebody else's
+])  # fmt: skip
+def test_what_was_planted_in_the_place_of_what_is_given_is_refused(tmp_path, kind, name, planted):
+    """Nothing is read or executed that lies in a folder of the right name: anybody can compute that name beforehand."""
+    x = np.arange(80, dtype=np.uint8).reshape(20, 4)
+    given = {"method": quarter, "data": (x, np.arange(20) % 2), "results": tmp_path}
+    found = (at := Path(api.as_files(given)[kind]).parent) / name
+    if planted == "link":
+        found.rename(tmp_path / name)
+        found.symlink_to(tmp_path / name)
+    elif planted == "data":
+        write(pixels(255 - x), "arrays", found, own=True)
+    else:
+        found.write_text(planted)
+    sentence = f"{found} is not what this call writes there; remove the folder {at}"
+    assert refused("", dpfl_mpi.run, ranks=1, **given) == sentence
+    for left in at.iterdir():
+        left.unlink()
+    (at / f".{name}.swp").touch()  # of an editor, which nothing imports
+    assert Path(api.as_files(given)[kind]).parent == at
+
+
+def test_the_data_of_a_model_are_those_of_its_run(tmp_path):
+    """Pixels that were changed where they lie, the hash of them left as it was."""
+    x = np.random.default_rng(0).integers(0, 256, (80, 4), np.uint8)
+    few = {"rounds": 1, "tau_init": 1, "tau_train": 1, "ranks": 1, "quiet": True}
+    result = dpfl_mpi.run(data=(x, np.arange(80) % 2, np.arange(80) // 2 % 4), results=tmp_path, **few)
+    with h5py.File(result.run.data, "r+") as file:
+        file["train/images"][:] = 0
+    refused("its content has the sha256 ", result.model, 0)
 
 
 @pytest.mark.parametrize(("method", "sentence"), [

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import errno
 import hashlib
-import io
 import os
 import re
 import secrets
@@ -14,12 +13,9 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfl_mpi.errors import UserError
-
-if TYPE_CHECKING:
-    import h5py
 
 ABANDONED_S = 86400.0  # untouched for so long, a temporary file is nobody's, though its process cannot be asked about
 
@@ -119,20 +115,6 @@ def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) 
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         table.writerows(rows)
-
-
-@contextlib.contextmanager
-def new_hdf5(path: Path, **options: Any) -> Iterator["h5py.File"]:
-    """Give an HDF5 file in memory to fill, with `options` of `h5py.File`; afterwards its bytes are in `path`, which must be ours alone.
-
-    HDF5 never sees the disk: after a write of its own that failed it crashes the process at its end.
-    """
-    import h5py
-
-    image = io.BytesIO()
-    with h5py.File(image, "w", **options) as file:
-        yield file
-    path.write_bytes(image.getvalue())
 
 
 def check_apart(out: str | Path | None, *read: str | Path | None, flag: str = "--out") -> None:
