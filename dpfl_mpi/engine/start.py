@@ -7,7 +7,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import check_current, check_ours, torn
+from dpfl_mpi.results.result import check_current, check_ours, check_run, torn
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
 from dpfl_mpi.storage.files import check_apart
@@ -67,10 +67,10 @@ def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
             return ""
         raise UserError(f"{error}; move it away, and the same command computes it anew") from None
     with result:
-        mine, theirs = run.key(), result.key
-        if fields := ", ".join(sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))):
-            ways = "choose another --out, or overwrite it with --fresh"
-            raise UserError(f"{path} holds another Run (different: {fields}); {ways}")
+        try:
+            check_run(result, run)
+        except UserError as error:
+            raise UserError(f"{error}; choose another --out, or overwrite it with --fresh") from None
         if not result.finished:
             return ""
         check_current(result, run, job)

@@ -24,6 +24,7 @@ from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.style import STYLE
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import check_run
 from dpfl_mpi.results.summary import fewer, fitted
 from dpfl_mpi.settings import NUMERICS, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
@@ -96,6 +97,8 @@ def found(run: Run, folder: str | Path) -> Path | None:
         path = run.path(folder)
         for named in (path, *sorted(Path(folder).glob(f"*-s{run.seed}-{path.stem[-8:]}.h5"))):  # names had -B1 once
             if named.is_file():
+                with Result(named) as result:
+                    check_run(result, run)
                 return named
     except UserError as error:
         reason = error

@@ -16,7 +16,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.results import schema
 from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
-from dpfl_mpi.settings import NUMERICS, Job, Resolved
+from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
@@ -268,6 +268,13 @@ def mean(values: np.ndarray, weights: np.ndarray | float = 1) -> np.ndarray:
     """Return the weighted mean of the finite values over the last axis, nan where there is none."""
     finite = np.isfinite(values)
     return share((np.where(finite, values, 0) * weights).sum(-1), (finite * weights).sum(-1))
+
+
+def check_run(result: Result, run: Run) -> None:
+    """Raise `UserError` where a result that has the name of a Run is another's: a name holds eight digits of a hash."""
+    mine, theirs = run.key(), result.key
+    if fields := ", ".join(sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))):
+        raise UserError(f"{result.path} holds another Run (different: {fields})")
 
 
 def check_current(result: Result, run: Resolved, job: Job) -> None:

@@ -45,10 +45,8 @@ def file_sha256(path: Path) -> str:
         return sha256(path)
     what = "is not a readable HDF5 file; make it anew (data with `python -m dpfl_mpi.prepare`)"
     with refused_as(f"{path} {what}", (UserError,)), Hdf5(path, "an HDF5 file") as file:
-        if stored := file.attribute("sha256", str, default=""):
-            return str(stored)
         if GRAPHS[0] not in file:
-            return sha256(path)
+            return file.attribute("sha256", str, default="") or sha256(path)
         held = [file.array(name, "iu").astype("<i8").tobytes() for name in GRAPHS]
         return hashlib.sha256(b"".join(held)).hexdigest()
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import Result, check_run
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
@@ -143,6 +143,7 @@ class Known:
         if self.recorded is None or self.seen != seen:
             try:
                 with Result(self.path) as result:
+                    check_run(result, self.run)
                     state = result.state.split()[0].rstrip(",")
                     self.recorded, self.seen = Row(name, state, result.last_round, rounds, result.test_acc), seen
             except UserError:
@@ -169,7 +170,8 @@ class Known:
         said = [line for line in lines if line.startswith("error: ") or line.endswith(STALLED_TEXT)]
         if not said and self.path.exists():  # a file that was damaged since has the log of a job that finished
             try:
-                Result(self.path).close()
+                with Result(self.path) as result:
+                    check_run(result, self.run)
             except UserError as error:
                 said = [f"error: {error}; move it away first"]
         return "\n".join((said or lines)[-LOG_LINES:])

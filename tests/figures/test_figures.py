@@ -105,6 +105,10 @@ def test_a_missing_run_is_named_with_its_command_and_the_rest_is_drawn(tmp_path,
     assert missing[0] == f"missing: mpirun -n 8 python -m dpfl_mpi {flags}"
     assert missing[1].startswith("not available here: mpirun -n 8 python -m dpfl_mpi --dataset=nothing (--dataset is")
     assert command.gather(runs[1:2], "my results")[1][0].endswith(" '--results=my results'")
+    runs[0].path(results).rename(runs[1].path(tmp_path))  # of another seed than its name says
+    wrong = f"not available here: {command.command(runs[1])} ({runs[1].path(tmp_path)} holds another Run (different: "
+    assert command.gather(runs[1:2], tmp_path) == ([], [f"{wrong}partition_seed, seed))"])
+    runs[1].path(tmp_path).rename(runs[0].path(results))
     code, out, err = called(capsys, monkeypatch, "--results", results, "--out", tmp_path / "out", runs=runs)
     assert code == 0 and missing[0] in err and str(tmp_path / "out" / "sparsity.pdf") in out
     assert f" --results={results}\n" in err.partition("all of them at once: ")[2]

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -175,6 +176,9 @@ def test_replaying_its_own_graphs_is_the_run(plain, tmp_path):
     again = run_here(tmp_path / "again.h5", SMALL)
     keys = [Run(**SMALL, method="replay", graphs=str(path)).resolve().key()["graphs"] for path in (plain, again)]
     assert keys[0] == keys[1] and len(keys[0]) == 64
+    with h5py.File(half, "r+") as file:
+        file.attrs["sha256"] = keys[0]  # which it may say, and no graphs of it
+    assert Run(**SMALL, method="replay", graphs=str(half)).resolve().key()["graphs"] != keys[0]
 
 
 def test_dpfl_choice_without_options_is_dpfl(plain, tmp_path):

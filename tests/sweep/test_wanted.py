@@ -13,7 +13,7 @@ from dpfl_mpi.__main__ import main
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.sweep import __main__ as sweep
-from dpfl_mpi.sweep import jobs, wanted
+from dpfl_mpi.sweep import jobs, known, wanted
 
 
 def test_time_limits():
@@ -127,7 +127,16 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
     best = max(scores, key=scores.get)
     assert f"best by validation: dpfl.lr={best}" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
     assert "best/val_acc" in read and not any("test" in name for name in read)
-    assert len(list(tmp_path.glob("*.h5"))) == 2  # every trial is kept
+    trials = list(tmp_path.glob("*.h5"))
+    assert len(trials) == 2  # every trial is kept
+    trials[0].rename(tmp_path / "other")  # each under the name of the other: the choice would be the worse one
+    trials[1].rename(trials[0])
+    (tmp_path / "other").rename(trials[1])
+    refused("holds another Run (different: lr)", wanted.choose, values, job, "dpfl.lr=0.001,0.05")
+    for path in trials:
+        shown = known.Known(next(run for [run] in values.values() if run.path(tmp_path) == path).resolve(), path)
+        assert shown.look(set()).state == "unreadable"
+        assert shown.log() == f"error: {path} holds another Run (different: lr); move it away first"
 
 
 def test_values_are_read_as_on_the_command_line():
