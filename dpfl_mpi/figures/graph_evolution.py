@@ -79,7 +79,7 @@ def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, classes: Sequence[
     """Draw round t's graph, bool `[N, N]`, clients ordered by their classes, with lines and numbers for the most frequent ones."""
     order, most = client_order(classes)
     n = len(order)
-    starts = np.flatnonzero(np.diff(most[order], prepend=-1))
+    starts = np.flatnonzero(np.diff(most[order], prepend=-2))
     groups = zip(starts, np.append(starts[1:], n), strict=True)
     held = {(s + e - 1) / 2: (str(most[order[s]]), (e - s) / n) for s, e in groups}
     # none touches another

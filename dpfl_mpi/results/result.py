@@ -8,7 +8,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
+
+if TYPE_CHECKING:
+    import h5py
 
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}  # and in words
 KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
@@ -82,7 +85,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @property
     def finished(self) -> bool:
-        return self.state == "finished"
+        with self.hdf5.reading("its state"):
+            return bool(self.file.attrs["state"] == "finished")
 
     @property
     def test_acc(self) -> float:
@@ -116,6 +120,11 @@ class Result(contextlib.AbstractContextManager["Result"]):
         kinds, axes, low, high = ARRAYS[name]
         return self.hdf5.array(name, kinds, schema.shape(axes, self.run, self.finished), low, high, rows)
 
+    def stored(self, name: str) -> h5py.Dataset:
+        """Return an array that is still in the file, of the type and shape of `schema.LAYOUT`."""
+        kinds, axes, _, _ = ARRAYS[name]
+        return self.hdf5.dataset(name, kinds, schema.shape(axes, self.run, self.finished))
+
     def names(self) -> list[str]:
         return self.hdf5.names()
 
@@ -135,10 +144,9 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     def chosen(self, t: int) -> CollaborationGraph:
         """Return the graph of round t, of which no more is read than that round; round 0 is Omega."""
-        rows = self.hdf5.dataset("graph/chosen/indptr", "iu", (None, self.run.clients + 1))
+        rows, senders = (self.stored(f"graph/chosen/{name}") for name in ("indptr", "senders"))
         if not 0 <= t < len(rows):
             raise UserError(f"round {t} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
-        senders = self.hdf5.dataset("graph/chosen/senders", "iu", (None,))
         with self.hdf5.reading("graph/chosen"):
             indptr = rows[t]
             mine = senders[indptr[0] : indptr[-1]]
@@ -158,8 +166,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
     @property
     def last_round(self) -> int:
         """Number of the last round that is recorded completely, -1 before there is one."""
-        there = ["round/number"] if self.finished else OVER_ROUNDS
-        rounds = min((len(self.hdf5.dataset(name, "iuf")) for name in there if name in self), default=0)
+        there = ["round/number"] if self.finished else [name for name in OVER_ROUNDS if name in self]
+        rounds = min((len(self.stored(name)) for name in there), default=0)
         # fine-tuning counts on, without rounds
         return max(-1, min(self.hdf5.attribute("rounds_done", int), rounds - 1))
 
@@ -197,7 +205,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
         """
         if "model/best" not in self:
             raise UserError(f"{self.path} holds no models; run with --save_models")
-        rows = self.hdf5.dataset("model/best", "f", (int(self.run.clients), None))
+        rows = self.stored("model/best")
         if not 0 <= client < len(rows):
             raise UserError(f"client {client} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
         names, shapes = (self.hdf5.json(name, list, "model") for name in ("names", "shapes"))

@@ -1,5 +1,6 @@
 """The results file: it holds what the table says, it reads finished and running, and its models give its scores."""
 
+import contextlib
 import csv
 import functools
 import json
@@ -15,13 +16,17 @@ import torch
 from launch import refused, run_here
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
-from dpfl_mpi import export, show
+from dpfl_mpi import export, prepare, show
+from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.engine import record
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.follow import __main__ as follow
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results import recorder as recorders
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import METRICS, score
+from dpfl_mpi.results.summary import curves
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.lock import Lock
 
@@ -196,6 +201,73 @@ def test_a_mean_over_clients_is_the_same_to_the_bit_when_rounds_follow(path, mon
         finished = result.mean("round/test_acc")
         for rounds in range(1, 9):
             assert list(result.mean("round/test_acc")) == list(finished[:rounds])
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """A run with everything switched on that was stopped before its very end, as its file was after each record of it, the last of all arrays."""
+    folder, paths = tmp_path_factory.mktemp("unfinished"), []
+    y, whose = np.arange(240) % 4, np.arange(240) // 4 % 6
+    x = np.random.default_rng(0).integers(0, 60, (240, 4, 4)) + 40 * y[:, None, None]
+    prepare.write(arrays_of(x.astype(np.uint8), y, whose), "arrays", folder / "data.h5", own=True)
+    fields = {"dataset": "arrays", "data": str(folder / "data.h5"), "rounds": T, "tau_init": 1, "tau_train": 1}
+    fields |= {"budget": 3, "churn": "0.2:0.6", "network": "phones", "staleness": 1, "codec": "topk:0.3", "patience": 3}
+    fields |= {"attack": "backdoor:0.2", "drift": "0.5:2", "newcomers": 0.2, "reach": "geometric:3"}
+    flush, close = Recorder.flush, Recorder.close
+
+    def kept(recorder, *record):
+        flush(recorder, *record)
+        paths.append(folder / f"{len(paths)}.h5")
+        recorder.copy(paths[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recorder, "flush", kept)
+        patch.setattr(Recorder, "close", lambda recorder, state: close(recorder, "stopped"))
+        last = run_here(folder / "run.h5", fields | {"finetune_epochs": 1}, save_models=True, mixed=True)
+    return [*paths, last]
+
+
+def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path, said):
+    for t, path in enumerate(unfinished):
+        with Result(path) as result:
+            assert result.state.startswith("stopped") and result.last_round == min(t, T)
+            assert all(len(result[name]) == min(t, T) + 1 for name in set(schema.OVER_ROUNDS) & set(result.names()))
+            assert len(curves(result)["edges"]) == min(t, T) + 1
+    with Result(unfinished[-1]) as result:
+        assert {name for name in result.names() if len(result[name].shape)} == set(schema.ARRAYS)
+        assert result["round/there"].dtype == bool and not result["round/there"].all()
+    assert "stopped after round" in said(show.main, unfinished[2])
+    for form, lines in (("csv", 1 + 3 * 3 * N), ("clients", 1 + N)):
+        said(export.main, unfinished[2], "--format", form, "--out", tmp_path / form)
+        assert len((tmp_path / form).read_text().splitlines()) == lines
+    said(follow.main, unfinished[2], "--log", tmp_path / "log.jsonl")
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 3
+
+
+def test_an_array_of_another_rank_or_type_is_one_sentence(unfinished, tmp_path):
+    """Whoever reads it: each array by its name, the rounds, the curves, a graph, a model."""
+    shutil.copy(unfinished[-1], path := tmp_path / "wrong.h5")
+    for name in schema.ARRAYS:
+        with h5py.File(path, "r+") as file:
+            values = file[name][()]
+        texts = np.zeros(values.shape) if name == "meta/starts" else np.full(values.shape, b"x")
+        for wrong in (values[None], texts, values.flat[0], values):
+            with h5py.File(path, "r+") as file:
+                del file[name]
+                file[name] = wrong
+            if name == "meta/starts":
+                refused(f"{path} is ", Result, path) if wrong is not values else Result(path).close()
+                continue
+            with Result(path) as result:
+                if wrong is values:
+                    continue
+                refused(f"{path} is damaged: {name} ", result.__getitem__, name)
+                if name in schema.OVER_ROUNDS:
+                    refused(f"{path} is damaged: {name} ", lambda it: it.last_round, result)
+                if np.shape(wrong) == ():
+                    for read in (curves, lambda it: it.chosen(1), lambda it: it.state_dict(0)):
+                        with contextlib.suppress(UserError):
+                            read(result)
 
 
 def test_scores_are_scikit_learns():
