@@ -6,6 +6,7 @@ table of clients, phases and traffic, and a comparison where there are several r
 
 import html
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def describe(line: Any) -> dict[str, Any]:
         "state": result.state,
         "settings": {k: str(v) for k, v in as_dict(result.run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
-        "summary": {n: None if text == "-" else float(text) for n, text in texts(outcome(result)).items()},
+        "summary": {n: rounded([float(text.replace("-", "nan"))])[0] for n, text in texts(outcome(result)).items()},
         "epochs": result.local_epochs()[rounds].tolist(),
         "curves": {
             "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
@@ -112,8 +113,10 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
     return sorted(out, key=lambda g: -(g["summary"]["test accuracy, %"] or 0.0))
 
 
-def for_page(data: Any) -> str:  # JSON that may stand inside a script
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+def for_page(data: Any) -> str:
+    """Return JSON, in ASCII, that nothing inside a script ends early: no text in it can be a tag, a comment or an entity."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def draw(frames: Frames) -> Drawing:
@@ -125,12 +128,12 @@ def draw(frames: Frames) -> Drawing:
     shown = {line.run: describe(line) for line in lines if line.run in runs}
     rows = list(frames.runs["row"].unique())
     told = " and ".join(filter(None, [", ".join(rows[:-1]), rows[-1]])) if len(rows) < 5 else f"{len(rows)} methods"
-    page = (
-        PAGE.read_text()
-        .replace("{{TITLE}}", html.escape(f"{told} on {', '.join(sorted({*frames.runs['setting']}))}"))
-        .replace("{{PLOTLY}}", get_plotlyjs())
-        .replace("{{DATA}}", for_page(list(shown.values())))
-        .replace("{{GROUPS}}", for_page(compared(frames, shown)))
-    )
+    parts = {
+        "TITLE": html.escape(f"{told} on {', '.join(sorted({*frames.runs['setting']}))}"),
+        "PLOTLY": get_plotlyjs(),
+        "DATA": for_page(list(shown.values())),
+        "GROUPS": for_page(compared(frames, shown)),
+    }
+    page = re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], PAGE.read_text())  # at once: a title may have one
     data = [{"run": line.result.path.stem, "setting": line.setting, **outcome(line.result)} for line in lines]
     return Drawing(pd.DataFrame(data), html=page)

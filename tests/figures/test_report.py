@@ -1,15 +1,22 @@
 """The report is one page that opens from disk: loads without errors, the slider changes the graph, the table sorts."""
 
+import dataclasses
 import json
 import re
 import shutil
 
+import h5py
 import numpy as np
 import pytest
+from launch import run_here
+from plotly.offline import get_plotlyjs
 from tiny_result import draw, tiny
 
+from dpfl_mpi import prepare
+from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.figures import report
 from dpfl_mpi.figures.frames import of_results
+from dpfl_mpi.results import Result
 
 CHROMIUM = list(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
@@ -61,6 +68,45 @@ def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     assert runs[0]["low"] == runs[0]["high"] == [None] * 3 and runs[0]["summary"]["edges at the end"] == 3
     assert [g["name"] for g in groups] == ["Local", "DPFL (B_c = 3)"]
     assert [g["summary"]["test accuracy, %"] for g in groups] == [65.0, None]
+
+
+NAMES = (
+    "<img src=x onerror=\"document.title='it ran'\">", "<!--<script>", "</script><script>document.title='it ran'</script>",
+    "<b>&lt;\u2028</b>", "{{GROUPS}}", "<a href='https://example.org'>x</a>",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """The path of a report on two runs whose data and classes are called what a page could take for its own."""
+    folder, i = tmp_path_factory.mktemp("hostile"), np.arange(240) % len(NAMES)
+    x = np.random.default_rng(0).integers(0, 60, (240, 4, 4)) + 30 * i[:, None, None]
+    results = []
+    for name in ("{{DATA}}", "{{GROUPS}}"):
+        arrays = dataclasses.replace(arrays_of(x.astype(np.uint8) + len(results), i), class_names=NAMES)
+        prepare.write(arrays, "arrays", folder / f"{name}.h5", own=True)
+        fields = {"dataset": "arrays", "data": str(folder / f"{name}.h5"), "partition": "pathological", "clients": 3}
+        fields |= {"method": "random_graph", "budget": 2, "classes_per_client": 2, "rounds": 1, "tau_train": 1}
+        results.append(Result(run_here(folder / f"{len(results)}.h5", fields)))
+    (page := folder / "report.html").write_text(draw("report", results).html)
+    return page
+
+
+def test_names_are_texts_whatever_they_look_like(hostile):
+    page = hostile.read_text()
+    assert [run["classes"] for run in held(page, "RUNS")] == [list(NAMES)] * 2
+    assert [group["setting"] for group in held(page, "GROUPS")] == ["{{DATA}} Patho(2)", "{{GROUPS}} Patho(2)"]
+    assert page.count("{{DATA}} Patho(2), {{GROUPS}} Patho(2)</") == 2  # title and heading
+    own = page.replace(get_plotlyjs(), "")
+    assert own.count("<script") == own.count("</script") == 4 and "<!--" not in own
+
+
+def test_an_endless_number_is_none(tmp_path):
+    """A browser's JSON has no infinity, which the seconds of a damaged file may have."""
+    with h5py.File(tiny(tmp_path).path, "r+") as file:
+        file["seconds/train"][1] = np.inf
+    (run,) = held(draw("report", [Result(tmp_path / "a.h5")]).html, "RUNS")
+    assert run["summary"]["seconds"] is None and run["seconds"]["train"] == [1.0, None, 1.0]
 
 
 def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
@@ -177,6 +223,23 @@ def test_it_fits_a_phone(browser, html):
     assert run(browser, "byName('compare-curves')._fullLayout._size.w") > 280
     assert run(browser, "document.querySelectorAll('.modebar-btn').length") == 0  # it would cover the titles
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.browser
+def test_no_name_runs_or_is_taken_for_html(browser, html, hostile):
+    browser.get(hostile.as_uri())
+    assert browser.title.endswith(" on {{DATA}} Patho(2), {{GROUPS}} Patho(2)")
+    assert browser.get_log("browser") == []
+    assert run(browser, "document.querySelectorAll('.js-plotly-plot').length") == 7
+    ticks = run(browser, "[...document.querySelectorAll('#matrix .xtick text')].map(e => e.textContent)")
+    assert ticks and {" ".join(tick.split()) for tick in ticks} <= {" ".join(name.split()) for name in NAMES}
+    assert set(column(browser, 1)) <= set(NAMES)
+    run(browser, "Plotly.Fx.hover(byName('matrix'), {xval: 0, yval: 1})")
+    shown = run(browser, "[...document.querySelectorAll('#matrix .hovertext text')].map(e => e.textContent).join(' ')")
+    assert any(name.split()[0] in shown for name in NAMES)
+    assert run(browser, "document.querySelectorAll('img, .js-plotly-plot text a').length") == 0
+    assert run(browser, "document.querySelectorAll('.js-plotly-plot tspan[style*=bold]').length") == 0
+    browser.get(html.as_uri())
 
 
 @pytest.mark.browser
