@@ -27,7 +27,7 @@ from dpfl_mpi import results
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, shared
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Source, digest, open_source, verify
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, printable
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.plugins.given import text_of
@@ -82,7 +82,7 @@ class Result(results.Result):
     def __repr__(self) -> str:
         run, accuracy = self.run, f"{100 * self.test_acc:.2f} %" if np.isfinite(self.test_acc) else "not known yet"
         budget = f"B_c = {run.said_budget}, " if self.method.topology == "graph" else ""
-        return (
+        return printable(
             f"<{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, {budget}{run.rounds} rounds, "
             f"seed {run.seed}: {self.state}, test accuracy {accuracy}, {self.path}>"
         )

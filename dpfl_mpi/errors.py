@@ -3,18 +3,35 @@
 import errno
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 P = ParamSpec("P")
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended: 128 + SIGINT, as a shell has it
 LONGEST = 1000  # characters of an error text of other code in a sentence
 NO_READER = 141  # exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as a shell has it
+# what a terminal obeys, but for \t, \n and a first \r, with which the line of a download begins
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|(?<!^)\r")
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters spelled out: what a file holds commands no terminal."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def spell_out(stream: Any) -> None:
+    """Let a stream print texts as `printable` returns them."""
+    whole = stream.write
+    stream.write = lambda text: whole(printable(text))
 
 
 class UserError(Exception):
     """A mistake of the user's, or a situation only the user can mend: one clear sentence, never a traceback."""
+
+    def __init__(self, sentence: str = ""):
+        super().__init__(printable(sentence))
 
 
 class Nobody(UserError):
@@ -53,6 +70,8 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed: the next file would have its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    spell_out(sys.stdout)
+    spell_out(sys.stderr)
     try:
         try:
             code = main()

@@ -1,11 +1,15 @@
 """A mistake is one sentence on stderr, printed once, with an exit code that is not 0, and no rank is left behind."""
 
+import dataclasses
+import io
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import time
+import unicodedata
 
 import h5py
 import numpy as np
@@ -14,10 +18,14 @@ import starts
 import tiny_result
 from launch import ROOT, differences, ended, mpirun, run_here
 
+from dpfl_mpi import prepare
 from dpfl_mpi.__main__ import before_mpi, main
-from dpfl_mpi.errors import NO_READER
+from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.errors import NO_READER, UserError, printable, spell_out
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import to_flags
+from dpfl_mpi.sweep import known, table
 
 SMALL = {"dataset": "image_folder", "model": "mlp", "augment": False}
 SMALL |= {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1}
@@ -297,6 +305,43 @@ def test_what_the_disk_refuses_is_one_sentence(tmp_path):
     assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
     done = ended(sys.executable, "-m", "dpfl_mpi.sweep", long := "x" * 300)
     assert (done.returncode, done.stderr) == (2, f"error: [Errno 36] File name too long: '{long}'\n")
+
+
+COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b1mX\rY"  # a terminal would take another title, clear its screen, write bold over this line
+SHOWN = "\\x1b]0;title\\x07\\x1b[2J\\x9b1mX\\x0dY"
+
+
+def test_no_text_of_a_file_commands_a_terminal(tmp_path):
+    """The title, the citation and the machine of a result, the classes of data, the log of a Run, the name of a file."""
+    path, data, results = tiny_result.make(tmp_path / "a.h5"), tmp_path / "data.h5", tmp_path / "results"
+    with tiny_result.changing(path) as file:
+        told = json.loads(file.attrs["declared"])
+        told["method"] |= {"title": f"Mine {COMMANDS}", "citation": f"@misc{{mine,\n\ttitle = {{{COMMANDS}}}}}"}
+        file.attrs["declared"] = json.dumps(told)
+        file["meta/starts"][:] = [json.dumps(tiny_result.START | {"cpu": COMMANDS})]
+    arrays = arrays_of(np.arange(960).reshape(240, 4) % 251, np.arange(240) % 3)
+    prepare.write(dataclasses.replace(arrays, class_names=(COMMANDS, "b", "c")), "arrays", data, own=True)
+    run, folder = Run(**starts.small(seed=1)).resolve().path(results), results / "sweeps" / "1"
+    known.Submission("local", {run.name: "39"}).remember(folder)
+    (folder / f"{run.stem}.log").write_text(f"error: {COMMANDS}\n")
+    deal = ["--data", data, "--dataset=arrays", "--partition=pathological", "--clients=3", "--classes_per_client=2"]
+    for words, code in (
+        (["-m", "dpfl_mpi.show", path], 0),
+        (["-m", "dpfl_mpi.show", "--cite", path], 0),
+        (["-m", "dpfl_mpi.show", tmp_path / COMMANDS], 2),
+        ([ROOT / "analysis" / "accuracy_table.py", path, "--wide", f"--out={tmp_path}"], 0),
+        (["-m", "dpfl_mpi.describe", *deal], 0),
+        (["-m", "dpfl_mpi.sweep", "--list", "--seeds=1", *starts.of_sweep(results)], 1),
+    ):
+        done = ended(sys.executable, *words)
+        assert done.returncode == code and SHOWN.partition("X")[0] in done.stdout + done.stderr, done
+        assert {c for c in done.stdout + done.stderr if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
+    assert str(UserError(COMMANDS)) == SHOWN and printable("a\tb\n") == "a\tb\n"
+    live = table.Live(out := io.StringIO())
+    spell_out(out)
+    live.drawn = ["a line to draw over"]
+    live._draw(["another"])
+    assert out.getvalue() == "\x1b[1A\r\x1b[2Kanother\n\x1b[J"
 
 
 READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_mpi RUN"]

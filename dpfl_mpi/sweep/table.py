@@ -77,7 +77,8 @@ class Live:
         """Put these lines in the place of those drawn before: \\x1b[A goes up a line, \\x1b[2K clears one, \\x1b[J the rest of the screen."""
         if text != self.drawn:
             up = f"\x1b[{len(self.drawn)}A\r" if self.drawn else ""
-            self.out.write(up + "".join(f"\x1b[2K{line}\n" for line in text) + "\x1b[J")
+            lines = "".join(f"\x1b[2K{line}\n" for line in text)
+            type(self.out).write(self.out, f"{up}{lines}\x1b[J")  # as it is: not by `errors.spell_out`
             self.out.flush()
             self.drawn = text
 
