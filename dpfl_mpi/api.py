@@ -27,7 +27,7 @@ from dpfl_mpi import results
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, shared
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Source, digest, open_source, verify
-from dpfl_mpi.errors import UserError, printable
+from dpfl_mpi.errors import UserError, complain, printable
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.plugins.given import text_of
@@ -306,7 +306,7 @@ def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
                 torch.set_num_threads(threads)
     except Leave as leave:
         if everyone.root:
-            print(leave, file=sys.stderr, flush=True)
+            complain(str(leave))
         raise SystemExit(leave.code) from None
 
 

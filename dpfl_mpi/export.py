@@ -16,7 +16,6 @@ pfllib: the HDF5 layout that users of PFLlib plot from, one file per result, in
 
 import argparse
 import io
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.data.partition import PARTS
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS, mean
 from dpfl_mpi.storage.files import check_apart, explained, write, write_csv
@@ -120,7 +119,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             write_table(results, out, args.format)
         if replaced:
-            print(f"{out} was there before; it is replaced", file=sys.stderr)
+            complain(f"{out} was there before; it is replaced")
         print(out)
 
 

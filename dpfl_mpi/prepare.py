@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, content_sha256, digest, in_file, made_by
-from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import INTERRUPTED, UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.plugins import admit, admitted, find, shipped, short
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import choices, chosen, fields, types
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         out = args["out"] or default_out(module, options)
         print(prepare(args["dataset"], args["source"], out, options, args["force"]))
     except KeyboardInterrupt:
-        print(f"interrupted: {out} is as it was", file=sys.stderr)
+        complain(f"interrupted: {out} is as it was")
         return INTERRUPTED
     except MemoryError:
         raise UserError("this machine has not enough memory for the whole data set; use a larger one") from None
@@ -166,7 +166,7 @@ def download(module: ModuleType, folder: Path) -> Path:
             with contextlib.suppress(OSError):  # another user's, or none of pooch's
                 if time.time() - left.stat().st_mtime > ABANDONED_S:
                     left.unlink()
-        print(f"downloading {url}, {size / 1e6:.0f} MB", file=sys.stderr)
+        complain(f"downloading {url}, {size / 1e6:.0f} MB")
     pooch.get_logger().setLevel(logging.WARNING)
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
     try:

@@ -348,15 +348,23 @@ READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_m
 READ += ["HERE/analysis/accuracy_table.py RESULT"]
 
 
-STREAMS = ["-m dpfl_mpi.show RESULT", "-m dpfl_mpi.show NOWHERE", "-m dpfl_mpi --print_config", "-m dpfl_mpi RUN"]
+STREAMS = [
+    "HERE/analysis/graph_evolution.py RESULT --out FOLDER",
+    "-m dpfl_mpi.show RESULT",
+    "-m dpfl_mpi.show NOWHERE",
+    "-m dpfl_mpi --print_config",
+    "-m dpfl_mpi RUN",
+]
 
 
 @pytest.mark.parametrize("command", STREAMS)
 def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
     """Closed: the same exit code, the same file. Full: output has no room, exit code 2; for errors there is none, and that is all."""
     shown = tiny_result.make(tmp_path / "a.h5")
-    words = command.replace("NOWHERE", "/nowhere.h5").replace("RESULT", str(shown))
-    words = words.replace("RUN", "--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out=OUT")
+    words = command.replace("NOWHERE", "/nowhere.h5").replace("RESULT", str(shown)).replace("HERE", str(ROOT))
+    words = words.replace("FOLDER", str(tmp_path)).replace(
+        "RUN", "--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out=OUT"
+    )
     right, first = 2 if "NOWHERE" in command else 0, tmp_path / "0.h5"
     for i, how in enumerate(("", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full")):
         out, full = tmp_path / f"{i}.h5", how == ">/dev/full"

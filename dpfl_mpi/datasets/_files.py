@@ -10,7 +10,6 @@ import os
 import pickle
 import pickletools
 import re
-import sys
 import tarfile
 import tokenize
 import zipfile
@@ -23,7 +22,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.storage.foreign import UNREADABLE, memory, open_regular, read_bytes, refused_as
 
 LARGEST = 16 * 2**20  # bytes of one image
@@ -279,7 +278,7 @@ def image_splits(
 def warn_of_unread(source: Path, unread: Counter[str], read_are: str) -> None:
     """Say how many files of which folders of a source are left out."""
     if folders := few([f"{folder} ({count})" for folder, count in sorted(unread.items()) if count]):
-        print(f"warning: {source}: files of {folders} are not read; read are {read_are}", file=sys.stderr)
+        complain(f"warning: {source}: files of {folders} are not read; read are {read_are}")
 
 
 def image_in(read: Callable[[], bytes]) -> bytes:

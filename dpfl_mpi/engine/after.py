@@ -4,7 +4,6 @@ The tuned models come from the base Run's file (the same without tuning) where t
 """
 
 import functools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from dpfl_mpi.engine.record import BEST, write_series, write_tuned
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, Newcomer, State
 from dpfl_mpi.results import Result
@@ -77,7 +76,7 @@ def copy_base(path: Path, blocks: list[slice], job: Job, parts: Parts, to: Recor
         why = "cannot be read" if path.exists() else "is not there"
     if why:
         if path.exists() or not job.quiet:
-            print(f"the base of the tuning, {path}, {why}: its rounds are computed here", file=sys.stderr, flush=True)
+            complain(f"the base of the tuning, {path}, {why}: its rounds are computed here")
         return {}
     to.write(copied | {"client/diverged_round": reached["client/diverged_round"].astype(np.int64)})
     return reached | {"steps": copied["round/gradient_steps"][-1:]}

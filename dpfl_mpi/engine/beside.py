@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import to_flags
@@ -64,4 +64,4 @@ class Beside(contextlib.AbstractContextManager["Beside"]):
                 self.process.kill()
                 self.process.wait()
                 later = "lacks rounds, of which python -m dpfl_mpi.follow tells later"
-                print("warning:", *self.flags, later, file=sys.stderr)
+                complain(f"warning: {' '.join(self.flags)} {later}")

@@ -1,7 +1,6 @@
 """From a Run to the parts of a `Federation`: source, partition, model and the rest, in the order in which they need each other."""
 
 import json
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from dpfl_mpi.data.partition import Partition, search_first, sharded
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, open_source, verify
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.greedy import Greedy
@@ -119,7 +118,7 @@ def budget_of_one(run: Resolved) -> str:
 
 def warn(text: str, job: Job, world: World) -> None:
     if text and world.root and not job.quiet:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        complain(f"warning: {text}")
 
 
 def on_root(load: Callable[[], Arrays], world: World) -> Arrays:

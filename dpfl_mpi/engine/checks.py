@@ -1,13 +1,12 @@
 """What is checked of a method after each round: the form of its state, and, of one that is not shipped, what would differ with the number of ranks."""
 
 import random
-import sys
 from typing import Any
 
 import numpy as np
 import torch
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
@@ -93,7 +92,7 @@ def check_own(parts: Parts, state: State, drawn: tuple[Any, ...]) -> None:
     uncounted = parts.log.every_row and len(parts.ids) and not parts.log.notes["models_received"].any()
     if parts.round == 1 and world.root and uncounted:
         warning = f"{who} calls fed.every_row and counts no models received; say how many by fed.note_received"
-        print(f"warning: {warning}", file=sys.stderr, flush=True)
+        complain(f"warning: {warning}")
 
 
 def as_text(value: Any) -> str:

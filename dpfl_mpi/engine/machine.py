@@ -1,7 +1,6 @@
 """What computed the numbers: processor, device, versions, commit; and a warning where a Run goes on with others."""
 
 import platform
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from dpfl_mpi import __version__
+from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.mpi.launcher import output
 from dpfl_mpi.storage.files import system
@@ -54,7 +54,7 @@ def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
         changed += [f"{name} {fact} {old[fact]} -> {new[fact]}".replace("  ", " ") for fact in differ]
     if changed:
         text = f"warning: this start may round differently than the one before ({'; '.join(changed)})"
-        print(text, file=sys.stderr, flush=True)
+        complain(text)
 
 
 def processor() -> dict[str, str]:

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.style import STYLE
 from dpfl_mpi.plugins import find, short
@@ -141,11 +141,11 @@ def few(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 def has_rounds(result: Result) -> bool:
     """Return whether a result has a recorded round, and say so on stderr where it has none, or not all."""
     if (done := result.last_round) < 0:
-        print(f"{result.path}: no round is recorded yet", file=sys.stderr)
+        complain(f"{result.path}: no round is recorded yet")
     elif not result.finished:
-        print(f"{result.path} is {result.state} of {result.run.rounds}: drawn as far as it is", file=sys.stderr)
+        complain(f"{result.path} is {result.state} of {result.run.rounds}: drawn as far as it is")
     elif some := fewer(result):
-        print(f"{result.path}: means are over {some}", file=sys.stderr)
+        complain(f"{result.path}: means are over {some}")
     return done >= 0
 
 
@@ -171,10 +171,11 @@ def main(
     def work() -> None:
         args = parser.parse_args()
         results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
-        print("".join(f"{line}\n" for line in missing), end="", file=sys.stderr)
+        for line in missing:
+            complain(line)
         if any(line.startswith("missing: ") for line in missing):
             sweep = f"python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}{elsewhere(args.results)}"
-            print(f"all of them at once: {sweep}", file=sys.stderr)
+            complain(f"all of them at once: {sweep}")
         if not (results := [r for r in results if has_rounds(r)]):
             raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
         with plt.rc_context(STYLE):

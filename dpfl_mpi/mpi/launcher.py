@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpfl_mpi.errors import UserError, exit_with
+from dpfl_mpi.errors import UserError, complain, exit_with
 
 # in one piece: lines of ranks mix
 TRY = "import os; from mpi4py import MPI; os.write(1, b'world of %d\\n' % MPI.COMM_WORLD.size)"
@@ -74,7 +74,7 @@ def main() -> int:
     try:
         print(" ".join(find_line()))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return 3
     return 0
 

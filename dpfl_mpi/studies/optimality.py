@@ -5,7 +5,6 @@ models. The greedy search (Algorithm 2 over all others, as Algorithm 3 by Theore
 subset within the budget: in the reward that it maximises, and in the test accuracy that counts.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.data.partition import search_first
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.command_line import Parser
@@ -84,7 +83,7 @@ class Models:
         clients = Clients(source, ordered, np.arange(self.n), run.seed, run.augment, ensemble, flipped(run), n_search)
         native, why = native_here(Job(), ensemble, clients, optimiser(run))
         if why:
-            print(f"warning: PyTorch computes, several times slower: {why}", file=sys.stderr)
+            complain(f"warning: PyTorch computes, several times slower: {why}")
         self.backend: Any = native or Backend(ensemble, clients, optimiser(run), 1)
         self.rows = ensemble.zeros(self.n)
         self.rows[:, : ensemble.size] = torch.from_numpy(result["model/best"])

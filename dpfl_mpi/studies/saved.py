@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled, verify
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.models import make
 from dpfl_mpi.plugins import admit, admitted
 from dpfl_mpi.results import Result
@@ -62,7 +61,7 @@ def as_trained(result: Result, source: Source) -> Source:
     mean, std = (tuple(result.listed(name)) for name in ("mean", "std"))
     if not len(mean) == len(std) == len(source.mean):  # a result does not list very many
         own = "these are by their own mean and deviation"
-        print(f"note: the result does not say how its images were normalised; {own}", file=sys.stderr)
+        complain(f"note: the result does not say how its images were normalised; {own}")
         return source
     if (trained := result.hdf5.attribute("dtype", str, "meta", source.dtype)) != source.dtype:
         kinds = f"its samples are {source.dtype}, those of the run {trained}"

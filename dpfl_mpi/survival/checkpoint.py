@@ -20,7 +20,6 @@ import math
 import os
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -31,7 +30,7 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
@@ -216,7 +215,7 @@ class Checkpoints:
                 return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:
                 older = "going back to the one before" if i + 1 < len(found) else "and there is none before it"
-                print(f"warning: the checkpoint {manifest} is damaged ({why}); {older}", file=sys.stderr, flush=True)
+                complain(f"warning: the checkpoint {manifest} is damaged ({why}); {older}")
         if found:
             raise UserError(f"no checkpoint in {self.folder} is whole ({why}); start over with --fresh")
         return None

@@ -1,7 +1,6 @@
 """Many Runs: `python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits one job for each Run that has no result yet."""
 
 import argparse
-import contextlib
 import dataclasses
 import re
 import shlex
@@ -10,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpfl_mpi.errors import INTERRUPTED, UserError, exit_with
+from dpfl_mpi.errors import INTERRUPTED, UserError, complain, exit_with
 from dpfl_mpi.results.result import Result, check_current
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.command_line import given, naming_lines, run_and_job
@@ -46,14 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
         more = "; Slurm's partition is --slurm_partition" if str(error).startswith("--partition is ") else ""
         several = (flag for flag, field in GRID.items() if re.match(f"--{field} is [^;]*,", str(error)))
         more += "".join(f"; several are --{flag}" for flag in several)
-        print(f"error: {error}{more}", file=sys.stderr)
+        complain(f"error: {error}{more}")
         return 2
     except KeyboardInterrupt:
         going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint each"
         again = "the same command goes on, with --list it says how far they are"
         said = "--list says how far they are" if args.list else f"{going}; {again}"
-        with contextlib.suppress(OSError):  # a terminal that is gone
-            print(f"interrupted: {said}", file=sys.stderr)
+        complain(f"interrupted: {said}")
         return INTERRUPTED
 
 
@@ -63,7 +61,7 @@ def sweep(args: argparse.Namespace) -> int:
     runs = [run for some in values.values() for run in some]
     known, left_out = known_of(runs, Path(job.results), whole=not args.file or bool(args.tune))
     for line in left_out:
-        print(line, file=sys.stderr)
+        complain(line)
     recall(known, Path(job.results) / "sweeps")
     queue, live = Queue(known), Live(sys.stdout)
     wanted = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")

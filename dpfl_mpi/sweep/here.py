@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.mpi.launcher import mpirun
 from dpfl_mpi.mpi.placement import visible_gpus
 from dpfl_mpi.settings import Job
@@ -40,7 +40,7 @@ def gpu_groups(args: Namespace, job: Job) -> list[str]:
     # a daemon of CUDA's Multi-Process Service: kernels of several processes then run side by side
     mps = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control"
     if gpus and args.runs_per_gpu > 1 and not mps.exists():
-        print("warning: Runs that share a GPU take turns: CUDA's MPS does not run here", file=sys.stderr, flush=True)
+        complain("warning: Runs that share a GPU take turns: CUDA's MPS does not run here")
     return [",".join(gpus[i : i + each]) for i in range(0, len(gpus) - each + 1, each)]
 
 
@@ -162,7 +162,7 @@ class Computing:
             time.sleep(LOOK_S / 5)
         if self.foreground and (code := run.process.wait()) and not run.stopped:
             said = f"{shlex.join(run.command)} ended with exit code {code}"
-            print(f"{k.path.stem} failed: {said}", file=sys.stderr, flush=True)
+            complain(f"{k.path.stem} failed: {said}")
 
     def note(self) -> None:
         """Write down which process computes which Run, for other sweeps and the next call."""

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
@@ -68,7 +67,7 @@ def requeue(code: object, patience: float = 0.0) -> None:
         if state.stdout.strip() == "RUNNING":
             subprocess.run(["scontrol", "requeue", job_id], timeout=SLURM_S)
     except (OSError, subprocess.TimeoutExpired) as error:  # the ranks must leave all the same
-        print(f"error: job {job_id} could not be requeued ({error}); --retry goes on", file=sys.stderr, flush=True)
+        complain(f"error: job {job_id} could not be requeued ({error}); --retry goes on")
 
 
 def again(arguments: list[str]) -> Any:

@@ -8,13 +8,12 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.results.result import Result, check_run
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import explained, replacing
@@ -61,7 +60,7 @@ def submission_in(file: Path) -> Submission:
 @functools.cache
 def warn(text: str) -> None:
     """Say it, once."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    complain(f"warning: {text}")
 
 
 def recall(known: Sequence["Known"], sweeps: Path) -> None:
