@@ -152,12 +152,12 @@ def finished(file: Path, results: Path) -> Iterator[tuple[Run, Path]]:
     """Yield every Run of a file that has a finished result, and its path; say which have none."""
     for run in runs_of(file):
         try:
-            path = found(run, results)
+            result = found(run, results)
         except UserError as error:
             print(f"not here: {error}", file=sys.stderr)
             continue
-        if path and Result(path).finished:
-            yield run, path
+        if result and result.finished:
+            yield run, result.path
 
 
 def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find
-from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import check_current, check_ours, check_run, torn
+from dpfl_mpi.results.result import check_current, check_ours, result_of, torn
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
 from dpfl_mpi.storage.files import check_apart
@@ -60,17 +59,13 @@ def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
     if not os.path.lexists(path):
         return ""
     try:
-        result = Result(path)
+        result = result_of(run, path)
     except UserError as error:
         # ours, torn: a checkpoint has a copy of what was recorded
         if isinstance(error, Unreadable) and folder.is_dir() and torn(path):
             return ""
         raise UserError(f"{error}; move it away, and the same command computes it anew") from None
     with result:
-        try:
-            check_run(result, run)
-        except UserError as error:
-            raise UserError(f"{error}; choose another --out, or overwrite it with --fresh") from None
         if not result.finished:
             return ""
         check_current(result, run, job)

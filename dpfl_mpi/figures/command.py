@@ -24,7 +24,7 @@ from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.style import STYLE
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import check_run
+from dpfl_mpi.results.result import result_of
 from dpfl_mpi.results.summary import fewer, fitted
 from dpfl_mpi.settings import NUMERICS, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
@@ -68,14 +68,14 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
     runs, results, missing, reasons = list(runs), [], [], defaultdict[str, list[Run]](list)
     for run in runs:
         try:
-            path = found(run, folder)
-            if not path and (asked := run.resolve()).data and not is_file(asked.data):
+            result = found(run, folder)
+            if not result and (asked := run.resolve()).data and not is_file(asked.data):
                 raise no_data(asked.dataset, asked.data)  # nothing here computes the Run
         except UserError as error:
             reasons[str(error)].append(run)
             continue
-        if path:
-            results.append(Result(path))
+        if result:
+            results.append(result)
         else:
             missing.append(f"missing: {command(run)}{elsewhere(folder)}")
     for why, some in reasons.items():
@@ -84,8 +84,8 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
     return results, missing
 
 
-def found(run: Run, folder: str | Path) -> Path | None:
-    """Return the file in a folder that holds the result of a Run, None where there is none.
+def found(run: Run, folder: str | Path) -> Result | None:
+    """Return the result of a Run in a folder, None where there is none.
 
     A laptop that has only results does not have the files that a Run names: there the one result counts that is of files of these names.
 
@@ -97,20 +97,19 @@ def found(run: Run, folder: str | Path) -> Path | None:
         path = run.path(folder)
         for named in (path, *sorted(Path(folder).glob(f"*-s{run.seed}-{path.stem[-8:]}.h5"))):  # names had -B1 once
             if named.is_file():
-                with Result(named) as result:
-                    check_run(result, run)
-                return named
+                return result_of(run, named)
     except UserError as error:
         reason = error
-    paths = []
+    results = []
     for path in sorted(Path(folder).glob(f"{short(run.dataset)}-*-{short(run.method)}-*s{run.seed}-*.h5")):
-        with contextlib.suppress(UserError), Result(path) as result:
-            paths += [path] if answers(result, run) else []
-    if len(paths) > 1:
-        raise UserError(f"{' and '.join(map(str, paths))} are of different files of one name: name the one to draw")
-    if reason and not paths:
+        with contextlib.suppress(UserError):
+            results += [result] if answers(result := Result(path), run) else []
+    if len(results) > 1:
+        names = " and ".join(str(result.path) for result in results)
+        raise UserError(f"{names} are of different files of one name: name the one to draw")
+    if reason and not results:
         raise reason
-    return next(iter(paths), None)
+    return next(iter(results), None)
 
 
 def answers(result: Result, run: Run) -> bool:

@@ -8,7 +8,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
-
-if TYPE_CHECKING:
-    import h5py
 
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}  # and in words
 KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
@@ -59,7 +56,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     def __init__(self, path: str | os.PathLike[str]):
         """Open a finished, stopped or running file for reading; `UserError`: none is there, it is no result, damaged, or of a later schema."""
-        self.path = Path(path)
+        with refused_as(f"{path!r} is no path of a result", (TypeError,)):
+            self.path = Path(path)
         if not os.path.exists(self.path):  # Path.exists raises for a name that is too long
             raise UserError(f"{self.path}: there is no such result file")
         self.hdf5 = Hdf5(self.path, "a result of dpfl_mpi")
@@ -85,8 +83,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @property
     def finished(self) -> bool:
-        with self.hdf5.reading("its state"):
-            return bool(self.file.attrs["state"] == "finished")
+        return self.state == "finished"
 
     @property
     def test_acc(self) -> float:
@@ -110,9 +107,6 @@ class Result(contextlib.AbstractContextManager["Result"]):
     def __contains__(self, name: str) -> bool:
         return name in self.hdf5
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.part(name)
-
     def part(self, name: str, rows: slice | None = None) -> np.ndarray:
         """Return some rows of an array by its name, without `rows` all of it; `UserError`: it is not there, or damaged (type, shape, range, checksum)."""
         if name not in ARRAYS or name not in self.hdf5:
@@ -120,8 +114,10 @@ class Result(contextlib.AbstractContextManager["Result"]):
         kinds, axes, low, high = ARRAYS[name]
         return self.hdf5.array(name, kinds, schema.shape(axes, self.run, self.finished), low, high, rows)
 
-    def stored(self, name: str) -> h5py.Dataset:
-        """Return an array that is still in the file, of the type and shape of `schema.LAYOUT`."""
+    __getitem__ = part
+
+    def stored(self, name: str) -> Any:
+        """Return an array of `LAYOUT`, which is still in the file, as h5py has it."""
         kinds, axes, _, _ = ARRAYS[name]
         return self.hdf5.dataset(name, kinds, schema.shape(axes, self.run, self.finished))
 
@@ -145,8 +141,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
     def chosen(self, t: int) -> CollaborationGraph:
         """Return the graph of round t, of which no more is read than that round; round 0 is Omega."""
         rows, senders = (self.stored(f"graph/chosen/{name}") for name in ("indptr", "senders"))
-        if not 0 <= t < len(rows):
-            raise UserError(f"round {t} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
+        if t not in range(len(rows)):
+            raise UserError(f"round {t!r} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
         with self.hdf5.reading("graph/chosen"):
             indptr = rows[t]
             mine = senders[indptr[0] : indptr[-1]]
@@ -166,8 +162,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
     @property
     def last_round(self) -> int:
         """Number of the last round that is recorded completely, -1 before there is one."""
-        there = ["round/number"] if self.finished else [name for name in OVER_ROUNDS if name in self]
-        rounds = min((len(self.stored(name)) for name in there), default=0)
+        there = ["round/number"] if self.finished else OVER_ROUNDS
+        rounds = min((len(self.stored(name)) for name in there if name in self), default=0)
         # fine-tuning counts on, without rounds
         return max(-1, min(self.hdf5.attribute("rounds_done", int), rounds - 1))
 
@@ -206,8 +202,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
         if "model/best" not in self:
             raise UserError(f"{self.path} holds no models; run with --save_models")
         rows = self.stored("model/best")
-        if not 0 <= client < len(rows):
-            raise UserError(f"client {client} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
+        if client not in range(len(rows)):
+            raise UserError(f"client {client!r} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
         names, shapes = (self.hdf5.json(name, list, "model") for name in ("names", "shapes"))
         with self.hdf5.reading("model/best"):
             parts = np.split(rows[client], np.cumsum([math.prod(shape) for shape in shapes])[:-1])
@@ -278,11 +274,14 @@ def mean(values: np.ndarray, weights: np.ndarray | float = 1) -> np.ndarray:
     return share((np.where(finite, values, 0) * weights).sum(-1), (finite * weights).sum(-1))
 
 
-def check_run(result: Result, run: Run) -> None:
-    """Raise `UserError` where a result that has the name of a Run is another's: a name holds eight digits of a hash."""
+def result_of(run: Run, path: Path) -> Result:
+    """Return the result at a path that is named after a Run; `UserError`: it is another Run's."""
+    result = Result(path)
     mine, theirs = run.key(), result.key
     if fields := ", ".join(sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))):
-        raise UserError(f"{result.path} holds another Run (different: {fields})")
+        result.close()
+        raise UserError(f"{path} holds another Run (different: {fields})")
+    return result
 
 
 def check_current(result: Result, run: Resolved, job: Job) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpfl_mpi.errors import UserError, complain
-from dpfl_mpi.results.result import Result, check_run
+from dpfl_mpi.results.result import result_of
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
@@ -102,6 +102,7 @@ class Known:
     submission: Submission | None = None
     seen: tuple[int, ...] = ()  # which result file was read last, which is replaced whole
     recorded: Row | None = None  # in it then: hundreds of files are looked at twice a second
+    wrong: str = ""  # with the file that was read last
 
     @property
     def job_id(self) -> str:
@@ -133,7 +134,7 @@ class Known:
 
     def _read(self) -> Row:
         """Return what the result file says, which is read where it may have been written to since."""
-        name, rounds = self.path.stem, self.run.rounds
+        name, rounds, self.wrong = self.path.stem, self.run.rounds, ""
         try:
             stat = self.path.stat()
         except OSError:
@@ -141,11 +142,11 @@ class Known:
         seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if self.recorded is None or self.seen != seen:
             try:
-                with Result(self.path) as result:
-                    check_run(result, self.run)
+                with result_of(self.run, self.path) as result:
                     state = result.state.split()[0].rstrip(",")
                     self.recorded, self.seen = Row(name, state, result.last_round, rounds, result.test_acc), seen
-            except UserError:
+            except UserError as error:
+                self.wrong = f"error: {error}; move it away first"
                 return replace(self.recorded or Row(name, "", -1, rounds, math.nan), state="unreadable")
         return self.recorded
 
@@ -167,12 +168,7 @@ class Known:
                 text += read_end(path).decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
         said = [line for line in lines if line.startswith("error: ") or line.endswith(STALLED_TEXT)]
-        if not said and self.path.exists():  # a file that was damaged since has the log of a job that finished
-            try:
-                with Result(self.path) as result:
-                    check_run(result, self.run)
-            except UserError as error:
-                said = [f"error: {error}; move it away first"]
+        said = said or list(filter(None, [self.wrong]))  # since a job that finished
         return "\n".join((said or lines)[-LOG_LINES:])
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.plugins.code import execute, in_path
-from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import check_run, mean
+from dpfl_mpi.results.result import mean, result_of
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.command_line import Parser, add_flags
 from dpfl_mpi.settings.fields import fields, read
@@ -142,8 +141,7 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
             path = run.path(job.results)
             if not path.exists():
                 return "the tuning is not finished: submit it, then run the same command again"
-            with Result(path) as result:
-                check_run(result, run)
+            with result_of(run, path) as result:
                 if not result.finished:
                     return "the tuning is not finished: run the same command again when it is"
                 each = result["best/val_acc"][result.benign]

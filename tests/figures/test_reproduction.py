@@ -335,7 +335,7 @@ def test_cells_are_collected_folder_by_folder(tmp_path):
     arena.FILE, arena.CLIENTS = (tmp_path / f"{name}.csv" for name in ("arena", "arena-clients"))
     arena.CELLS, arena.DONE = [], set()
     for row, method, more in ("DPFL", "dpfl", {"budget": 3}), ("Local", "local", {}):
-        run = Run(method=method, clients=4, rounds=2, seed=42, **more)
+        run = Run(method=method, clients=4, rounds=2, seed=42, classes_per_client=3, **more)
         tiny_result.make(run.path(tmp_path / row), method, 42)
         arena.CELLS.append((setting, row, 160, run))
     scored = []  # these results hold no models

@@ -77,7 +77,7 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     after = Run(**fields).resolve()
     assert before.slug() == slug != after.slug()
     assert {n for n in before.key() if before.key()[n] != after.key()[n]} == {name}
-    refused(f"out.h5 holds another Run (different: {name}); choose another --out", starts.here, out, fields)
+    refused(f"out.h5 holds another Run (different: {name}); move it away, and", starts.here, out, fields)
     assert out.stat().st_mtime_ns == changed_at
     out.rename(kept)
     refused(f"holds a checkpoint of another run (different: {name})", starts.here, out, fields, checkpoint_every="1")

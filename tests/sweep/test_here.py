@@ -263,7 +263,7 @@ def test_a_result_is_read_again_where_it_was_replaced(tmp_path, monkeypatch):
         reads.append(path.read_text())
         return contextlib.nullcontext(SimpleNamespace(state=reads[-1].strip(), last_round=3, test_acc=0.5))
 
-    monkeypatch.setattr(known, "Result", result)
+    monkeypatch.setattr(known, "result_of", lambda run, path: result(path))
     one = known.Known(run, path)
     for text, state in (("running ", "stopped"), ("finished", "finished")):
         with known.replacing(path) as part:
