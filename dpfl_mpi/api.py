@@ -26,8 +26,8 @@ import numpy as np
 from dpfl_mpi import results
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, shared
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.data.source import Source, digest, open_source, verify
-from dpfl_mpi.errors import UserError, complain, printable
+from dpfl_mpi.data.source import Source, open_source, verify
+from dpfl_mpi.errors import UserError, at_the_door, complain, printable
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.plugins.given import text_of
@@ -38,7 +38,7 @@ from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.storage.files import explained, write
-from dpfl_mpi.storage.foreign import Unreadable, read_bytes
+from dpfl_mpi.storage.foreign import Unreadable, read_bytes, refused_as
 from dpfl_mpi.survival.signals import SIGNALS, Leave, handled, handler
 
 if TYPE_CHECKING:
@@ -173,6 +173,11 @@ def table(columns: Mapping[str, Any], index: str) -> "pd.DataFrame":
     return pd.DataFrame(columns).rename_axis(index)
 
 
+for name in ("__init__", "__getitem__", "chosen", "curves", "graph", "model", "plot", "state_dict"):
+    setattr(Result, name, at_the_door(getattr(Result, name)))
+
+
+@at_the_door
 def run(*, ranks: int | None = None, **settings: Any) -> Result:
     """Compute a Run, or find its finished result, and return that.
 
@@ -202,6 +207,7 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
     return Result(job.out or chosen.path(job.results))
 
 
+@at_the_door
 def sweep(**settings: Any) -> list[Result]:
     """Return the results of every combination of the settings that are lists or ranges, which `run` computes or finds one after the other.
 
@@ -213,7 +219,8 @@ def sweep(**settings: Any) -> list[Result]:
 
 def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings where modules, functions, classes and arrays are paths of files, made below `results` by their content where there are none."""
-    out, folder = dict(settings), Path(settings.get("results") or "results") / "given"
+    _, job = run_and_job(in_python({n: value for n, value in settings.items() if n == "results"}))
+    out, folder = dict(settings), Path(job.results) / "given"
     for kind, given in ((kind, settings.get(kind)) for kind in ("method", "model")):
         if isinstance(given, ModuleType):
             out[kind] = getattr(given, "__file__", None) or given.__name__
@@ -221,36 +228,36 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
             if given.__name__ == "<lambda>":
                 raise UserError(f"--{kind} is a lambda, which has no source of its own; write it as a function by def")
             name, text = given.__name__, text_of(f"--{kind} is {given.__name__}", given)
-            takes = "shape, classes" + ", vocabulary" * ("vocabulary" in inspect.signature(given).parameters)
+            with refused_as(f"--{kind} is {name}; give {TAKES[kind]}", (ValueError,)):
+                names = inspect.signature(given).parameters
+            takes = "shape, classes" + ", vocabulary" * ("vocabulary" in names)
             form = METHOD if kind == "method" else MODEL
             text = form.format(name=name, text=text, head=getattr(given, "HEAD", ""), takes=takes)
-            source = text.encode()
-            out[kind] = put(folder / hashlib.sha256(source).hexdigest()[:12] / f"{name}.py", source)
+            out[kind] = put(folder, f"{name}.py", text.encode())
         elif callable(given):
             raise UserError(f"--{kind} is a {type(given).__name__} that is made already; give {TAKES[kind]}")
-    if isinstance(data := settings.get("data"), list | np.ndarray):
-        raise UserError(f"--data is a {type(data).__name__}; allowed are a path, (x, y) and (x, y, client)")
-    if isinstance(data, tuple):
-        arrays = arrays_of(*data)
-        content = digest(arrays.stored().values(), arrays)
-        out["data"] = put(folder / content[:12] / "arrays.h5", packed(arrays, "arrays", content, own=True))
+    if isinstance(data := settings.get("data"), list | tuple | np.ndarray):
+        allowed = "a path, (x, y) and (x, y, client), arrays with a row per sample"
+        said = f"--data is a {type(data).__name__}; allowed are {allowed}"
+        with refused_as(said, (TypeError, ValueError)):
+            arrays = arrays_of(*(data if isinstance(data, tuple) and len(data) < 4 else ()))
+        out["data"] = put(folder, "arrays.h5", packed(arrays, "arrays", {}, own=True))
         out.setdefault("dataset", "arrays")
     return out
 
 
-def put(path: Path, content: bytes) -> Path:
-    """Write a file alone into a folder that is named by its content, and return its path.
-
-    `UserError`: something else is there. It would be read, or executed, in place of what was given.
-    """
+def put(folder: Path, name: str, content: bytes) -> Path:
+    """Write a file alone in a folder named by its content; `UserError`: something else is there."""
+    path = folder / hashlib.sha256(content).hexdigest()[:12] / name
     with explained(f"{path} cannot be written"):
         if not os.path.lexists(path):
             write(path, content)
-        others = [p for p in path.parent.iterdir() if p != path and not p.name.startswith(".")]  # code can import them
+        # code would import what lies beside it
+        beside = [p for p in path.parent.iterdir() if p != path and not p.name.startswith(".")]
     with contextlib.suppress(Unreadable):
-        if not others and read_bytes(path, len(content), follow=False) == content:
+        if not beside and read_bytes(path, len(content), follow=False) == content:
             return path
-    raise UserError(f"{(others or [path])[0]} is not what this call writes there; remove the folder {path.parent}")
+    raise UserError(f"{(beside or [path])[0]} is not what this call writes; remove {path.parent}")
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:

@@ -17,7 +17,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|(?<!^)\r")
 
 
 def printable(text: str) -> str:
-    """Return a text with its control characters spelled out: what a file holds commands no terminal."""
+    """Return a text with its control characters spelled out, so that it commands no terminal."""
     return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -29,9 +29,6 @@ def spell_out(stream: Any) -> None:
 
 class UserError(Exception):
     """A mistake of the user's, or a situation only the user can mend: one clear sentence, never a traceback."""
-
-    def __init__(self, sentence: str = ""):
-        super().__init__(printable(sentence))
 
 
 class Nobody(UserError):
@@ -48,6 +45,19 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def at_the_door(call: Callable[P, Any]) -> Callable[P, Any]:
+    """Return a function whose `UserError` shows this frame and no others of the package."""
+
+    @functools.wraps(call)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except UserError as error:
+            raise type(error)(printable(str(error))) from None
+
+    return wrapper
 
 
 def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:

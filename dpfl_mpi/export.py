@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from dpfl_mpi.data.partition import PARTS
@@ -74,8 +75,6 @@ def write_table(results: Sequence[Result], out: Path, form: str) -> None:
 
 
 def write_pfllib(result: Result, out: Path) -> None:
-    import h5py
-
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         file["rs_test_acc"] = mean(result["round/test_acc"], result["client/n_test"] * result.benign)

@@ -180,13 +180,12 @@ def download(module: ModuleType, folder: Path) -> Path:
         raise UserError(f"{folder} cannot hold the download: {reason(error)}") from None
 
 
-def packed(
-    arrays: Arrays, dataset: str, content: str, made: Mapping[str, str] | None = None, own: bool = False
-) -> bytes:
-    """Return a prepared file of one's `own` data or a publisher's, with the SHA-256 of the `content`; the same arrays, the same bytes."""
+def packed(arrays: Arrays, dataset: str, made: Mapping[str, str], own: bool) -> bytes:
+    """Return a prepared file of one's `own` data or a publisher's, always the same bytes."""
     import h5py
 
-    image = io.BytesIO()  # HDF5 never sees the disk: after a write of its own that failed it crashes the process
+    content = digest(arrays.stored().values(), arrays if own else None)
+    image = io.BytesIO()  # on a disk that is full HDF5 would crash the process
     kinds = {"labels": "uint8" if len(arrays.class_names) <= 256 else "uint16", "clients": "int32"}
     with h5py.File(image, "w", libver="earliest") as file:
         for name, values in arrays.stored().items():
@@ -197,19 +196,18 @@ def packed(
                 file.create_dataset(name, data=list(texts), dtype=h5py.string_dtype())
         for name in ("mean", "std"):
             file.create_dataset(name, data=getattr(arrays, name), dtype="float64")
-        file.attrs.update({"dataset": dataset} | dict(made or {}), format=FORMAT, sha256=content, own=own)
+        file.attrs.update({"dataset": dataset, **made}, format=FORMAT, sha256=content, own=own)
         file.attrs.update(note=arrays.note, vocabulary=arrays.vocabulary)
     return image.getvalue()
 
 
 def write(arrays: Arrays, dataset: str, out: Path, made: Mapping[str, str] | None = None, own: bool = False) -> str:
-    """Write the prepared file under a temporary name, read it back, then rename it; return the SHA-256 of its content."""
-    content = digest(arrays.stored().values(), arrays if own else None)
+    """Write the prepared file, read it back, then rename it; return the SHA-256 of its content."""
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
-        part.write_bytes(packed(arrays, dataset, content, made, own))
-        if content_sha256(in_file(part)) != content:
+        part.write_bytes(packed(arrays, dataset, made or {}, own))
+        if content_sha256(source := in_file(part)) != source.sha256:
             raise UserError(f"--out is {out}; what was written reads back otherwise: is the disk full or failing?")
-    return content
+    return source.sha256
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from dpfl_mpi import api
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.datasets import digits
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import launcher
 from dpfl_mpi.prepare import write
 from dpfl_mpi.storage.lock import born
@@ -71,6 +72,41 @@ def test_the_same_call_finds_its_result(computed, tmp_path, capfd):
 def test_a_mistake_starts_nothing(monkeypatch, settings, sentence):
     monkeypatch.setattr(api.subprocess, "Popen", None)
     assert refused(sentence, dpfl_mpi.run, **settings).startswith(sentence)
+
+
+X, Y = np.zeros((40, 4)), np.arange(40) % 2
+
+
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"data": (X,)}, "--data is a tuple; allowed are a path, (x, y) and (x, y, client), arrays with a row per sample"),
+    ({"data": (X, Y, Y, Y)}, "--data is a tuple; allowed are a path, (x, y) and (x, y, client), "),
+    ({"data": (X, [[1], [1, 2]] * 20)}, "--data is a tuple; allowed are a path, (x, y) and (x, y, client), "),
+    ({"data": [X, Y]}, "--data is a list; allowed are a path, (x, y) and (x, y, client), "),
+    ({"data": (X, Y[:-1])}, "the data: y is int64 of (39,); one number or name per sample is needed, (40,)"),
+    ({"model": dict}, "--model is dict; give a class, or a function of shape and classes"),
+    ({"data": (X, Y), "results": 5}, "--results is 5; allowed is a text"),
+])  # fmt: skip
+def test_what_is_no_data_no_model_and_no_folder(tmp_path, settings, sentence):
+    said = refused("", dpfl_mpi.run, **{"results": tmp_path, **settings})
+    assert said.startswith(sentence) and [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda result: dpfl_mpi.run(clients=0), "--clients is 0; allowed is a whole number of at least 1"),
+    (lambda result: api.sweep(clients=[0]), "--clients is 0; allowed is a whole number of at least 1"),
+    (lambda result: dpfl_mpi.Result(5), "5 is no path of a result"),
+    (lambda result: dpfl_mpi.Result("a\x1b[2J"), "a\\x1b[2J: there is no such result file"),
+    (lambda result: result.model("1"), "client '1' is not in"),
+    (lambda result: result.graph("1"), "round '1' is not in"),
+    (lambda result: result[5], "has no 5; it has best/"),
+])  # fmt: skip
+def test_a_mistake_shows_one_frame_of_the_package(computed, call, sentence):
+    """Behind those of the caller: a script's traceback ends there, and with the sentence."""
+    with pytest.raises(UserError) as error:
+        call(computed[0])
+    assert sentence in str(error.value)
+    assert [f.name for f in error.traceback if "dpfl_mpi/" in str(f.path).removeprefix(str(ROOT))] == ["wrapper"]
+    assert error.value.__suppress_context__
 
 
 def test_an_error_and_a_crash_of_the_ranks(tmp_path, capfd, monkeypatch):
@@ -340,7 +376,7 @@ def test_what_was_planted_in_the_place_of_what_is_given_is_refused(tmp_path, kin
         write(pixels(255 - x), "arrays", found, own=True)
     else:
         found.write_text(planted)
-    sentence = f"{found} is not what this call writes there; remove the folder {at}"
+    sentence = f"{found} is not what this call writes; remove {at}"
     assert refused("", dpfl_mpi.run, ranks=1, **given) == sentence
     for left in at.iterdir():
         left.unlink()

@@ -21,7 +21,7 @@ from launch import ROOT, differences, ended, mpirun, run_here
 from dpfl_mpi import prepare
 from dpfl_mpi.__main__ import before_mpi, main
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.errors import NO_READER, UserError, printable, spell_out
+from dpfl_mpi.errors import NO_READER, printable, spell_out
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import to_flags
@@ -336,7 +336,7 @@ def test_no_text_of_a_file_commands_a_terminal(tmp_path):
         done = ended(sys.executable, *words)
         assert done.returncode == code and SHOWN.partition("X")[0] in done.stdout + done.stderr, done
         assert {c for c in done.stdout + done.stderr if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
-    assert str(UserError(COMMANDS)) == SHOWN and printable("a\tb\n") == "a\tb\n"
+    assert printable(COMMANDS) == SHOWN and printable("a\tb\n") == "a\tb\n"
     live = table.Live(out := io.StringIO())
     spell_out(out)
     live.drawn = ["a line to draw over"]

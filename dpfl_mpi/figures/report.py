@@ -113,8 +113,7 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
     return sorted(out, key=lambda g: -(g["summary"]["test accuracy, %"] or 0.0))
 
 
-def for_page(data: Any) -> str:
-    """Return JSON, in ASCII, that nothing inside a script ends early: no text in it can be a tag, a comment or an entity."""
+def for_page(data: Any) -> str:  # JSON in ASCII, of which nothing ends a script early
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -128,12 +127,12 @@ def draw(frames: Frames) -> Drawing:
     shown = {line.run: describe(line) for line in lines if line.run in runs}
     rows = list(frames.runs["row"].unique())
     told = " and ".join(filter(None, [", ".join(rows[:-1]), rows[-1]])) if len(rows) < 5 else f"{len(rows)} methods"
-    parts = {
+    parts = {  # filled in at once: a title may look like the name of another part
         "TITLE": html.escape(f"{told} on {', '.join(sorted({*frames.runs['setting']}))}"),
         "PLOTLY": get_plotlyjs(),
         "DATA": for_page(list(shown.values())),
         "GROUPS": for_page(compared(frames, shown)),
     }
-    page = re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], PAGE.read_text())  # at once: a title may have one
+    page = re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], PAGE.read_text())
     data = [{"run": line.result.path.stem, "setting": line.setting, **outcome(line.result)} for line in lines]
     return Drawing(pd.DataFrame(data), html=page)

@@ -77,8 +77,8 @@ class Live:
         """Put these lines in the place of those drawn before: \\x1b[A goes up a line, \\x1b[2K clears one, \\x1b[J the rest of the screen."""
         if text != self.drawn:
             up = f"\x1b[{len(self.drawn)}A\r" if self.drawn else ""
-            lines = "".join(f"\x1b[2K{line}\n" for line in text)
-            type(self.out).write(self.out, f"{up}{lines}\x1b[J")  # as it is: not by `errors.spell_out`
+            write = type(self.out).write  # which `errors.spell_out` has left alone
+            write(self.out, up + "".join(f"\x1b[2K{line}\n" for line in text) + "\x1b[J")
             self.out.flush()
             self.drawn = text
 
