@@ -185,7 +185,7 @@ def all_or_none(world: World) -> Iterator[None]:
         world.abort(1)
     except BaseException as error:
         if getattr(error, "errno", 0) == errno.ENOSPC:  # errors of its files are a `UserError`
-            world.abort(2, f"error: there is no room for the output of this run; {again}")
+            world.abort(2, f"error: {error}; make room, and {again}")
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which a start that ended early has not imported
             how = "more ranks on more GPUs, a smaller --block, --kernels torch, a smaller --batch_size"
             world.abort(2, f"error: the GPU's memory is full ({str(error).split('. ')[0]}); allowed: {how}")

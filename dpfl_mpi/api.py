@@ -27,7 +27,7 @@ from dpfl_mpi import results
 from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, shared
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Source, open_source, verify
-from dpfl_mpi.errors import UserError, at_the_door, complain, printable
+from dpfl_mpi.errors import UserError, complain, printable, without_inner_frames
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.plugins.given import text_of
@@ -37,6 +37,7 @@ from dpfl_mpi.results.schema import ARRAYS
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
+from dpfl_mpi.settings.values import whole
 from dpfl_mpi.storage.files import explained, write
 from dpfl_mpi.storage.foreign import Unreadable, read_bytes, refused_as
 from dpfl_mpi.survival.signals import SIGNALS, Leave, handled, handler
@@ -173,11 +174,11 @@ def table(columns: Mapping[str, Any], index: str) -> "pd.DataFrame":
     return pd.DataFrame(columns).rename_axis(index)
 
 
-for name in ("__init__", "__getitem__", "chosen", "curves", "graph", "model", "plot", "state_dict"):
-    setattr(Result, name, at_the_door(getattr(Result, name)))
+for _name in ("__init__", "__getitem__", "chosen", "curves", "graph", "model", "plot", "state_dict"):
+    setattr(Result, _name, without_inner_frames(getattr(Result, _name)))
 
 
-@at_the_door
+@without_inner_frames
 def run(*, ranks: int | None = None, **settings: Any) -> Result:
     """Compute a Run, or find its finished result, and return that.
 
@@ -200,14 +201,14 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
     chosen, job = checked(settings)
     if ranks is None:
         tasks = os.environ.get("SLURM_NTASKS", "")
-        ranks = int(tasks) if tasks.isdigit() else min(len(os.sched_getaffinity(0)), chosen.clients)
+        ranks = int(tasks) if whole(tasks) else min(len(os.sched_getaffinity(0)), chosen.clients)
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise UserError(f"ranks is {ranks!r}; allowed is a whole number of at least 1")
     in_processes(ranks, settings)
     return Result(job.out or chosen.path(job.results))
 
 
-@at_the_door
+@without_inner_frames
 def sweep(**settings: Any) -> list[Result]:
     """Return the results of every combination of the settings that are lists or ranges, which `run` computes or finds one after the other.
 
@@ -249,6 +250,8 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
 def put(folder: Path, name: str, content: bytes) -> Path:
     """Write a file alone in a folder named by its content; `UserError`: something else is there."""
     path = folder / hashlib.sha256(content).hexdigest()[:12] / name
+    for link in (part for part in (folder, path.parent) if part.is_symlink()):
+        raise UserError(f"{link} is a link, which its owner could turn to other code; remove it")
     with explained(f"{path} cannot be written"):
         if not os.path.lexists(path):
             write(path, content)

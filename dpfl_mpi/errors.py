@@ -10,7 +10,7 @@ from typing import Any, NoReturn, ParamSpec
 
 P = ParamSpec("P")
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended: 128 + SIGINT, as a shell has it
-LONGEST = 1000  # characters of an error text of other code in a sentence
+LONGEST = 1000  # characters that are shown of an error text of other code
 NO_READER = 141  # exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as a shell has it
 # what a terminal obeys, but for \t, \n and a first \r, with which the line of a download begins
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|(?<!^)\r")
@@ -40,15 +40,16 @@ class RootFailed(Exception):
 
 
 def complain(text: str) -> None:
-    """Print a line to stderr; where that lies on a full disk, a command ends as it would."""
+    """Print a line to stderr. Where nothing can be written to it, this line and later ones are dropped."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stderr.fileno())
 
 
-def at_the_door(call: Callable[P, Any]) -> Callable[P, Any]:
-    """Return a function whose `UserError` shows this frame and no others of the package."""
+def without_inner_frames(call: Callable[P, Any]) -> Callable[P, Any]:
+    """Return a function whose `UserError` shows one frame of this package."""
 
     @functools.wraps(call)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:

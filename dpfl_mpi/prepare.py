@@ -181,7 +181,7 @@ def download(module: ModuleType, folder: Path) -> Path:
 
 
 def packed(arrays: Arrays, dataset: str, made: Mapping[str, str], own: bool) -> bytes:
-    """Return a prepared file of one's `own` data or a publisher's, always the same bytes."""
+    """Return a prepared file of one's `own` data or a publisher's: the same bytes by one version of h5py."""
     import h5py
 
     content = digest(arrays.stored().values(), arrays if own else None)

@@ -380,6 +380,11 @@ def test_what_was_planted_in_the_place_of_what_is_given_is_refused(tmp_path, kin
     assert refused("", dpfl_mpi.run, ranks=1, **given) == sentence
     for left in at.iterdir():
         left.unlink()
+    at.rename(tmp_path / "elsewhere")  # a folder whose owner could put other code there later
+    at.symlink_to(tmp_path / "elsewhere")
+    refused(f"{at} is a link, which its owner could turn to other code; remove it", api.as_files, given)
+    at.unlink()
+    at.mkdir()
     (at / f".{name}.swp").touch()  # of an editor, which nothing imports
     assert Path(api.as_files(given)[kind]).parent == at
 

@@ -99,7 +99,7 @@ NOT_PLAIN = "--callback is {}, which has no function on_round(result, t), withou
     ("x = 1", [], NOT_PLAIN),
     ("async def on_round(result, t): pass", [], NOT_PLAIN),
     ("def on_round(result, t): yield t", [], NOT_PLAIN),
-    ("import os\nos._exit(0)", [], "--callback={} ended, or did not start in 60 s"),
+    ("import os\nos._exit(0)", [], "--callback={} ended before the run began"),
     ("def on_round(", [], "--callback is {}, which does not compile: '(' was never closed ({}, line 1)"),
     (None, [], "--callback is {}; there is no such file"),
     ("def on_round(result, t): pass", ["--log=x"], f"--log is 'x'; allowed is {LOGS}"),
@@ -115,20 +115,23 @@ def test_a_mistake_is_told_before_the_run_begins(code, more, sentence, tmp_path,
 
 def test_a_callback_that_fails_leaves_the_run_alone(tmp_path, result_of, capfd):
     callback = text_file(tmp_path / "mine.py", "def on_round(result, t):\n    return 1 / (1 - t)\n")
-    assert result_of(FIELDS, callback=callback).finished
+    result = result_of(FIELDS, callback=callback)
+    assert result.finished
     why = f"on_round of {callback} fails: ZeroDivisionError: division by zero ({callback}, line 2)"
-    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n{lacks(callback)}"
+    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n{incomplete(callback, result.path)}"
     callback = text_file(tmp_path / "long.py", "def on_round(result, t):\n    raise ValueError('x' * 100_000)\n")
-    assert result_of(FIELDS, callback=callback).finished
+    result = result_of(FIELDS, callback=callback)
+    assert result.finished
     why = f"on_round of {callback} fails: ValueError: {'x' * 1000} ({callback}, line 2)"
-    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n{lacks(callback)}"
+    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n{incomplete(callback, result.path)}"
 
 
 @pytest.mark.parametrize("code", ["import os; os._exit(0)", "raise KeyboardInterrupt"])
 def test_a_callback_that_ends_its_process_is_named(code, tmp_path, result_of, capfd):
     callback = text_file(tmp_path / "mine.py", f"def on_round(result, t):\n    {code}\n")
-    assert result_of(FIELDS, callback=callback).finished
-    assert capfd.readouterr().err == lacks(callback)
+    result = result_of(FIELDS, callback=callback)
+    assert result.finished
+    assert capfd.readouterr().err == incomplete(callback, result.path)
 
 
 def test_a_log_that_is_a_pipe_is_refused(tmp_path, said):
@@ -152,17 +155,21 @@ def test_a_slow_callback_is_waited_for_and_named(tmp_path, result_of, capfd, mon
         end = kind.__exit__
         monkeypatch.setattr(kind, "__exit__", lambda *all, end=end: ends.append(type(all[0])) or end(*all))
     callback = text_file(tmp_path / "slow.py", "import time\ndef on_round(result, t):\n    time.sleep(100)\n")
-    assert result_of(FIELDS, callback=callback, quiet=False).finished and ends == [Watch, beside.Beside]
+    result = result_of(FIELDS, callback=callback, quiet=False)
+    assert result.finished and ends == [Watch, beside.Beside]
     out, err = capfd.readouterr()
-    assert out.endswith(f"\nwaiting up to 20 s for --callback={callback}\n") and err == lacks(callback)
+    assert out.endswith(f"\nwaiting up to 20 s for --callback={callback}\n") and err == incomplete(
+        callback, result.path
+    )
 
 
 def test_a_callback_whose_file_does_not_end_is_refused(tmp_path, said, monkeypatch):
-    monkeypatch.setattr(beside, "MORE_S", 3)
+    monkeypatch.setattr(beside, "START_S", 3)
     callback = text_file(tmp_path / "slow.py", "import time\ntime.sleep(100)\n")
     flags = [*to_flags(FIELDS), f"--callback={callback}", f"--out={tmp_path / 'a.h5'}"]
-    assert said(main, *flags, code=2) == f"error: --callback={callback} ended, or did not start in 3 s\n"
+    assert said(main, *flags, code=2) == f"error: --callback={callback} did not start in 3 s\n"
 
 
-def lacks(callback):
-    return f"warning: --callback={callback} lacks rounds, of which python -m dpfl_mpi.follow tells later\n"
+def incomplete(callback, result):
+    again = f"python -m dpfl_mpi.follow {result} --callback={callback} does it again"
+    return f"warning: --callback={callback} did not get through all rounds; {again}\n"

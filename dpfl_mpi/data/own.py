@@ -88,7 +88,9 @@ def single(where: str, x: np.ndarray) -> np.ndarray:
         if lost.any():
             c = int(lost.argmax())
             these = f"{low[c]:.10g} to {high[c]:.10g} in {'column' if x.ndim == 2 else 'channel'} {c}"
-            raise UserError(f"{where} goes from {these}, which float32 does not tell apart; standardise it first")
+            raise UserError(
+                f"{where} goes from {these}, too far from 0 for the 7 digits of float32; standardise it first"
+            )
     return out
 
 

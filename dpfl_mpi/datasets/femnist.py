@@ -30,6 +30,7 @@ NO_DOWNLOAD = (
 )
 SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # LEAF's 62 labels in order
 CHOICES = {"digits": range(10), "letters": range(10, 62), "all": range(62), "a-j": range(36, 46)}
+BESIDE = ("all_data", "sampled_data", "rem_user_data", "intermediate")  # what preprocess.sh leaves there
 SHARD = 2**29  # bytes of one json file; LEAF's, of 100 writers, have 0.2 GB
 A_CLASS = 4000  # images of a class that the fedrep construction takes from NIST
 # of a writer: the name, whether they are of the test part, images uint8 [n, 28, 28, 1] and labels int64 [n]
@@ -60,7 +61,7 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
                 found = shard(f"{source}: {path}", part == "test", get())
                 held += found
                 bar.update(len(found))
-            elif path.suffix.lower() == ".json" or (part in ("train", "test") and not hidden(path)):
+            elif not hidden(path) and part not in BESIDE and (path.suffix == ".json" or part in ("train", "test")):
                 unread[str(path.parent)] += 1
     warn_of_unread(source, unread, "train/*.json, test/*.json")
     for part in ("train", "test"):

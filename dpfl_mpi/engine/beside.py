@@ -13,7 +13,8 @@ from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.settings.job import DONE
 
-LEAVING_S, MORE_S = 5.0, 60.0  # for what is still to be told; more at a run's end, and for imports
+START_S = 300.0  # to import a callback, and what it imports, from a slow disk
+LEAVING_S, MORE_S = 5.0, 60.0  # to finish when the run leaves; more when it has ended
 
 
 class Beside(contextlib.AbstractContextManager["Beside"]):
@@ -22,26 +23,27 @@ class Beside(contextlib.AbstractContextManager["Beside"]):
     def __init__(self, path: Path, job: Job, world: World):
         self.process: subprocess.Popen[bytes] | None = None
         self.flags, self.quiet = to_flags({"log": job.log, "callback": job.callback}), job.quiet
+        self.path = str(path)
         if self.flags:
-            world.decide(lambda: self.start(str(path)))
+            world.decide(self.start)
 
-    def start(self, path: str) -> None:
+    def start(self) -> None:
         self.line, its = socket.socketpair()
         env = {name: v for name, v in os.environ.items() if not name.startswith(("PMI", "OMPI"))}  # it is no rank
         env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-m", "dpfl_mpi.follow", "--beside", path, *self.flags]
+        command = [sys.executable, "-m", "dpfl_mpi.follow", "--beside", self.path, *self.flags]
         with its:
             self.process = subprocess.Popen(command, stdin=its.fileno(), env=env, start_new_session=True)
-        self.line.settimeout(MORE_S)
-        said = ""
-        with contextlib.suppress(TimeoutError):
-            said = self.line.recv(65536).decode()
-        if said != "ready\n":
+        self.line.settimeout(START_S)
+        try:
+            answer = self.line.recv(65536).decode() or f"{' '.join(self.flags)} ended before the run began"
+        except TimeoutError:
+            answer = f"{' '.join(self.flags)} did not start in {START_S:g} s"
+        if answer != "ready\n":
             self.line.close()
             self.process.kill()
             self.process.wait()
-            late = f"{' '.join(self.flags)} ended, or did not start in {MORE_S:g} s"
-            raise UserError(said or late)
+            raise UserError(answer)
         self.line.setblocking(False)  # of a slow one, each word that arrives tells of all rounds so far
 
     def tell(self, t: int) -> None:
@@ -63,5 +65,6 @@ class Beside(contextlib.AbstractContextManager["Beside"]):
             if self.process.poll() != DONE:
                 self.process.kill()
                 self.process.wait()
-                later = "lacks rounds, of which python -m dpfl_mpi.follow tells later"
-                complain(f"warning: {' '.join(self.flags)} {later}")
+                flags = " ".join(self.flags)
+                again = f"python -m dpfl_mpi.follow {self.path} {flags} does it again"
+                complain(f"warning: {flags} did not get through all rounds; {again}")

@@ -7,10 +7,12 @@ Nothing here imports torch or MPI: beside the package it takes the libraries of 
 import importlib.util
 import sys
 
+from dpfl_mpi.errors import complain
+
 LIBRARIES = ("numpy", "h5py", "matplotlib", "pandas", "scipy", "networkx", "tabulate", "jinja2")
 
 if gone := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
-    print(f"error: the figures need {', '.join(gone)}: pip install {' '.join(gone)}", file=sys.stderr)
+    complain(f"error: the figures need {', '.join(gone)}: pip install {' '.join(gone)}")
     sys.exit(2)
 
 import matplotlib  # noqa: E402

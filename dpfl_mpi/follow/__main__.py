@@ -5,6 +5,7 @@ ranks do not wait for it. Where compute nodes have no network, start it by hand 
 """
 
 import argparse
+import importlib
 import inspect
 import json
 import math
@@ -13,17 +14,17 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from dpfl_mpi import api
-from dpfl_mpi.errors import LONGEST, UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import LONGEST, UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.plugins import failing_as
 from dpfl_mpi.plugins.code import execute, in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import curves
 from dpfl_mpi.settings.fields import as_dict, to_flags
 from dpfl_mpi.settings.job import DONE, LIBRARIES, LOGS, log_name
+from dpfl_mpi.storage.foreign import refused_as
 from dpfl_mpi.survival.signals import SIGNALS
 
 Numbers = dict[str, float]
@@ -158,12 +159,13 @@ def main(arguments: list[str] | None = None) -> int:
     flags, ready = " ".join(to_flags({"log": args.log, "callback": args.callback})), False
     try:
         if not flags:
-            raise UserError("nobody is told: name --log or --callback")
+            raise UserError("give --log or --callback")
         if args.log and not log_name(args.log):
             raise UserError(f"--log is {args.log}; allowed is {LOGS}")
-        if args.log in LIBRARIES and find_spec(args.log) is None:
+        if args.log in LIBRARIES:
             how = f"pip install 'dpfl_mpi[{args.log}]'"
-            raise UserError(f"--log is {args.log}, which is not installed: {how}")
+            with refused_as(f"--log is {args.log}, which cannot be imported: {how}", (ImportError,)):
+                importlib.import_module(args.log)
         on_round = loaded(args.callback) if args.callback else None
         ready = args.beside and os.write(0, b"ready\n") > 0
         follow(args.result, args.log, on_round, beside() if args.beside else by_hand(args.result))
@@ -173,8 +175,9 @@ def main(arguments: list[str] | None = None) -> int:
         if not args.beside:
             raise UserError(said) from None
         if ready:
-            said = f"warning: {said}; the run goes on without it\n"
-        os.write(2 if ready else 0, said.encode())
+            complain(f"warning: {said}; the run goes on without it")
+        else:
+            os.write(0, said.encode(errors="replace"))
         return 2
     return DONE if args.beside else 0
 

@@ -83,7 +83,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @property
     def finished(self) -> bool:
-        return self.state == "finished"
+        with self.hdf5.reading("its state"):
+            return bool(self.file.attrs["state"] == "finished")
 
     @property
     def test_acc(self) -> float:

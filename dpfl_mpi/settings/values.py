@@ -245,8 +245,9 @@ class Churn(Text):
             events.append((time, client, what == "join"))
         first = {client: joins for _, client, joins in reversed(events)}  # before a join it is not there
         there = clients - sum(first.values())
-        for (time, _, joins), (next_time, *_) in pairwise([*events, (math.inf, 0, True)]):
-            there += 1 if joins else -1
+        changes = [(time, 1 if joins else -1) for time, _, joins in events]
+        for (time, change), (next_time, _) in pairwise([(0.0, 0), *changes, (math.inf, 0)]):
+            there += change
             number = math.ceil(time)
             if there == 0 and number < next_time and number <= rounds:  # -1: times are seconds
                 raise UserError(f"--churn is {self.text}; round {number} has no client, allowed is at least one")

@@ -134,8 +134,11 @@ def remove_leftovers(path: Path) -> None:
     for part in path.parent.iterdir() if path.parent.is_dir() else ():
         if found := left.fullmatch(part.name):
             with contextlib.suppress(OSError):  # another user's
-                old = time_at(part) - part.lstat().st_mtime > ABANDONED_S
-                if not Path("/proc", found[2]).exists() if found[1] == here else old:
+                if found[1] == here:
+                    abandoned = not Path("/proc", found[2]).exists()
+                else:
+                    abandoned = time_at(part) - part.lstat().st_mtime > ABANDONED_S
+                if abandoned:
                     shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
 
 

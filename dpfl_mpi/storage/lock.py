@@ -133,18 +133,19 @@ class Lock:
             found = self.path.lstat()
         except OSError:
             return False
-        silent = time_at(self.path) - found.st_mtime
         if not stat.S_ISREG(found.st_mode):
             return False  # none of ours, and not ours to remove
-        if not owner:
-            # empty: killed between making the file and writing it; else damaged, or not to be read from here at this moment
-            return silent > (UNTOUCHED if found.st_size else PATIENCE)
-        if me["slurm_job"] and me["slurm_job"] == owner["slurm_job"] and me["restarts"] > owner["restarts"]:
-            return True
-        if (owner["host"], owner["space"]) == (me["host"], me["space"]):
-            # a machine that does not name its start may be another one
-            return gone(owner["pid"], owner["born"]) and (silent > UNTOUCHED or bool(boot()))
-        return silent > UNTOUCHED
+        if owner:
+            if me["slurm_job"] and me["slurm_job"] == owner["slurm_job"] and me["restarts"] > owner["restarts"]:
+                return True
+            if (owner["host"], owner["space"]) == (me["host"], me["space"]):
+                if not gone(owner["pid"], owner["born"]):
+                    return False
+                if boot():  # a machine that does not name its start may be another one
+                    return True
+        # An empty lock: its owner was killed before it wrote. A damaged one may be readable later.
+        silent = time_at(self.path) - found.st_mtime  # last, as it makes a file
+        return silent > (UNTOUCHED if found.st_size else PATIENCE)
 
     def check(self) -> bool:
         """Return whether no other run has taken the lock that is held; call `on_lost` where one has.

@@ -156,6 +156,7 @@ def test_somebody_stays(tmp_path):
     """It is known before anything is computed, but by a clock; a round begins after who comes in it, and none after the last one."""
     leave = "".join(f"1.5 {k} leave\n" for k in range(1, 6))
     for text, number in (
+        ("".join(f"1 {k} join\n" for k in range(6)), 0),
         (leave + "2.5 0 leave\n", 3),
         (leave + "2 0 leave\n2.1 3 join\n", 2),
         (leave + "4 0 leave\n", 4),

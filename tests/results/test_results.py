@@ -172,7 +172,9 @@ def test_a_running_file(tmp_path, monkeypatch):
         with Result(tmp_path / "seen.h5") as seen:
             assert seen.state == f"stopped after round {t}" and not seen.finished  # nobody holds its lock
             held.acquire()
-            assert seen.state == f"running, round {t}"
+            untouched = tmp_path.stat().st_mtime_ns
+            assert seen.state == f"running, round {t}" and len(seen["round/val_acc"]) == t + 1
+            assert tmp_path.stat().st_mtime_ns == untouched  # no file was made to read
             held.release()
             assert seen["round/val_acc"].tolist() == [[s / 4] * 3 for s in range(t + 1)]
             for s in range(t + 1):
