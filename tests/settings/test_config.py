@@ -22,7 +22,6 @@ from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings import run as config
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.values import Budget, written
-from dpfl_mpi.studies import optimality, plan_power
 from dpfl_mpi.sweep import __main__ as sweep
 
 
@@ -282,7 +281,6 @@ def test_a_number_in_a_file_is_in_the_digits_0_to_9(name, line, lines, tmp_path)
 
 @pytest.mark.parametrize(("module", "words"), [
     (describe, ["--ranks={}"]), (sweep, ["--ranks={}", "--list"]),
-    (plan_power, ["--difference={}", "x.h5"]), (optimality, ["--orders={}", "x.h5"]),
 ])  # fmt: skip
 def test_a_number_of_another_command_is_in_the_digits_0_to_9(module, words, said):
     flag = words[0].partition("=")[0]

@@ -148,3 +148,9 @@ def test_results_without_a_round_are_refused(tmp_path, said):
 ])  # fmt: skip
 def test_mistakes_are_sentences(paths, said, which, more, sentence):
     assert sentence in said(plan_power.main, *(paths[i] for i in which), *more, code=2)
+
+
+@pytest.mark.parametrize(("study", "flag"), [(plan_power, "--difference"), (optimality, "--orders")])
+def test_a_number_is_in_the_digits_0_to_9(study, flag, said):
+    for digits in ("٣", "1_0"):
+        assert f"{flag}: invalid" in said(study.main, "x.h5", f"{flag}={digits}", code=2)
