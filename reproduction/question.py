@@ -74,8 +74,9 @@ def collect(folder: str) -> None:
                 line = dict(zip(KEYS, (setting, row, epochs, run.seed), strict=True))
                 runs = pd.concat([runs, pd.DataFrame([line | line_of(run, result)])])
                 clients.append(clients_of(setting, result).assign(last=result["last/test_acc"].round(6)))
-    runs.round(4).to_csv(RUNS_FILE, index=False)
-    pd.concat(clients).to_csv(CLIENTS_FILE, index=False)
+    if len(runs):  # an empty file's columns are floats
+        runs.astype({"epochs": int, "seed": int}).round(4).to_csv(RUNS_FILE, index=False)
+        pd.concat(clients).astype({"client": int}).to_csv(CLIENTS_FILE, index=False)
     print(f"{len(runs)} of {len(CELLS)} runs are in {RUNS_FILE.name}")
 
 

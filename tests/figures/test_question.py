@@ -1,5 +1,7 @@
 """The verdicts of reproduction/question.py against SciPy's t-tests and numbers worked out by hand."""
 
+from unittest.mock import MagicMock
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -74,6 +76,32 @@ def test_differences_and_intervals_by_hand():
     assert question.half_width([over_seeds]) == pytest.approx(63.531, abs=1e-3)
     seeds, people = question.units(question.HAR, points)
     assert seeds == pytest.approx([10, 20]) and people == pytest.approx([10, 20])
+
+
+def test_finished_runs_are_collected_once(tmp_path, monkeypatch):
+    """From a folder of one result, twice; a folder of none adds nothing."""
+    run = question.CELLS[0][3]
+    score = np.array([0.5, 0.25])
+    result = MagicMock(finished=True)
+    result.__getitem__.side_effect = lambda name: score
+    monkeypatch.setattr(question, "DONE", set())
+    monkeypatch.setattr(question, "RUNS_FILE", tmp_path / "runs.csv")
+    monkeypatch.setattr(question, "CLIENTS_FILE", tmp_path / "clients.csv")
+    monkeypatch.setattr(question, "line_of", lambda run, result: {"run": "0a"})
+    monkeypatch.setattr(question, "clients_of", lambda *_: pd.DataFrame({"run": "0a", "client": [0, 1]}))
+    monkeypatch.setattr(question, "gather", lambda runs, folder: ([], []))
+    question.collect(str(tmp_path))
+    assert not question.RUNS_FILE.exists()
+    monkeypatch.setattr(question, "gather", lambda runs, folder: ([result] * (runs == [run]), []))
+    question.collect(str(tmp_path))
+    lines = pd.read_csv(question.RUNS_FILE, dtype=str).to_dict("records")
+    assert lines == [
+        {"run": "0a", "setting": "CIFAR-10, labels moved", "row": "Random graph", "epochs": "160", "seed": "101"}
+    ]
+    assert question.CLIENTS_FILE.read_text() == "run,client,last\n0a,0,0.5\n0a,1,0.25\n"
+    monkeypatch.setattr(question, "DONE", {("CIFAR-10, labels moved", "Random graph", 160, 101)})
+    question.collect(str(tmp_path))
+    assert len(pd.read_csv(question.RUNS_FILE)) == 1
 
 
 def test_no_verdict_before_all_runs_are_there():
