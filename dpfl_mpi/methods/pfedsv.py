@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
@@ -24,6 +25,7 @@ CITATION = """@article{wu2022pfedsv,
   journal = {arXiv:2202.02502}, year = {2022}
 }"""
 METHOD = Method("pFedSV", CITATION, searches=False, ignores=OWN_GRAPH, colour="#CC79A7", line=":")
+ALL_ORDERS = 8  # models: of 12 all orders fill the memory of a machine
 KEPT = 0.2  # of a relevance, when a new value comes
 
 
@@ -35,6 +37,10 @@ class Options:
 
 
 def init(fed: Federation) -> State:
+    models = 1 + int(fed.most_senders.max())
+    if fed.options["orders"] == 0 and models > ALL_ORDERS:
+        allowed = f"allowed are at most {ALL_ORDERS} models, or --options.orders from 1"
+        raise UserError(f"--options.orders is 0, all {models}! orders of {models} models; {allowed}")
     return local.init(fed, r=np.zeros((len(fed.ids), fed.n)))
 
 

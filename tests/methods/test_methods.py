@@ -413,3 +413,9 @@ def test_good_states_pass():
     check_state("mine", {"client": {}, "shared": {}}, fed(0))
     unscored = fed(2, val_acc=np.array([np.nan, 1]))  # a later round need not score
     check_state("mine", {"client": {}, "shared": {}}, unscored)
+
+
+def test_all_orders_of_many_models_are_refused(tmp_path):
+    fields = {"method": "pfedsv", "clients": 9, "rounds": 1, "budget": 9, "options": {"orders": 0}}
+    sentence = "--options.orders is 0, all 9! orders of 9 models; allowed are at most 8 models"
+    refused(sentence, run_here, tmp_path / "run.h5", fields)
