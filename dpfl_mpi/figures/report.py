@@ -61,7 +61,9 @@ def describe(line: Any) -> dict[str, Any]:
         "state": result.state,
         "settings": {k: str(v) for k, v in as_dict(result.run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
-        "summary": {n: rounded([float(text.replace("-", "nan"))])[0] for n, text in texts(outcome(result)).items()},
+        "summary": {
+            n: rounded([np.nan if text == "-" else float(text)])[0] for n, text in texts(outcome(result)).items()
+        },
         "epochs": result.local_epochs()[rounds].tolist(),
         "curves": {
             "test accuracy, %": rounded(100 * result.mean("round/test_acc"), 3),
