@@ -179,7 +179,7 @@ def held_by(plan: Needs) -> str:
     r = int(plan.clients.argmax())
     held = plan.rows | {"window": plan.window / plan.row}
     each = (
-        f"{name} {rows[r] / max(1, plan.clients[r]):.3g}{' (in a file)' * (name in plan.files)}"
+        f"{name} {rows[r] / max(1, plan.clients[r]):.3g}"
         for name, rows in held.items()
         if rows[r]
     )
@@ -188,11 +188,9 @@ def held_by(plan: Needs) -> str:
 
 def of_node(plan: Needs, node: int) -> str:
     mine = plan.node == node
-    other = plan.memory + plan.at_rest * (1 if plan.files else -1)
-    memory, window, other = (megabytes(size[mine].sum()) for size in (plan.memory, plan.window, other))
+    memory, window = (megabytes(size[mine].sum()) for size in (plan.memory, plan.window))
     windows = f"of which {window} are windows in shared memory"
-    with_it = "without" if plan.files else "with"
-    return f"memory     node {node}: {memory} for {mine.sum()} ranks, {windows}; {with_it} --spill {other}"
+    return f"memory     node {node}: {memory} for {mine.sum()} ranks, {windows}"
 
 
 def estimate(run: Resolved, plan: Needs, cost: needs.Cost) -> str:

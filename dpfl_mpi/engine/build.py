@@ -11,7 +11,7 @@ import torch
 from dpfl_mpi.data.partition import Partition, search_first, sharded
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, open_source, verify
-from dpfl_mpi.errors import UserError, complain
+from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.greedy import Greedy
@@ -33,7 +33,6 @@ from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.pick import pick_backend
 from dpfl_mpi.plan.needs import length_of, measure, needs_of, refuse_classes
 from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.storage.spill import mapped, no_disk
 
 
 def build(run: Resolved, job: Job, world: World) -> Parts:
@@ -42,9 +41,6 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     limits, graphs = limits_of(run, world), graphs_of(run, world)
     device = pick_device(job.device, run.precision, world.local_rank)
     warn_of_device(job, world, device)
-    world.each_rank(lambda: check_spill(job, device))
-    if job.spill and no_disk(job.spill):
-        warn(f"--spill is {job.spill}, whose files lie in memory themselves (tmpfs), so nothing is gained", job, world)
     source = world.each_rank(lambda: open_source(run, lambda load: on_root(load, world), deals=world.root))
     warn(source.unread, job, world)
     world.each_rank(lambda: verify(source) if world.local_rank == 0 else None)
@@ -54,7 +50,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
     module, head = make(run, source), run.found("model").HEAD  # "" where its file names no last layer
-    ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype, job.spill)
+    ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
     marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
     backend, slower = pick_backend(job, world, ensemble, clients, optimiser(run))
@@ -89,15 +85,6 @@ def warn_of_device(job: Job, world: World, device: torch.device) -> None:
         warn(f"--device auto takes the CPU: {hidden or 'a node has GPUs that its ranks do not see'}", job, world)
     if sharing > 1:
         warn(f"up to {sharing} ranks share one GPU; they take turns on it, unless CUDA's MPS runs", job, world)
-
-
-def check_spill(job: Job, device: torch.device) -> None:
-    """Raise `UserError` where --spill stands beside a GPU, or names no folder that this rank can write to."""
-    if job.spill is None:
-        return
-    if device.type == "cuda":
-        raise UserError(f"--spill is {job.spill}; on a GPU models lie in the GPU's memory: allowed is a run on CPUs")
-    mapped(job.spill, (1,))
 
 
 def foretell(run: Resolved, job: Job, source: Source, partition: Partition, ensemble: Ensemble, world: World) -> None:

@@ -133,8 +133,8 @@ class Parts:
                 links[name].table = values[name]
             else:
                 held[:] = values[name]
-        kept = self.backend.ensemble.kept
-        self.training.momentum = {name: kept(*rows.shape).copy_(rows) for name, rows in momentum.items()}
+        device = self.backend.ensemble.device
+        self.training.momentum = {name: rows.to(device, copy=True) for name, rows in momentum.items()}
 
     def adopt(self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int) -> None:
         """Take over the clients as another run left them: this rank's models, and of all clients `reached` by names in `state`, `[N, ...]`."""

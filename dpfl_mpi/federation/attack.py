@@ -28,7 +28,7 @@ class Attack:
         self.mine = np.flatnonzero(members.limits.liars[members.ids] & falsifies)
         self.began: dict[str, Tensor] = {}  # the liars' rows before this round's training, by name of their momentum
         k = len(members.ids) if self.kind == "stale" else 0
-        self.first = ensemble.kept(k)  # the rows that were sent first
+        self.first = ensemble.zeros(k)  # the rows that were sent first
         self.first_round = np.full(k, -1)
 
     def begin(self) -> None:

@@ -21,10 +21,10 @@ class Scoring:
         self.keep_latest = run.tie == "latest"  # of equally good rounds, or the earliest
         self.metric_batch = run.batch_size if run.metric == "batch" else 0  # images whose mean is one value of a score
         k = len(members.ids)
-        self.best = backend.ensemble.kept(k)  # the row with the best validation accuracy
+        self.best = backend.ensemble.zeros(k)  # the row with the best validation accuracy
         self.best_round = np.full(k, -1, np.int32)
         self.best_val, self.best_test = np.full(k, np.nan), np.full(k, np.nan)
-        self.best_confusion = backend.ensemble.kept(k, classes, classes, dtype=torch.int64).cpu().numpy()
+        self.best_confusion = np.zeros((k, classes, classes), np.int64)
         self.last_test = np.full(k, np.nan)
         self.stale = np.zeros(k, np.int64)  # rounds since the validation accuracy last rose
         self._scored_round = np.full(k, -1)

@@ -174,7 +174,7 @@ class Backend:
 
     def optimiser_rows(self, k: int) -> Tensor:
         """Return what the optimiser remembers of k clients before their first step, zeros."""
-        return self.ensemble.kept(k, self.sgd.memory(self.ensemble.width))
+        return torch.zeros(k, self.sgd.memory(self.ensemble.width), device=self.ensemble.device)
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         """Take one step of the optimiser from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""

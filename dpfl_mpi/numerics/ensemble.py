@@ -24,7 +24,6 @@ from torch.func import functional_call, grad_and_value, vmap
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
 from dpfl_mpi.numerics.raw import scaling
-from dpfl_mpi.storage.spill import mapped
 
 # attention in one form, matrix products: vmap knows them, and the fused forms have other bits while scoring, or from call to call
 torch.backends.mha.set_fastpath_enabled(False)
@@ -113,12 +112,8 @@ class Ensemble:
         device: torch.device,
         precision: str = "float32",
         dtype: str = "uint8",
-        spill: str | None = None,
     ):
-        """Take the layers of a module that passed `fitness.check_module`; precision "bf16" rounds the factors of its matrix products. `scaling` says what mean, std and dtype are.
-
-        `spill` is the folder for what is `kept`; None: memory.
-        """
+        """Take the layers of a module that passed `fitness.check_module`; precision "bf16" rounds the factors of its matrix products. `scaling` says what mean, std and dtype are."""
         self.module = safe(module).to(device).eval()  # scores
         self.device, self.draws = device, Draws()
         shared = {id(held): held for held in module.buffers()}  # a frozen backbone may be large
@@ -128,7 +123,7 @@ class Ensemble:
         self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self.size = sum(p.numel() for p in module.parameters())
         self.width = -(-self.size // 16) * 16  # D rounded up to 64 bytes
-        self.dtype, self.spill = dtype, spill
+        self.dtype = dtype
         self.scale, self.shift = (values.to(device) for values in scaling(mean, std, dtype))
         self.bf16 = precision == "bf16"
         own = "stacked" in vars(type(module))  # a class that inherits them may compute something else
@@ -136,13 +131,6 @@ class Ensemble:
 
     def zeros(self, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(k, self.width, dtype=dtype, device=self.device)
-
-    def kept(self, k: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return zeros for what k clients keep from round to round, `[k, *shape]`, or a row of each; with --spill in a file."""
-        each = shape or (self.width,)
-        if self.spill is None:
-            return torch.zeros(k, *each, dtype=dtype, device=self.device)
-        return torch.from_numpy(mapped(self.spill, (k, *each), str(dtype).removeprefix("torch.")))
 
     def layers(self, w_kW: Tensor) -> dict[str, Tensor]:
         """Return the named layers `[k, *shape]` of rows, as views."""

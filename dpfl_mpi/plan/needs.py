@@ -24,7 +24,6 @@ from dpfl_mpi.numerics.native_backend import native_here
 from dpfl_mpi.numerics.sketches import ENTRIES, held
 from dpfl_mpi.settings import Job, Resolved
 
-AT_REST = ("momentum", "best")  # rows that lie in files with --spill
 LABEL = 8  # bytes
 # bytes of a rank before it holds anything: interpreter, torch, MPI and their shared libraries (measured)
 PYTHON = 390 * 2**20
@@ -47,8 +46,6 @@ class Needs:
     node: np.ndarray
     data: np.ndarray  # bytes
     rows: dict[str, np.ndarray]  # rows of float32, by what holds them: a search's two sums in 64 bits are four
-    files: tuple[str, ...]  # those of `rows` that lie in files
-    at_rest: np.ndarray  # bytes that lie in files with --spill, else in memory: these rows, and confusion matrices
     scratch: np.ndarray  # bytes while one client is trained or scored
     confusion: np.ndarray  # bytes of confusion matrices: each rank's, and on root all of them, which it writes
     window: np.ndarray  # bytes
@@ -71,8 +68,7 @@ class Needs:
     @property
     def models(self) -> np.ndarray:
         """Bytes of models in memory beside the window."""
-        held = (rows for name, rows in self.rows.items() if name not in self.files)
-        return sum(held, np.zeros_like(self.clients)) * self.row
+        return sum(self.rows.values(), np.zeros_like(self.clients)) * self.row
 
     @property
     def memory(self) -> np.ndarray:
@@ -133,11 +129,9 @@ def needs_of(
         node=np.arange(ranks) // -(-ranks // nodes),
         data=per_rank(train * to_train + (val + test) * to_score) + whole,
         rows=rows | ({"unpacked": unpacked} if packed else {}) | ({"passes": held_K} if passes > 1 else {}),
-        files=AT_REST if job.spill else (),
-        at_rest=sum(rows[name] for name in AT_REST) * row + best_confusion,
         scratch=(native.bytes * (k_r > 0) if native else largest_val * image_bytes(source, ensemble)) + sketched,
         confusion=best_confusion // 2
-        + best_confusion * (not job.spill)
+        + best_confusion
         + np.where(np.arange(ranks) == 0, written(n, source.classes), 0),
         window=window * (packed or row),
         passes=passes,

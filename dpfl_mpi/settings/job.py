@@ -44,7 +44,6 @@ class Job:
     kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable", "compiled"] = field(
         "auto", "job", "on a CPU: native (C), torch, or one form of native; auto: native where it can; on a GPU: torch, compiled by it, or auto: recorded")
     window_gb: float = field(4.0, "job", "most memory of a rank's RMA window, GiB", above=0)
-    spill: str | None = field(None, "job", "folder on a disk of each node for files that hold the models of clients at rest")
     checkpoint_every: Every | Any = field("5min", "job", "rounds (3), time (90s, 5min, 2h) or never")
     grace: float = field(25.0, "job", "seconds that remain after USR1, USR2, TERM or INT", low=0, high=1e9, what="a number of seconds")
     watchdog: float = field(0.0, "job", "print all stacks and end after so many seconds without a round (0: never)", low=0, high=1e9, what="a number of seconds")

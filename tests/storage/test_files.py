@@ -22,7 +22,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.results import Result, recorder
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
-from dpfl_mpi.storage import files, lock, spill
+from dpfl_mpi.storage import files, lock
 from dpfl_mpi.storage.lock import Lock, myself
 
 
@@ -92,16 +92,6 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
 
 def test_errors_in_words():
     assert files.reason(RuntimeError("very\nodd")) == "very odd"
-
-
-def test_what_is_spilled_has_room_and_no_name(tmp_path, at_most):
-    held = spill.mapped(str(tmp_path), (3, 5), "int64")
-    assert held.dtype == np.int64 and not held.any() and held.ctypes.data % 64 == 0
-    held += 7
-    assert held.sum() == 105 and not list(tmp_path.iterdir()) and spill.mapped("nowhere", (0, 5)).shape == (0, 5)
-    at_most(resource.RLIMIT_FSIZE, 2**20)
-    said = f"--spill is {tmp_path}; 2.0 MiB of models cannot be kept there: File too"
-    refused(said, spill.mapped, str(tmp_path), (2**19,))
 
 
 # HDF5 in memory ---------------------------------------------------------------------------------------------------------

@@ -73,21 +73,21 @@ def test_a_cut_run_goes_on_to_the_same_numbers(cut, undisturbed):
 
 
 def test_ranks_may_change(tmp_path):
-    """Also to more than there are clients; each client is a shard, and what rests is in files (--spill)."""
+    """Also to more than there are clients; each client is a shard."""
     fields = starts.small(rounds=5, clients=3, budget=2)
     whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
     how = {"before": "from dpfl_mpi.survival import checkpoint as c; c.SHARD = 1"}
-    how |= {"fields": fields, "checkpoint_every": 1, "spill": tmp_path}
+    how |= {"fields": fields, "checkpoint_every": 1}
     for ranks, t in ((2, 1), (4, 3)):
         process = starts.start(ranks, starts.held(starts.UNHEARD, out, t + 1, **how))
         starts.wait_for(lambda t=t: t in starts.checkpoint_rounds(out), process)
         process.send_signal(signal.SIGUSR1)
         starts.finish(process, 75)
         assert len(list(tmp_path.glob("run.h5.checkpoint/*.shard.h5"))) == 2 * 3  # of two generations
-    assert starts.same(starts.here(out, fields, spill=str(tmp_path)), whole)
+    assert starts.same(starts.here(out, fields), whole)
     with Result(out) as result:
         assert [s["ranks"] for s in result.starts()] == [2, 4, 1]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".h5", ".held"}  # what was spilled has no name
+    assert {path.suffix for path in tmp_path.iterdir()} == {".h5", ".held"}
 
 
 DAMAGES = {
