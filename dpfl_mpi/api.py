@@ -155,7 +155,7 @@ class Result(results.Result):
         Args:
             code: the file or module of a network of one's own, unless this process ran it: what a result names is not executed.
         """
-        from dpfl_mpi.studies.saved import fill, network_of, with_code
+        from dpfl_mpi.engine.saved import fill, network_of, with_code
 
         self.state_dict(client)  # says so where no models were saved, or there is no such client
         if self["best/round"][client] < 0:

@@ -8,11 +8,11 @@ import numpy as np
 
 from dpfl_mpi.data.partition import PARTS, search_first
 from dpfl_mpi.data.source import Source
+from dpfl_mpi.engine.saved import dealt, fill, network_of, one_pool, source_of, with_code
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
 from dpfl_mpi.storage.files import check_apart, write_csv
-from dpfl_mpi.studies.saved import dealt, fill, network_of, one_pool, source_of, with_code
 
 CHUNK = 256  # images scored at once: what a small network makes of them fits a core's cache
 WHERE = {"all": "the whole test set", "classes": "all test samples of their classes", "own": "their own {} samples"}

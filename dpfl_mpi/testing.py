@@ -27,6 +27,7 @@ import numpy as np
 from dpfl_mpi import api, prepare
 from dpfl_mpi.__main__ import open_world, shared
 from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.engine.saved import source_of
 from dpfl_mpi.errors import LONGEST, UserError, exit_with, in_a_sentence
 from dpfl_mpi.evaluate import accuracies, samples
 from dpfl_mpi.mpi.launcher import find_line
@@ -34,7 +35,6 @@ from dpfl_mpi.plugins import ADMITTED, KINDS, admit, find, forget, is_path, name
 from dpfl_mpi.plugins.code import execute, failure, in_module, in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.command_line import SCHEMA, given, parser
-from dpfl_mpi.studies.saved import source_of
 from dpfl_mpi.survival.signals import Heard, Leave
 
 if TYPE_CHECKING:

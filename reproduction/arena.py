@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from standings import DEGREES
 
+from dpfl_mpi.engine.saved import source_of, with_code
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.evaluate import accuracies, of_classes
 from dpfl_mpi.figures.command import gather
@@ -27,7 +28,6 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import changed, to_flags
-from dpfl_mpi.studies.saved import source_of, with_code
 
 HERE = Path(__file__).resolve().parent
 FILE, CLIENTS = HERE / "arena.csv", HERE / "arena-clients.csv"

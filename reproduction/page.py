@@ -13,10 +13,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import plan_power
 import recomputed
 import standings
 from csv_files import of_folder
 from matplotlib.figure import Figure
+from plan_power import chance_of, needed
 from recomputed import Lines
 
 from dpfl_mpi.figures import omega, pareto
@@ -25,8 +27,6 @@ from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, STYLE, TEXT, curves
 from dpfl_mpi.figures.tables import cell, comparable, interval, means, number, paired, told
 from dpfl_mpi.settings.values import ATTACKS
-from dpfl_mpi.studies import plan_power
-from dpfl_mpi.studies.plan_power import chance_of, needed
 
 HERE = Path(__file__).resolve().parent
 FRONT, PAGE, FINDINGS = HERE.parent / "README.md", HERE / "README.md", HERE.parent / "docs" / "findings.md"

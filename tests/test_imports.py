@@ -24,7 +24,6 @@ FLOORS = (
     "survival",
     "engine",
     "figures",
-    "studies",
     "commands",
     "sweep follow",  # start the command of one run; read the result of one that goes on
 )
@@ -39,7 +38,7 @@ ALLOWED = {
 NEVER = {
     "torch": "errors streams plugins graph storage settings mpi data network results datasets figures prepare show export sweep",
     "mpi4py": "errors streams plugins graph storage settings data network results datasets numerics models federation methods survival engine "
-    "plan figures prepare describe show export evaluate studies sweep api",
+    "plan figures prepare describe show export evaluate sweep api",
     "h5py": "errors streams plugins graph mpi numerics models federation methods",
     "os": "methods",
     "pathlib": "methods",

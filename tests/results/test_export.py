@@ -6,6 +6,7 @@ import shutil
 
 import h5py
 import numpy as np
+import optimality
 import pytest
 import tiny_result
 from launch import ROOT, refused, run_here, text_file
@@ -19,7 +20,6 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import LAYOUT
 from dpfl_mpi.results.summary import epochs, fitted, outcome, summary
 from dpfl_mpi.storage.lock import Lock
-from dpfl_mpi.studies import optimality
 
 EVEN = (0.5,) * 4
 

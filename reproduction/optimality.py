@@ -1,4 +1,4 @@
-"""How far the greedy search is from the best subset: `python -m dpfl_mpi.studies.optimality RESULT` (needs torch, no MPI; the run needs --save_models).
+"""How far the greedy search is from the best subset: `python reproduction/optimality.py RESULT` (needs torch, no MPI; the run needs --save_models).
 
 Of each client, of at most 16, the losses of the averages over all subsets of the others are computed on its validation images, from the saved
 models. The greedy search (Algorithm 2 over all others, as Algorithm 3 by Theorem 1) is then run in many orders and compared with the best
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.data.partition import search_first
+from dpfl_mpi.engine.saved import dealt, source_of
 from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import check_apart, write_csv
-from dpfl_mpi.studies.saved import dealt, source_of
 
 MOST = 16  # clients: 2^15 subsets for each
 CHUNK = 64  # averages scored at once
@@ -163,7 +163,7 @@ def rows(all_found: list[Found]) -> Iterator[tuple[Any, ...]]:
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     about = str(__doc__).split("\n\n")[0]
-    parser = Parser(prog="python -m dpfl_mpi.studies.optimality", description=about)
+    parser = Parser(prog="python reproduction/optimality.py", description=about)
     add = parser.add_argument
     add("result", metavar="RESULT", help=f"result of a run of at most {MOST} clients with --save_models")
     add("--data", type=Path, help="prepared data file (default: the one of the run)")

@@ -1,4 +1,4 @@
-"""How many partitions and clients a difference takes: `python -m dpfl_mpi.studies.plan_power RESULT RESULT --difference 0.63`.
+"""How many partitions and clients a difference takes: `python reproduction/plan_power.py RESULT RESULT --difference 0.63`.
 
 The results are of two Runs, each of any number of partitions and seeds. They are compared client by client. Clients of one partition share what
 chance dealt to all of them, so a difference has two sources of chance, d_ik = delta + b_i + e_ik: b_i of partition i, e_ik of its client k.
@@ -60,7 +60,10 @@ def chance_of(parts: Parts) -> Chance:
 
 def power(chance: Chance, difference: float, partitions: int, clients: float, level: float) -> float:
     """Return the probability that a two-sided t-test over partition means (of one partition, over its clients) finds the difference, points."""
-    from scipy.special import nctdtr, stdtrit  # late: where SciPy is missing, `figures` says it in a sentence
+    from scipy.special import (  # late: where SciPy is missing, `figures` says it in a sentence
+        nctdtr,
+        stdtrit,
+    )
 
     df = partitions - 1 if partitions > 1 else clients - 1
     variance = (chance.between**2 if partitions > 1 else 0.0) + chance.within**2 / clients
@@ -104,7 +107,7 @@ def report(parts: Parts, names: Sequence[str], difference: float, wanted: float,
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     about = str(__doc__).split("\n\n")[0]
-    parser = Parser(prog="python -m dpfl_mpi.studies.plan_power", description=about)
+    parser = Parser(prog="python reproduction/plan_power.py", description=about)
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULT", help="results of two Runs, of the same partitions")
     add("--difference", type=float, required=True, metavar="X", help="the difference to find, points")

@@ -4,18 +4,19 @@ import csv
 import itertools
 
 import numpy as np
+import optimality
+import plan_power
 import pytest
 import tiny_result
 import torch
 from launch import federation, reward_of, run_here
+from plan_power import Chance, chance_of, needed, power
 from scipy.stats import ncf
 
 from dpfl_mpi import streams
 from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.studies import optimality, plan_power
-from dpfl_mpi.studies.plan_power import Chance, chance_of, needed, power
 
 N = 5
 FIELDS = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3}
