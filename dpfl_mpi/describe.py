@@ -3,11 +3,10 @@ run. `python -m dpfl_mpi.describe` takes a run's own flags.
 
 Runs in one process, without mpirun: `--ranks 8 --nodes 2` says which job is
 planned. `--save PATH` writes the partition as JSON, which `--partition
-file:PATH` and any other framework can read; `--plot FILE` draws it.
+file:PATH` and any other framework can read.
 """
 
 import argparse
-import io
 import sys
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ from dpfl_mpi.results.summary import WIDTH, fitted
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.files import FILES
-from dpfl_mpi.storage.files import check_apart, reason, write
+from dpfl_mpi.storage.files import check_apart
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +37,6 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--nodes", type=int, default=1, help="nodes they are spread over")
     out.add_argument("--rows", type=int, default=20, help="clients shown in the table")
     out.add_argument("--save", type=Path, help="write the partition: client -> train, val and test indices, as JSON")
-    out.add_argument("--plot", type=Path, help="draw the partition (png, pdf or svg)")
     out.add_argument("--wide", action="store_true", help="lines and the table as wide as they are, not of 80 columns")
     out.add_argument("--no-measure", dest="measure", action="store_false", help="no time estimate")
     return out
@@ -58,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, least in (("ranks", 1), ("nodes", 1), ("rows", 0)):
         if getattr(own, name) < least:
             raise UserError(f"--{name} is {getattr(own, name)}; allowed is a whole number of at least {least}")
-    for flag, out in (("--save", own.save), ("--plot", own.plot)):
-        check_apart(out, *(getattr(held, "path", held) for held in map(vars(run).get, FILES)), flag=flag)
+    read = [getattr(value, "path", value) for value in map(vars(run).get, FILES)]
+    check_apart(own.save, *read, flag="--save")
     source = open_source(run)
     verify(source)
     start = time.perf_counter()
@@ -78,9 +76,6 @@ def main(arguments: list[str] | None = None) -> int:
         bound = ", where who chooses scores all that it may" if plan.evaluations[0] else ""
         took = f"about {duration(first)} before round 1, {duration(whole)} in all"
         print(fit(f"simulated  {took} (--network {run.network}){bound}"))
-    if own.plot:
-        draw(run, source, partition, own.plot)
-        print(f"drawn to {own.plot}")
     needs.refuse(job, plan)
     if own.measure:
         print(fit(estimate(run, plan, needs.measure(run, job, source, ensemble, sizes=plan.sizes))))
@@ -204,36 +199,6 @@ def estimate(run: Resolved, plan: Needs, cost: needs.Cost) -> str:
         f"           measured here on one core: {1e3 * cost.step:.2f} ms per step, {1e6 * cost.image:.0f} us per image scored, "
         f"{1e-9 / cost.byte:.1f} GB/s copied{note}; one model per client, no GPU"
     )
-
-
-def draw(run: Resolved, source: Source, partition: Partition, path: Path) -> None:
-    """Draw clients by classes (area: samples), and the sizes of their three sets."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("--plot needs matplotlib: pip install 'dpfl_mpi[analysis]'") from None
-    n, classes, counts = partition.n, source.classes, partition.class_counts
-    figure = Figure((min(20, max(6, 0.09 * n + 2)), 7), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    shown = np.where(counts == 0, np.nan, counts).T
-    image = top.imshow(shown, aspect="auto", cmap="viridis_r", interpolation="nearest")
-    figure.colorbar(image, ax=top, label="samples to train and validate")
-    top.set(ylabel="class", title=f"{short(run.dataset)}, {run.partition}, {n} clients, seed {run.partition_seed}")
-    if classes <= 20:
-        top.set_yticks(range(classes), source.class_names)
-    below = np.zeros(n)
-    # apart for colour-blind readers too
-    for part, colour in zip(PARTS, ("#0072b2", "#e69f00", "#999999"), strict=True):
-        bottom.bar(np.arange(n), partition.sizes(part), 1.0, below, color=colour, label=part)
-        below = below + partition.sizes(part)
-    bottom.set(xlabel="client", ylabel="samples", xlim=(-0.5, n - 0.5))
-    bottom.legend(ncols=3, loc="upper right")
-    image = io.BytesIO()  # matplotlib's writers end with errors of their own on a full disk
-    try:
-        figure.savefig(image, dpi=150, format=path.suffix[1:])
-        write(path, image.getvalue())
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plot is {path}; it cannot be written: {reason(error)}") from None
 
 
 if __name__ == "__main__":

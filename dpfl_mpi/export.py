@@ -8,26 +8,20 @@ clients: a row per client, of its best model by validation:
     accuracy,balanced_accuracy,macro_f1
   The last three are on its test images, macro F1 and balanced accuracy as
   scikit-learn defines them, empty before the end of the run.
-pfllib: the HDF5 layout that users of PFLlib plot from, one file per result, in
-  a folder `pfllib` beside it: `rs_test_acc` [T+1] (test accuracy, 0 to 1),
-  `rs_train_loss` [T+1] and `rs_test_auc` (empty: not computed): means over
-  clients, weighted by their number of test and training samples.
 """
 
 import argparse
-import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import METRICS, mean
-from dpfl_mpi.storage.files import check_apart, explained, write, write_csv
+from dpfl_mpi.results.result import METRICS
+from dpfl_mpi.storage.files import check_apart, write_csv
 
 
 def text(number: Any) -> str:
@@ -74,25 +68,10 @@ def write_table(results: Sequence[Result], out: Path, form: str) -> None:
     write_csv(out, ("run", *columns), ((names[r.path], *row) for r in results for row in rows_of(r)))
 
 
-def write_pfllib(result: Result, out: Path) -> None:
-    image = io.BytesIO()
-    with h5py.File(image, "w") as file:
-        file["rs_test_acc"] = mean(result["round/test_acc"], result["client/n_test"] * result.benign)
-        file["rs_test_auc"] = np.zeros(0)
-        file["rs_train_loss"] = mean(result["round/train_loss"], result["client/n_train"] * result.benign)
-    with explained(f"--out is {out}; it cannot be written"):
-        write(out, image.getvalue())
-
-
-def places(results: Sequence[Result], form: str, out: Path | None) -> list[Path]:
-    """Return the file to write, with pfllib one for each result; those in a folder of their own, where `results/*.h5` does not find them."""
-    paths = [result.path for result in results]
-    if form != "pfllib":
-        alone = paths[0] if len(paths) == 1 else paths[0].with_name("runs")  # no one Run's name: it may hold that alone
-        return [out or alone.with_suffix(".csv" if form == "csv" else ".clients.csv")]
-    if out and len(paths) == 1:
-        return [out]
-    return [(out or path.parent / "pfllib") / path.name for path in paths]
+def default_out(paths: Sequence[Path], form: str) -> Path:
+    """Return the file to write: NAME.csv beside one result, runs.csv beside the first of several."""
+    stem = paths[0] if len(paths) == 1 else paths[0].with_name("runs")
+    return stem.with_suffix(".csv" if form == "csv" else ".clients.csv")
 
 
 @in_a_sentence
@@ -100,26 +79,21 @@ def main(arguments: list[str] | None = None) -> None:
     how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser("python -m dpfl_mpi.export", description=__doc__, **how)
     parser.add_argument("results", nargs="+", metavar="RESULT", help="result files, finished or running")
-    parser.add_argument("--format", choices=("csv", "clients", "pfllib"), default="csv")
-    text = "file to write; of several results with pfllib the folder (default: beside the result, of several runs.csv; with pfllib in pfllib/)"
-    parser.add_argument("--out", type=Path, help=text)
+    parser.add_argument("--format", choices=("csv", "clients"), default="csv")
+    default = "default: beside the result; of several results, runs.csv"
+    parser.add_argument("--out", type=Path, help=f"file to write ({default})")
     args = parser.parse_args(arguments)
     results = [Result(path) for path in dict.fromkeys(args.results)]
-    if empty := next((r for r in results if r.last_round < 0), None):
-        raise UserError(f"{empty.path}: no round is recorded yet")
-    outs = places(results, args.format, args.out)
-    if len(set(outs)) < len(outs):
-        raise UserError("two of these results have the same name; export them one by one with --out")
-    for i, out in enumerate(outs):
-        check_apart(out, *(result.path for result in results))
-        replaced = out.exists()
-        if args.format == "pfllib":
-            write_pfllib(results[i], out)
-        else:
-            write_table(results, out, args.format)
-        if replaced:
-            complain(f"{out} was there before; it is replaced")
-        print(out)
+    for result in results:
+        if result.last_round < 0:
+            raise UserError(f"{result.path}: no round is recorded yet")
+    out = args.out or default_out([result.path for result in results], args.format)
+    check_apart(out, *(result.path for result in results))
+    replaced = out.exists()
+    write_table(results, out, args.format)
+    if replaced:
+        complain(f"{out} was there before; it is replaced")
+    print(out)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,14 @@ from dpfl_mpi.plugins import admit, admitted, find, shipped, short
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import choices, chosen, fields, types
 from dpfl_mpi.settings.job import FILE_NAME, file_name
-from dpfl_mpi.storage.files import ABANDONED_S, check_apart, explained, reason, remove_leftovers, replacing
+from dpfl_mpi.storage.files import (
+    ABANDONED_S,
+    check_apart,
+    explained,
+    reason,
+    remove_leftovers,
+    replacing,
+)
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as, sha256
 
 

@@ -12,7 +12,17 @@ from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import KEPT, WIDTH, curves, fewer, folded, outcome, pieces, sent, texts
+from dpfl_mpi.results.summary import (
+    KEPT,
+    WIDTH,
+    curves,
+    fewer,
+    folded,
+    outcome,
+    pieces,
+    sent,
+    texts,
+)
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests

@@ -14,7 +14,13 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.wire import Wire
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi import placement
-from dpfl_mpi.mpi.placement import models_per_pass, rows_per_pass, too_narrow, window_rows, window_slots
+from dpfl_mpi.mpi.placement import (
+    models_per_pass,
+    rows_per_pass,
+    too_narrow,
+    window_rows,
+    window_slots,
+)
 from dpfl_mpi.mpi.window import Inbox, Route, route
 
 SPAN = 2**32  # versions of a client's row are fewer

@@ -13,7 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import PACKAGE, Code, execute, failure, forget_modules, in_module, in_path, top
+from dpfl_mpi.plugins.code import (
+    PACKAGE,
+    Code,
+    execute,
+    failure,
+    forget_modules,
+    in_module,
+    in_path,
+    top,
+)
 
 KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
 CODE = "code:"  # before the hash of code, as `admit` returns it

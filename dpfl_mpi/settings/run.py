@@ -15,9 +15,29 @@ from typing import Any, Literal, Self
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
-from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields, method_options, model_options, read
+from dpfl_mpi.settings.fields import (
+    as_dict,
+    changed,
+    check,
+    field,
+    fields,
+    method_options,
+    model_options,
+    read,
+)
 from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
-from dpfl_mpi.settings.values import HONEST, PARSED, Attack, Budget, Dealing, Drift, Reach, Text, is_file, written
+from dpfl_mpi.settings.values import (
+    HONEST,
+    PARSED,
+    Attack,
+    Budget,
+    Dealing,
+    Drift,
+    Reach,
+    Text,
+    is_file,
+    written,
+)
 
 NUMERICS = 1  # raised by hand with every change that alters numbers: it is part of each result's name
 REPEATED = ("seed", "partition_seed", "data", "preset")  # fields in which repetitions of one Run may differ

@@ -231,15 +231,6 @@ def test_saves_what_a_run_reads(tmp_path, capsys):
     assert "holds 6 clients; --clients is 7" in shown(capsys, "--partition", f"file:{path}", "--clients", "7", code=2)
 
 
-def test_plot(tmp_path, capsys):
-    path = tmp_path / "p.svg"
-    shown(capsys, "--plot", str(path))
-    below = path / "p.png"
-    for wrong, why in ((tmp_path / "p.nonsense", ""), (below, f"--plot is {below}; it ")):
-        assert f"{why}cannot be written: " in shown(capsys, "--plot", str(wrong), code=2)
-    assert path.stat().st_size > 5000 and list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize(("flags", "text"), [
     (["--window_gb", "0.00001", "--ranks", "2"], "--window_gb is 1e-05; a pass needs one row"),
     (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import shutil
 
-import h5py
 import numpy as np
 import optimality
 import pytest
@@ -73,33 +72,6 @@ def test_several_results_have_a_file_of_their_own_and_what_is_replaced_is_said(t
     assert "run" not in rows_of(one)[0] and {row["run"] for row in rows_of(both)} == {"2", "3"}
 
 
-def test_pfllib_layout_is_weighted_by_samples(tmp_path, said):
-    path = tiny_result.make(tmp_path / "run.h5")
-    flipped = tiny_result.make(tmp_path / "b" / "run.h5", flipped=[False, True, False, True])
-    with h5py.File(path, "a") as file:
-        file["client/n_test"][...] = [10, 0, 30, 0]
-        file["round/train_loss"][2, 0] = np.nan  # a client that left: the mean is over the others
-    said(export.main, path, "--format", "pfllib")
-    with h5py.File(path.parent / "pfllib" / "run.h5") as file:
-        assert set(file) == {"rs_test_acc", "rs_test_auc", "rs_train_loss"}
-        # .8 a quarter, 1.0 three quarters, less .1 per round
-        assert file["rs_test_acc"][:] == pytest.approx([0.75, 0.85, 0.95])
-        assert file["rs_train_loss"][:] == pytest.approx([0.5, 0.4, 0.3])
-    assert list(path.parent.glob("*.h5")) == [path]  # not among the results
-    out = tmp_path / "flip.pfllib"
-    said(export.main, flipped, "--format", "pfllib", "--out", out)
-    with h5py.File(out) as file:
-        assert file["rs_test_acc"][:].tolist() == pytest.approx([0.7, 0.8, 0.9])
-
-
-def test_several_results_in_pfllibs_layout(made, tmp_path, said):
-    said(export.main, *made.values(), "--format", "pfllib", "--out", tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["dpfl.h5", "local.h5"]
-    twin = shutil.copytree(made["dpfl"].parent, tmp_path / "twin") / "dpfl.h5"
-    both = [made["dpfl"], twin, "--format", "pfllib", "--out", tmp_path]
-    assert "two of these results have the same name" in said(export.main, *both, code=2)
-
-
 @pytest.mark.parametrize("command", [export.main, evaluate.main, optimality.main])
 def test_what_is_read_is_never_overwritten(command, digits_file, tmp_path, said):
     """The data of the run, too, without --data; here they are a link, which names the same file."""
@@ -115,9 +87,8 @@ def test_what_is_read_is_never_overwritten(command, digits_file, tmp_path, said)
 
 def test_what_a_run_reads_is_never_overwritten(made, tmp_path, said):
     budget, graphs = text_file(tmp_path / "budget.txt", "2 2 2 2"), made["dpfl"]
-    for flag in ("--save", "--plot"):
-        words = "--clients=4", f"--budget={budget}", flag, budget
-        assert f"{flag} is {budget}, which is read here and would be lost" in said(describe.main, *words, code=2)
+    words = "--clients=4", f"--budget={budget}", "--save", budget
+    assert f"--save is {budget}, which is read here and would be lost" in said(describe.main, *words, code=2)
     words = "--method=replay", "--clients=4", "--rounds=2", f"--graphs={graphs}", "--out", graphs, "--fresh"
     assert f"--out is {graphs}, which is read here and would be lost" in said(main, *words, code=2)
 
