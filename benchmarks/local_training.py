@@ -35,7 +35,7 @@ from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models import cnn, mlp, resnet, text
-from dpfl_mpi.numerics import PAD
+from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
@@ -145,7 +145,7 @@ def augmented(padded: np.ndarray, rows: np.ndarray, rng: np.random.Generator) ->
     """Return a batch `[S, 3, 32, 32]`, cropped, flipped and normalised image by image."""
     out = []
     for i in rows:
-        dy, dx = rng.integers(0, 2 * PAD + 1, 2)
+        dy, dx = rng.integers(0, 2 * BORDER + 1, 2)
         image = padded[i, dy : dy + 32, dx : dx + 32]
         out.append(image[:, ::-1] if rng.integers(2) else image)
     x = torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2).float().div_(255)
@@ -162,7 +162,7 @@ def baseline(
     sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3, **fast)
     rng = np.random.default_rng(0)
     y = torch.from_numpy(labels)
-    padded = np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0))) if augment else images
+    padded = np.pad(images, ((0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0))) if augment else images
     ensemble = Ensemble(copy.deepcopy(model), *scales(subject), torch.device("cpu"), dtype=subject.dtype)
     x = ensemble.module_input(ensemble.normalise(torch.from_numpy(images)[None]))[0].contiguous(memory_format=layout)
     start = time.process_time()

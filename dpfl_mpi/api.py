@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dpfl_mpi.mpi.world import World
-    from dpfl_mpi.numerics.raw import RawImages
+    from dpfl_mpi.numerics.normalising import NormalisingModel
 
 # of a function round(fed, state, t); what it says of itself beyond this takes a file
 METHOD = """from dpfl_mpi.methods import Method
@@ -145,7 +145,7 @@ class Result(results.Result):
             raise UserError(f"{self.run.data} does not hold the data of {self.path}")
         return source
 
-    def model(self, client: int, code: str | None = None) -> "RawImages":
+    def model(self, client: int, code: str | None = None) -> "NormalisingModel":
         """Return a client's best model by validation: a `torch.nn.Module` that takes raw images, uint8 `[S, H, W, C]`, and returns logits.
 
         It normalises them itself. On the client's own test images it is as accurate as `/best/test_acc` says, with two exceptions. Of methods that

@@ -63,7 +63,7 @@ class Models:
         from dpfl_mpi.federation.limits import flipped
         from dpfl_mpi.numerics.backend import Backend, optimiser
         from dpfl_mpi.numerics.clients import Clients
-        from dpfl_mpi.numerics.native_backend import native_here
+        from dpfl_mpi.numerics.native_backend import try_native
         from dpfl_mpi.plan.needs import ensemble_of
 
         run = result.run
@@ -81,7 +81,7 @@ class Models:
         ensemble = ensemble_of(run, source)
         ordered, n_search = search_first(run, source.labels["train"], partition)
         clients = Clients(source, ordered, np.arange(self.n), run.seed, run.augment, ensemble, flipped(run), n_search)
-        native, why = native_here(Job(), ensemble, clients, optimiser(run))
+        native, why = try_native(Job(), ensemble, clients, optimiser(run))
         if why:
             complain(f"warning: PyTorch computes, several times slower: {why}")
         self.backend: Any = native or Backend(ensemble, clients, optimiser(run), 1)

@@ -30,7 +30,7 @@ from dpfl_mpi.numerics.backend import optimiser
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.pick import pick_backend
+from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.plan.needs import length_of, measure, needs_of, refuse_classes
 from dpfl_mpi.settings import Job, Resolved
 
@@ -53,7 +53,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
     marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
-    backend, slower = pick_backend(job, world, ensemble, clients, optimiser(run))
+    backend, slower = select_backend(job, world, ensemble, clients, optimiser(run))
     warn(slower, job, world)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     attack = Attack(run, members, ensemble)

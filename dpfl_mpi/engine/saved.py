@@ -17,7 +17,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved
 
 if TYPE_CHECKING:
-    from dpfl_mpi.numerics.raw import RawImages
+    from dpfl_mpi.numerics.normalising import NormalisingModel
 
 
 def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
@@ -84,9 +84,9 @@ def dealt(result: Result, source: Source, advice: str = "") -> Partition:
     return partition
 
 
-def network_of(result: Result, source: Source) -> RawImages:
+def network_of(result: Result, source: Source) -> NormalisingModel:
     """Return the network of a run's clients, for raw images of this source; `fill` puts a client's weights into it."""
-    from dpfl_mpi.numerics.raw import RawImages
+    from dpfl_mpi.numerics.normalising import NormalisingModel
 
     shapes = {name: values.shape for name, values in result.state_dict(0).items()}
     if result.run.contents.get("model", "") != admitted("model", str(result.run.model)):
@@ -95,10 +95,10 @@ def network_of(result: Result, source: Source) -> RawImages:
     network = make(result.run, source)
     if {name: tuple(p.shape) for name, p in network.named_parameters()} != shapes:
         raise UserError(f"the saved models do not fit these data (samples of {source.size}, {source.classes} classes)")
-    return RawImages(network, source.mean, source.std, source.dtype).eval()
+    return NormalisingModel(network, source.mean, source.std, source.dtype).eval()
 
 
-def fill(model: RawImages, result: Result, client: int) -> RawImages:
+def fill(model: NormalisingModel, result: Result, client: int) -> NormalisingModel:
     """Put the weights of a client's best model into a network of the run, and return it."""
     import torch
 

@@ -113,7 +113,7 @@ class Training:
             self.attack.note_start(rows_KW)
         for name in rows_KW:
             if name not in self.momentum:
-                self.momentum[name] = backend.optimiser_rows(len(active))
+                self.momentum[name] = backend.zero_momentum(len(active))
         with self.log.clock("train"), torch.no_grad():
             for b in backend.blocks:
                 here = b.start + np.flatnonzero(active[b])

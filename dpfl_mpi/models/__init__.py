@@ -1,4 +1,4 @@
-"""The models, one file each, by the contract of docs/own-model.md. What is refused, and in which words, is in `numerics/fitness.py`.
+"""The models, one file each, by the contract of docs/own-model.md. What is refused, and in which words, is in `numerics/model_check.py`.
 
 A method `stacked()` of a module's own class is for speed alone: kernels that compute many clients' models at once (without them `Ensemble`
 uses `torch.func`).
@@ -29,8 +29,8 @@ def load(name: str, module: ModuleType) -> ModuleType:
 
 
 def make(run: Resolved, source: Source) -> Any:
-    """Return a resolved Run's model for its data, a module, the same on every rank; `UserError`: it cannot be built or trained (`numerics.fitness`)."""
-    from dpfl_mpi.numerics.fitness import check_module, seeded, told
+    """Return a resolved Run's model for its data, a module, the same on every rank; `UserError`: it cannot be built or trained (`numerics.model_check`)."""
+    from dpfl_mpi.numerics.model_check import check_module, seeded, in_one_line
 
     file, name = run.found("model"), short(run.model)
     options = {f.name: f.default for f in dataclasses.fields(file.Options)}
@@ -54,6 +54,6 @@ def make(run: Resolved, source: Source) -> Any:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"--model {name}: build failed for samples of {source.size}: {told(error)}") from error
+            raise UserError(f"--model {name}: build failed for samples of {source.size}: {in_one_line(error)}") from error
     check_module(name, module, source.shape, source.dtype, source.classes, file.HEAD, source.vocabulary)
     return module

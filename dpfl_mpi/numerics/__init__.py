@@ -1,3 +1,3 @@
 """Rows as models: stacked parameters, samples on the device, recorded steps."""
 
-PAD = 4  # pixels around an image before a random crop
+BORDER = 4  # pixels around an image before a random crop

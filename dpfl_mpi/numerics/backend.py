@@ -17,8 +17,8 @@ from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.settings import Run
 
-PREPARED = 2**25  # numbers of images that one call prepares: 128 MiB, more than 10,000 images of CIFAR-10
-CHUNK = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
+PREPARED_NUMBERS = 2**25  # numbers of images that one call prepares: 128 MiB, more than 10,000 images of CIFAR-10
+SCORED_IMAGES = 50  # images of a client scored at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]; methods vary it
 Learn = Callable[[Block, Block, Block], None]  # of the rows w, v, and their mixture with its gradient
 # (which rows of this rank, these rows [k, W], images for `Backend.outputs`) -> logits [k, S, C]
@@ -34,7 +34,7 @@ class SGD:
     weight_decay: float
     clip_norm: float
 
-    def memory(self, width: int) -> int:
+    def state_size(self, width: int) -> int:
         """Return how many numbers are remembered of a row of this width."""
         return width
 
@@ -68,7 +68,7 @@ class Adam(SGD):
     eps: float = 1e-8
     decoupled: bool = False
 
-    def memory(self, width: int) -> int:
+    def state_size(self, width: int) -> int:
         return 2 * width + 1
 
     def corrections(self, done: int, steps: int) -> np.ndarray:
@@ -172,9 +172,9 @@ class Backend:
         """Write the gradient of a mini-batch's mean loss into `block.g` and return the losses `[k]`."""
         return self.ensemble.gradient(block, batch.x, batch.y, batch.weight, batch.key)
 
-    def optimiser_rows(self, k: int) -> Tensor:
+    def zero_momentum(self, k: int) -> Tensor:
         """Return what the optimiser remembers of k clients before their first step, zeros."""
-        return torch.zeros(k, self.sgd.memory(self.ensemble.width), device=self.ensemble.device)
+        return torch.zeros(k, self.sgd.state_size(self.ensemble.width), device=self.ensemble.device)
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         """Take one step of the optimiser from `block.g`; columns where `trained` (bool `[W]`) is false are frozen."""
@@ -201,7 +201,7 @@ class Backend:
     def score(self, rows: slice, w_kW: Tensor, predict: Predict | None = None) -> tuple[np.ndarray, ...]:
         """Return loss, predicted class and label of each scored image, `[k, S]` (validation first, then test, then padding)."""
         out = []
-        for x, y, _ in self.clients.scoring(rows, False, CHUNK):
+        for x, y, _ in self.clients.scoring(rows, False, SCORED_IMAGES):
             w = w_kW[: len(y)]
             if predict:
                 logits = predict(slice(rows.start, rows.start + len(y)), w, x)
@@ -225,7 +225,7 @@ class Backend:
     def memory(self, i: int, w_1W: Tensor, most: int, head: str) -> tuple[Tensor, Tensor]:
         """Return what the head reads of local client i's training images, at most `most` of them, `[M, F]`, and their labels `[M]`."""
         x, y = self.clients.training(i, most)
-        at_once = max(1, PREPARED // max(1, x[0].numel()))
+        at_once = max(1, PREPARED_NUMBERS // max(1, x[0].numel()))
         return torch.cat([self.ensemble.features(w_1W, part[None], head)[0] for part in x.split(at_once)]), y
 
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
@@ -234,7 +234,7 @@ class Backend:
         total = np.zeros(len(w_mW))
         with torch.no_grad():
             ready = self.ensemble.ready(w_mW)
-            for images, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            for images, labels in zip(x.split(SCORED_IMAGES), y.split(SCORED_IMAGES), strict=True):
                 logits = self.ensemble.logits(ready, self.ensemble.prepare(images[None]))
                 total += cross_entropy(logits, labels.expand(len(w_mW), -1)).double().sum(1).cpu().numpy()
         return total / len(y)
@@ -247,7 +247,7 @@ class Backend:
                 self._validation.clear()  # a CPU goes through its clients one by one
             self._validation[rows.start, m] = [
                 (self.ensemble.prepare(x), y.repeat_interleave(m, 0), mask.repeat_interleave(m, 0))
-                for x, y, mask in self.clients.scoring(rows, True, CHUNK)
+                for x, y, mask in self.clients.scoring(rows, True, SCORED_IMAGES)
             ]
         w, total = w_kmW.view(k * m, -1), torch.zeros(k * m, dtype=torch.float64, device=self.ensemble.device)
         with torch.no_grad():

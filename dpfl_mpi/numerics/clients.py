@@ -14,13 +14,13 @@ from torch import Tensor
 
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.source import Source
-from dpfl_mpi.numerics import PAD
+from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.ensemble import Ensemble, Rows
 from dpfl_mpi.streams import AUGMENT, DROPOUT, ORDER, stream
 
 TARGET = 0  # the class that a backdoor leads to
 Images = TypeVar("Images", np.ndarray, Tensor)
-GATHER = {"cpu": 256, "cuda": 2**15}  # images fetched at once for training: within a core's cache; 100 MB of a GPU
+GATHERED_IMAGES = {"cpu": 256, "cuda": 2**15}  # images fetched at once for training: within a core's cache; 100 MB of a GPU
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Clients:
             images[poisoned] = mark(images[poisoned])
             labels = labels.copy()
             labels[poisoned] = TARGET
-        trained = np.pad(images[:n], ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0))) if augment else images[:n]
+        trained = np.pad(images[:n], ((0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0))) if augment else images[:n]
         client = np.concatenate([np.repeat(np.arange(len(ids)), m) for m in (self.n_val, self.n_test)])
         both = np.argsort(client, kind="stable")
         scored = np.concatenate([images[n:], source.images("test", test)])[both]
@@ -102,7 +102,7 @@ class Clients:
         weight = np.zeros((len(rows), most, batch_size), np.float32)
         in_a_row = [of.reshape(*of.shape[:-2], -1) for of in (sample, crop, weight)]  # views: [..., k, steps * S]
         keys = self.keys(rows, epochs, first_epoch, batch_size) if self.ensemble.draws.layers else None
-        at_once = max(1, GATHER[self.x.device.type] // (len(rows) * batch_size))
+        at_once = max(1, GATHERED_IMAGES[self.x.device.type] // (len(rows) * batch_size))
         for first in range(0, most, at_once):
             k = int((steps > first).sum())
             now = slice(first, min(first + at_once, most))
@@ -131,7 +131,7 @@ class Clients:
             order[e] = self.start[i] + stream(self.seed, ORDER, client, first_epoch + e).permutation(n)
             if self.augment:
                 rng = stream(self.seed, AUGMENT, client, first_epoch + e)
-                crops[:2, e] = rng.integers(0, 2 * PAD + 1, (2, n))
+                crops[:2, e] = rng.integers(0, 2 * BORDER + 1, (2, n))
                 crops[2, e] = rng.integers(0, 2, n)
         return order, crops
 
@@ -159,8 +159,8 @@ class Clients:
             return self.x[index], self.y[index]
         dy, dx, flipped = self.ensemble.put(crop).long()
         h, w, c = self.shape
-        line, offsets = (w + 2 * PAD) * c, 2 * PAD + 1
-        strides = (h + 2 * PAD) * line, line, c, line, 1
+        line, offsets = (w + 2 * BORDER) * c, 2 * BORDER + 1
+        strides = (h + 2 * BORDER) * line, line, c, line, 1
         places = self.x.as_strided((len(self.x), offsets, offsets, h, w * c), strides)
         x = places[index, dy, dx].view(-1, h, w, c)
         x = torch.where(flipped.view(-1, 1, 1, 1) > 0, x.flip(2), x)
@@ -169,7 +169,7 @@ class Clients:
     def training(self, i: int, most: int) -> tuple[Tensor, Tensor]:
         """Return local client i's training images as they are scored, `[S, H, W, C]` normalised, and labels `[S]`; at most `most`."""
         rows = slice(int(self.start[i]), int(min(self.start[i + 1], self.start[i] + most)))
-        x = self.x[rows, PAD:-PAD, PAD:-PAD] if self.augment else self.x[rows]
+        x = self.x[rows, BORDER:-BORDER, BORDER:-BORDER] if self.augment else self.x[rows]
         return self.ensemble.normalise(x), self.y[rows]
 
     def scoring(self, block: slice, search_only: bool, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

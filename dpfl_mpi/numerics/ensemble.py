@@ -23,7 +23,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
-from dpfl_mpi.numerics.raw import scaling
+from dpfl_mpi.numerics.normalising import scaling
 
 # attention in one form, matrix products: vmap knows them, and the fused forms have other bits while scoring, or from call to call
 torch.backends.mha.set_fastpath_enabled(False)
@@ -113,7 +113,7 @@ class Ensemble:
         precision: str = "float32",
         dtype: str = "uint8",
     ):
-        """Take the layers of a module that passed `fitness.check_module`; precision "bf16" rounds the factors of its matrix products. `scaling` says what mean, std and dtype are."""
+        """Take the layers of a module that passed `model_check.check_module`; precision "bf16" rounds the factors of its matrix products. `scaling` says what mean, std and dtype are."""
         self.module = safe(module).to(device).eval()  # scores
         self.device, self.draws = device, Draws()
         shared = {id(held): held for held in module.buffers()}  # a frozen backbone may be large

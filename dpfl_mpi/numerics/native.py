@@ -67,7 +67,7 @@ class Images(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class StepRule:
     """How a step is taken from a gradient: as by the optimiser's `step`, in whose `memory` is the momentum that goes with a row.
 
     mu (w - towards) is added to the gradient first; `trained`, bool `[W]`, is false for frozen columns.
@@ -88,7 +88,7 @@ class Epochs(NamedTuple):
     # uint8 [3, epochs, n]: where each image's window starts in y and x, and whether it is mirrored
     crop: np.ndarray | None
     batch_size: int
-    rule: Rule
+    rule: StepRule
     keys: np.ndarray | None = None  # int64 [steps]: of each mini-batch's dropout; without them nothing is dropped
 
     @property
@@ -210,7 +210,7 @@ class Native:
         total = _address(loss, "float32", (1,))
         self._call.descents(self._net, *rows, pull, rate, steps, chosen, len(batch.order), total, self._work)
 
-    def step(self, w: Tensor, m: Tensor, g: Tensor, rule: Rule) -> None:
+    def step(self, w: Tensor, m: Tensor, g: Tensor, rule: StepRule) -> None:
         """Take one step of row w with momentum m along the gradient g, to which the proximal term and the mask are applied in place."""
         self._call.step(*self._pair((w, m), rule), self._row(g), self.width, self._sgd(rule, m, 1), 0)
 
@@ -255,11 +255,11 @@ class Native:
     def _row(self, row: Tensor) -> int:
         return _address(row, "float32", (self.width,))
 
-    def _pair(self, pair: tuple[Tensor, Tensor], rule: Rule) -> tuple[int, int]:
+    def _pair(self, pair: tuple[Tensor, Tensor], rule: StepRule) -> tuple[int, int]:
         """Return where a row and its momentum are."""
-        return self._row(pair[0]), _address(pair[1], "float32", (rule.optimiser.memory(self.width),))
+        return self._row(pair[0]), _address(pair[1], "float32", (rule.optimiser.state_size(self.width),))
 
-    def _sgd(self, rule: Rule, m: Tensor, steps: int) -> Any:
+    def _sgd(self, rule: StepRule, m: Tensor, steps: int) -> Any:
         """Return how so many steps are taken, of which the first follows on what `m` remembers."""
         towards = None if rule.towards is None else self._row(rule.towards)
         trained = None if rule.trained is None else _address(rule.trained, "bool", (self.width,))

@@ -17,7 +17,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Learn, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, MiniBatch, Native, Rule, Start, load
+from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, MiniBatch, Native, StepRule, Start, load
 from dpfl_mpi.settings import Job
 
 
@@ -38,7 +38,7 @@ class NativeBackend(Backend):
     ) -> None:
         if not (gradient is None or isinstance(gradient, Proximal)):  # a method's own gradient: entered once per step
             return super().train_epochs(block, epochs, first, lr, gradient, trained)
-        rule = Rule(self.sgd, lr, trained)
+        rule = StepRule(self.sgd, lr, trained)
         if isinstance(gradient, Proximal):
             rule = replace(rule, towards=gradient.target(block.rows).view(-1), mu=gradient.mu)
         seen = self._epochs(block.rows, epochs, first, rule)
@@ -51,7 +51,7 @@ class NativeBackend(Backend):
         uneven = isinstance(self.sgd, Adam) and w.momentum[0, -1] != v.momentum[0, -1]  # steps of theirs so far
         if learn or uneven:
             return super().train_mixed(w, v, alpha_K1, epochs, first, lr, learn)
-        seen = self._epochs(w.rows, epochs, first, Rule(self.sgd, lr))
+        seen = self._epochs(w.rows, epochs, first, StepRule(self.sgd, lr))
         own, other = ((block.w[0], block.momentum[0]) for block in (v, w))
         losses = self.native.mix(other, own, float(alpha_K1[self._client(w.rows), 0]), seen)
         for block, loss in zip((w, v), losses.tolist(), strict=True):
@@ -59,12 +59,12 @@ class NativeBackend(Backend):
             block.steps += seen.steps
 
     def train_ahead(self, block: Block, inner: float, epochs: int, first: np.ndarray, lr: float) -> None:
-        seen = self._epochs(block.rows, epochs, first, Rule(self.sgd, lr))
+        seen = self._epochs(block.rows, epochs, first, StepRule(self.sgd, lr))
         block.loss += self.native.ahead(block.w[0], block.momentum[0], inner, seen)
         block.steps += seen.steps // 2
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[MiniBatch]:
-        seen, step = self._epochs(rows, epochs, first_epoch, Rule(self.sgd, 0.0)), 0
+        seen, step = self._epochs(rows, epochs, first_epoch, StepRule(self.sgd, 0.0)), 0
         for epoch in range(epochs):
             for at in range(0, seen.order.shape[1], seen.batch_size):
                 now = slice(at, at + seen.batch_size)
@@ -77,7 +77,7 @@ class NativeBackend(Backend):
         return torch.tensor([self.native.gradient(block.w[0], block.g[0], batch)], dtype=torch.float32)
 
     def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
-        self.native.step(block.w[0], torch.zeros_like(block.w[0]), block.g[0], Rule(SGD(0, 0, 0, 0), rate))
+        self.native.step(block.w[0], torch.zeros_like(block.w[0]), block.g[0], StepRule(SGD(0, 0, 0, 0), rate))
         self._count(block, loss)
 
     def descents(  # type: ignore[override]
@@ -88,7 +88,7 @@ class NativeBackend(Backend):
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         self._count(block, loss)
-        self.native.step(block.w[0], block.momentum[0], block.g[0], Rule(self.sgd, lr, trained))
+        self.native.step(block.w[0], block.momentum[0], block.g[0], StepRule(self.sgd, lr, trained))
 
     # scoring -------------------------------------------------------------------------------------------------------------
     def score(self, rows: slice, w_kW: Tensor, predict: Predict | None = None) -> tuple[np.ndarray, ...]:
@@ -136,7 +136,7 @@ class NativeBackend(Backend):
     def _client(self, rows: Rows) -> int:
         return int(rows.start if isinstance(rows, slice) else rows[0])
 
-    def _epochs(self, rows: Rows, epochs: int, first_epoch: np.ndarray, rule: Rule) -> Epochs:
+    def _epochs(self, rows: Rows, epochs: int, first_epoch: np.ndarray, rule: StepRule) -> Epochs:
         """Return what a client's next epochs see, counted from its `first_epoch` `[K]` on."""
         clients, size, keys = self.clients, self.sgd.batch_size, None
         i = self._client(rows)
@@ -153,20 +153,20 @@ class NativeBackend(Backend):
         return np.arange(self.clients.scored[i], self.clients.scored[i + 1], dtype=np.int32)
 
 
-def native_here(job: Job, ensemble: Ensemble, clients: Clients, sgd: SGD) -> tuple[NativeBackend | None, str]:
+def try_native(job: Job, ensemble: Ensemble, clients: Clients, sgd: SGD) -> tuple[NativeBackend | None, str]:
     """Return the native kernels, in the form that --kernels may name; None and why, where they do not compute the model here."""
     try:
         x86 = platform.machine() in ("x86_64", "AMD64")
         if job.kernels == "auto" and x86 and load().widest() == FORMS["portable"]:  # products by the C library are slow
             raise UserError("this processor has no fused multiply-add")
         native = NativeBackend(ensemble, clients, sgd, job.kernels if job.kernels in FORMS else "")
-        check(native.native, ensemble)
+        check_against_pytorch(native.native, ensemble)
         return native, ""
     except UserError as error:
         return None, str(error)
 
 
-def check(native: Native, ensemble: Ensemble) -> None:
+def check_against_pytorch(native: Native, ensemble: Ensemble) -> None:
     """Compare the kernels' gradient of two samples of noise with PyTorch's, near the module's own start: any network may be recorded.
 
     Raises:

@@ -13,12 +13,12 @@ from torch import Tensor
 from dpfl_mpi import streams
 
 ENTRIES = 128  # of a sketch; up to 1024 sums of products stay below 2^24
-AT_ONCE = 16  # clients that are compared with all others at a time
+COMPARED_CLIENTS = 16  # clients that are compared with all others at a time
 
 
-def held(n: int) -> int:
+def comparison_bytes(n: int) -> int:
     """Return the bytes in which the sketches of n clients are compared, as int8, float32 and cosines: 83 MB for 10^5 clients."""
-    return n * ((1 + 4) * ENTRIES + (4 + 8) * AT_ONCE)
+    return n * ((1 + 4) * ENTRIES + (4 + 8) * COMPARED_CLIENTS)
 
 
 def sketches(rows_KD: Tensor, start_D: Tensor, active: np.ndarray, seed: int, entries: int = ENTRIES) -> np.ndarray:
@@ -39,7 +39,7 @@ def nearest(
     """Return for each of the clients `ids` the `most` of its candidates with the largest cosine, ascending; of equal ones the smaller numbers."""
     whole, out = sketches_NE.astype(np.float32), []
     length = np.sqrt(np.maximum(np.einsum("ne,ne->n", whole, whole), 1).astype(np.float64))
-    for now in np.split(ids, range(AT_ONCE, len(ids), AT_ONCE)):
+    for now in np.split(ids, range(COMPARED_CLIENTS, len(ids), COMPARED_CLIENTS)):
         for k, cosine in zip(now, (whole[now] @ whole.T) / length, strict=True):  # times its own length
             near = candidates(int(k))
             value, least = cosine[near], max(0, len(near) - most)

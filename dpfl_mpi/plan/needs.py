@@ -15,13 +15,13 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import MOST_ROWS, node_memory, place
-from dpfl_mpi.numerics import PAD
+from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import Backend, optimiser
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.codec import Encoder, columns_of
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.native_backend import native_here
-from dpfl_mpi.numerics.sketches import ENTRIES, held
+from dpfl_mpi.numerics.native_backend import try_native
+from dpfl_mpi.numerics.sketches import ENTRIES, comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
 
 LABEL = 8  # bytes
@@ -112,8 +112,8 @@ def needs_of(
     alone = run.asked * (run.options.get("order") == "loss")  # every candidate's own model is scored, too
     usual = min(first, USUAL * run.most_senders + alone) if method.searches else first
     epochs = run.tau_init + rounds * run.tau_train * method.models * run.options.get("steps", 1) + run.finetune_epochs
-    sketched = held(n) * (run.asked < n - 1)
-    rim = [2 * PAD, 2 * PAD, 0] if run.augment else 0  # an image that is cropped has a border
+    sketched = comparison_bytes(n) * (run.asked < n - 1)
+    rim = [2 * BORDER, 2 * BORDER, 0] if run.augment else 0  # an image that is cropped has a border
     width = np.dtype(source.dtype).itemsize
     to_train, to_score = (int(np.prod(shape)) * width + LABEL for shape in (np.add(source.shape, rim), source.shape))
     # what `load` makes comes to each rank
@@ -312,7 +312,7 @@ def measure(
     backend, steps = one_client(run, job, source, ensemble, trained, scored)
     client, one = slice(0, 1), np.ones(1)
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
-    block = Block(ensemble, row, backend.optimiser_rows(1), client)
+    block = Block(ensemble, row, backend.zero_momentum(1), client)
     pair, sums = row.repeat(2, 1)[None], row.double()
     decision = 0 if backend.name == "native" else DECISION
     source_row, target, first = np.ones(2**24, np.uint8), np.empty(2**24, np.uint8), np.zeros(1, np.int64)
@@ -333,7 +333,7 @@ def one_client(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: i
     made = replace(source, labels={"train": labels, "test": labels}, images=lambda part, rows: images[rows])
     clients, sgd = Clients(made, partition, np.zeros(1, np.int64), run.seed, run.augment, ensemble), optimiser(run)
     by_torch = ensemble.bf16 or job.block > 1 or job.kernels == "torch"
-    native = None if by_torch else native_here(job, ensemble, clients, sgd)[0]
+    native = None if by_torch else try_native(job, ensemble, clients, sgd)[0]
     return native or Backend(ensemble, clients, sgd, 1), steps
 
 

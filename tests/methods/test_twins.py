@@ -147,7 +147,7 @@ def test_a_memory_is_prepared_in_parts(monkeypatch):
     with launch.federation({"clients": 9}, kernels="torch") as fed:
         w = fed.common_row()
         whole, labels = fed.memory(0, w[:1], 30)
-        monkeypatch.setattr(backend, "PREPARED", 7 * 64)
+        monkeypatch.setattr(backend, "PREPARED_NUMBERS", 7 * 64)
         parts, again = fed.memory(0, w[:1], 30)
         assert len(whole) == 30 and torch.equal(labels, again)
         torch.testing.assert_close(parts, whole)

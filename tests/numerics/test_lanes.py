@@ -19,7 +19,7 @@ from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.backend import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble, fixed_point
-from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, Rule
+from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
     pytest.skip("no C compiler built the kernels", allow_module_level=True)
@@ -30,7 +30,7 @@ NETS = {
     "odd": (cnn, (17, 18, 3), 4),  # both pools floor
     "mlp": (mlp, (8, 8, 1), 10),
 }
-PLAIN = Rule(SGD(8, 0.9, 1e-2, 0.5), 0.05)  # clips most steps
+PLAIN = StepRule(SGD(8, 0.9, 1e-2, 0.5), 0.05)  # clips most steps
 BORDER = 4
 
 
@@ -221,7 +221,7 @@ def test_adam_is_its_formula_rounded_operation_by_operation(form, decoupled, bet
         step = mean / ((np.sqrt(square) / second + f(1e-8)) * first)
         row = fma(-lr, fma(row, decay, step) if decoupled else step, row)
         adam.step(by_torch[0], g[None].clone(), by_torch[1], 0.01)
-        net.native.step(w, memory, g, Rule(adam, 0.01))
+        net.native.step(w, memory, g, StepRule(adam, 0.01))
         assert np.array_equal(w.numpy(), row) and np.array_equal(memory.numpy(), np.r_[mean, square, f(t)])
     torch.testing.assert_close(w, by_torch[0][0], rtol=1e-5, atol=1e-6)
     later = f([[1 - betas[0] ** t, (1 - betas[1] ** t) ** 0.5] for t in (1000, 1001)])

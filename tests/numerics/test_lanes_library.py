@@ -19,7 +19,7 @@ from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.backend import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
-from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, Rule
+from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule
 
 SOURCE, SETUP = ROOT / "dpfl_mpi/numerics/lanes/lanes.c", script(ROOT / "setup.py")
 # networks for lanes_entries.c: how they are made, samples, images, border, batch
@@ -70,12 +70,12 @@ def bits(kind, form, path=native.LIBRARY):
     order, crop = plan(net, n=40, epochs=10)
     w, m = net.row.clone(), torch.zeros_like(net.row)
     # four steps an epoch, the last of 1: 40 images in mini-batches of 13
-    loss = net.native.train(w, m, Epochs(net.images, order, crop, 13, Rule(SGD(13, 0.9, 1e-3, 20.0), 0.01)))
+    loss = net.native.train(w, m, Epochs(net.images, order, crop, 13, StepRule(SGD(13, 0.9, 1e-3, 20.0), 0.01)))
     pair = torch.stack([w, net.row])
     scores = net.native.score(pair, net.images, numbers(np.arange(37)), True, True)
     sums = net.native.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
     v, m_v, m_w = net.row * 0.9, *(torch.zeros(2 * len(w) + 1) for _ in range(2))
-    adamw = Rule(Adam(13, 0.0, 1e-3, 20.0, decoupled=True), 0.01)
+    adamw = StepRule(Adam(13, 0.0, 1e-3, 20.0, decoupled=True), 0.01)
     losses = net.native.mix((w, m_w), (v, m_v), 0.3, Epochs(net.images, order[:2], crop[:, :2].copy(), 13, adamw))
     assert np.isfinite(loss)
     parts = (loss, losses, v, m_v, w, m, *scores, *sums, pair)

@@ -18,7 +18,7 @@ from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.numerics.native import MiniBatch, Native
-from dpfl_mpi.numerics.native_backend import check, native_here
+from dpfl_mpi.numerics.native_backend import check_against_pytorch, try_native
 from dpfl_mpi.settings import Job
 
 CLASSES = 5
@@ -273,7 +273,7 @@ def test_dropout_draws_as_keyed(form):
     body = conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
     net = trial(*head(IMAGE, *body, pooled=False))
     net.native, key, g = Native(net.ensemble, net.shape, form), np.array([2**62 + 12345]), torch.zeros_like(net.row)
-    check(net.native, net.ensemble)
+    check_against_pytorch(net.native, net.ensemble)
     order, block = numbers(net.rng.permutation(net.m)[:19]), Block(net.ensemble, net.row[None].clone())
     x = net.ensemble.normalise(torch.from_numpy(net.pixels[order])[None])
     y, weight = torch.from_numpy(net.labels[order])[None], torch.full((1, 19), 1 / 19)
@@ -327,11 +327,11 @@ def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):
     pixels, labels = torch.from_numpy(net.pixels), torch.from_numpy(net.labels)
     clients = MagicMock(shape=net.shape, x=pixels, y=labels, score_x=pixels, score_y=labels)
     clients.__len__.return_value = 1
-    assert native_here(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))[1] == ""
+    assert try_native(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))[1] == ""
     monkeypatch.setattr(
         "dpfl_mpi.numerics.lanes.plan.adding", lambda ops: [replace(o, facts=o.facts | {"adds": 0}) for o in ops]
     )
-    backend, why = native_here(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))
+    backend, why = try_native(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))
     assert backend is None and why.startswith("the CPU kernels' gradient or score of this model is not PyTorch's")
 
 
@@ -339,7 +339,7 @@ def test_a_wrong_layer_of_a_small_gradient_is_found():
     """Its gradient is a ten-thousandth of the other layer's, and twice what it is to be. So is a score that is not that of training."""
     parts = {"h": nn.Linear(270, CLASSES), "tiny": nn.Linear(270, CLASSES)}
     net = trial(lambda _: Forward(lambda s, x: s.h(x.flatten(1)) + 1e-4 * s.tiny(x.flatten(1)), **parts), IMAGE)
-    check(net.native, net.ensemble)
+    check_against_pytorch(net.native, net.ensemble)
     right, first = net.native.gradient, 271 * CLASSES
 
     def wrong(row, g, batch):
@@ -347,6 +347,6 @@ def test_a_wrong_layer_of_a_small_gradient_is_found():
         g[first : 2 * first] *= 2
 
     net.native.gradient = wrong
-    refused("gradient or score of this model is not PyTorch's", check, net.native, net.ensemble)
+    refused("gradient or score of this model is not PyTorch's", check_against_pytorch, net.native, net.ensemble)
     net = trial(lambda _: Forward(lambda s, x: s.h(x.flatten(1)) / (1 if s.training else 4), h=parts["h"]), IMAGE)
-    refused("gradient or score of this model is not PyTorch's", check, net.native, net.ensemble)
+    refused("gradient or score of this model is not PyTorch's", check_against_pytorch, net.native, net.ensemble)

@@ -70,7 +70,7 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
         learner = safe(keyed(copy.deepcopy(module).train(), draws))
         scorer = copy.deepcopy(module).eval()
     except Exception as error:
-        yield f"the module cannot be copied (copy.deepcopy): {told(error)}"
+        yield f"the module cannot be copied (copy.deepcopy): {in_one_line(error)}"
     two = samples(shape, dtype, vocabulary)
     buffers = {name: b.clone() for name, b in learner.named_buffers()}
     values = {name: p.detach().clone() for name, p in learner.named_parameters()}
@@ -81,7 +81,7 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
             logits, both, first = learner(two), scorer(two), scorer(two[:1])
             drawn = not torch.equal(before, torch.get_rng_state())
     except Exception as error:
-        yield f"forward failed on samples of {'x'.join(map(str, shape))}: {told(error)}"
+        yield f"forward failed on samples of {'x'.join(map(str, shape))}: {in_one_line(error)}"
     if not (isinstance(logits, Tensor) and logits.is_floating_point() and logits.shape == (2, classes)):
         got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         yield f"forward returned {got} for 2 samples of {classes} classes; it must return logits, float [2, {classes}]"
@@ -100,7 +100,7 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
     try:
         names = untrained(module, learner, two, draws)
     except RuntimeError as error:
-        yield f"the gradient of forward fails: {told(error)}"
+        yield f"the gradient of forward fails: {in_one_line(error)}"
     for name in names:
         yield f"the logits do not depend on {name}, so it cannot be trained; let forward use every layer, without detach or no_grad"
 
@@ -140,7 +140,7 @@ def samples(shape: tuple[int, ...], dtype: str, vocabulary: int) -> Tensor:
     return x.movedim(-1, 1) if len(shape) == 3 else x
 
 
-def told(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return an exception in one line: its type, its text, and the last line of the model's own code, as far as there is one."""
     inside = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
     where = f" ({inside[-1].filename.rpartition('/')[2]}, line {inside[-1].lineno})" if inside else ""

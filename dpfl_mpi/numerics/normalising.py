@@ -1,4 +1,4 @@
-"""`RawImages`: a network together with the normalisation that its training images had."""
+"""`NormalisingModel`: a network together with the normalisation that its training images had."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def scaling(mean: Sequence[float], std: Sequence[float], dtype: str) -> tuple[Te
     return torch.tensor([1 / (unit * s) for s in std], dtype=torch.float32), torch.tensor(shift, dtype=torch.float32)
 
 
-class RawImages(nn.Module):
+class NormalisingModel(nn.Module):
     """A network that takes samples as data files hold them, images `[S, H, W, C]`, vectors `[S, F]` or tokens `[S, L]`; its logits `[S, classes]`."""
 
     scale: Tensor

@@ -9,13 +9,13 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.fitness import told
-from dpfl_mpi.numerics.native_backend import native_here
+from dpfl_mpi.numerics.model_check import in_one_line
+from dpfl_mpi.numerics.native_backend import try_native
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.settings import Job
 
 
-def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> tuple[Backend, str]:
+def select_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, sgd: SGD) -> tuple[Backend, str]:
     """Return what computes the clients, alike on all ranks: recorded steps on a GPU, on a CPU native kernels, if there, else PyTorch.
 
     With it a warning, "" but where PyTorch takes the place of the native kernels. Collective.
@@ -32,7 +32,7 @@ def pick_backend(job: Job, world: World, ensemble: Ensemble, clients: Clients, s
         if gpu and job.kernels != "torch":
             return RecordedBackend(ensemble, clients, sgd, job.block, job.kernels == "compiled"), ""
         return pytorch(), ""
-    native, why = native_here(job, ensemble, clients, sgd)
+    native, why = try_native(job, ensemble, clients, sgd)
     missing = world.agree(native is None)
     if native and not missing:
         return native, ""
@@ -56,7 +56,7 @@ def check_several(ensemble: Ensemble, clients: Clients, k: int = 2) -> None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        fails = f"forward does not run for several clients at once ({told(error)})"
+        fails = f"forward does not run for several clients at once ({in_one_line(error)})"
         lacks = "torch.func.vmap allows no `if` on values of x, no nn.LSTM and no nn.GRU; --block 1 does"
         if "deterministic implementation" in str(error):
             fails = f"{str(error).split()[0]}, which it needs, has other bits at each call on a GPU"
