@@ -32,7 +32,7 @@ from _ceilings import GPUS, LAUNCH_US, ceilings, launched, of_run, seconds, step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl_mpi.__main__ import parse
+from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfl_mpi import results
-from dpfl_mpi.__main__ import RANK, SIZE, all_or_none, launched, open_world, shared
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Source, open_source, verify
-from dpfl_mpi.errors import UserError, complain, printable, without_inner_frames
+from dpfl_mpi.errors import Leave, UserError, complain, printable, without_inner_frames
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
+from dpfl_mpi.mpi.start import RANK, SIZE, all_or_none, launched, open_world, share_settings
 from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.plugins.given import text_of
 from dpfl_mpi.prepare import packed
@@ -40,7 +40,7 @@ from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.settings.values import whole
 from dpfl_mpi.storage.files import explained, write
 from dpfl_mpi.storage.foreign import Unreadable, read_bytes, refused_as
-from dpfl_mpi.survival.signals import SIGNALS, Leave, handled, handler
+from dpfl_mpi.survival.signals import SIGNALS, handled, handler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -302,7 +302,7 @@ def here(ranks: int | None, settings: Mapping[str, Any]) -> Path:
         with handled(SIGNALS, handler), all_or_none(everyone):
             settings = everyone.each_rank(lambda: as_files(settings))
             compare(settings, everyone)
-            run, job = shared(everyone, decided)
+            run, job = share_settings(everyone, decided)
             import torch
 
             from dpfl_mpi.engine.train import train

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> int:
     """Print partition and plan of a command line; return the exit code, 2 for a run that cannot run."""
-    from dpfl_mpi.__main__ import parse
+    from dpfl_mpi.mpi.start import parse
 
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):

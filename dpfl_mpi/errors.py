@@ -35,6 +35,14 @@ class Nobody(UserError):
     """There is no mean: nobody takes part, or all that do have diverged."""
 
 
+class Leave(Exception):
+    """The run stopped in order, on all ranks, with an exit code and a sentence for the user."""
+
+    def __init__(self, code: int, message: str):
+        super().__init__(message)
+        self.code = code
+
+
 class RootFailed(Exception):
     """Root ended with an error of its own, which it reports; a rank that waited for root's answer cannot go on."""
 

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfl_mpi import api, prepare
-from dpfl_mpi.__main__ import open_world, shared
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.engine.saved import source_of
-from dpfl_mpi.errors import LONGEST, UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import LONGEST, Leave, UserError, exit_with, in_a_sentence
 from dpfl_mpi.evaluate import accuracies, samples
 from dpfl_mpi.mpi.launcher import find_line
+from dpfl_mpi.mpi.start import open_world, share_settings
 from dpfl_mpi.plugins import ADMITTED, KINDS, admit, find, forget, is_path, names, short
 from dpfl_mpi.plugins.code import execute, failure, in_module, in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.command_line import SCHEMA, given, parser
-from dpfl_mpi.survival.signals import Heard, Leave
+from dpfl_mpi.survival.signals import Heard
 
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
@@ -112,7 +112,7 @@ def attempt(task: dict[str, Any], world: "World") -> None:
     Heard.at, Heard.name, said = time.monotonic() * task["stop"], "a check", ""
     try:
         with contextlib.suppress(Leave):
-            train(*shared(world, lambda: api.checked(task["settings"])), world)
+            train(*share_settings(world, lambda: api.checked(task["settings"])), world)
     except Exception as error:
         own = [code for (kind, name), code in ADMITTED.items() if name == task["settings"].get(kind)]
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"

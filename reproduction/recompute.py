@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dpfl_mpi.__main__ import parse
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures.frames import accuracy
+from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.results import Result
 
 HERE = Path(__file__).resolve().parent

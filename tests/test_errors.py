@@ -19,9 +19,10 @@ import tiny_result
 from launch import ROOT, differences, ended, mpirun, run_here
 
 from dpfl_mpi import prepare
-from dpfl_mpi.__main__ import before_mpi, main
+from dpfl_mpi.__main__ import main
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.errors import NO_READER, printable, spell_out
+from dpfl_mpi.mpi.start import set_environment
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import to_flags
@@ -209,9 +210,10 @@ def test_ranks_print_once(tmp_path, digits_file):
 
 INJECT = """
 import sys
-import dpfl_mpi.__main__ as entry
+from dpfl_mpi import __main__ as entry
+from dpfl_mpi.mpi import start
 if {where!r} == "parse":  # rank 0 alone reads the arguments, before MPI starts; the others wait for it in MPI_Init
-    entry.parse = lambda arguments: 1 / 0
+    start.parse = lambda arguments: 1 / 0
 else:
     from mpi4py import MPI
     from dpfl_mpi import errors
@@ -284,7 +286,7 @@ def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
     monkeypatch.setenv("OMP_NUM_THREADS", given or "")
     if given is None:
         monkeypatch.delenv("OMP_NUM_THREADS")
-    before_mpi()
+    set_environment()
     assert os.environ["OMP_NUM_THREADS"] == used
 
 

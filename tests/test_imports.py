@@ -37,7 +37,7 @@ ALLOWED = {
 # what a room may never import, not even inside a function ...
 NEVER = {
     "torch": "errors streams plugins graph storage settings mpi data network results datasets figures prepare show export sweep",
-    "mpi4py": "errors streams plugins graph storage settings data network results datasets numerics models federation methods survival engine "
+    "mpi4py": "errors streams plugins graph storage settings data network results datasets numerics models federation methods survival engine __main__ "
     "plan figures prepare describe show export evaluate sweep api",
     "h5py": "errors streams plugins graph mpi numerics models federation methods",
     "os": "methods",

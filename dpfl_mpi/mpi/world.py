@@ -1,6 +1,6 @@
 """`World`: the ranks of a run and their collectives on arrays.
 
-Only `mpi.world`, `mpi.window` and `__main__`, which starts MPI, import mpi4py. Only buffers are sent, never pickles. Every rank reaches every
+Only this room imports mpi4py. Only buffers are sent, never pickles. Every rank reaches every
 collective; a rank without clients has arrays of length 0.
 """
 
@@ -205,12 +205,12 @@ class World:
             complain(text)
             until_read(sys.stderr)
         last()  # not before what is said: until here another thread of this rank goes on
-        tell_script(f"ended with {code}")  # srun makes 137 of it
+        note_for_script(f"ended with {code}")  # srun makes 137 of it
         self.comm.Abort(code)
         os._exit(code)  # Abort may return, once the launcher is told: nothing runs after it
 
 
-def tell_script(text: str) -> None:
+def note_for_script(text: str) -> None:
     """Write a line into the file that slurm/train.sbatch reads when srun has ended, where the run was started by it."""
     if (begun := Path(os.environ.get("DPFL_BEGUN", ""))).is_file():
         with contextlib.suppress(OSError):

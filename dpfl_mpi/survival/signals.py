@@ -33,14 +33,6 @@ ASK_S = 20  # that squeue has for an answer
 STEP_BEHIND = 1.0  # seconds by which the other ranks let root speak and abort first
 
 
-class Leave(Exception):
-    """The run stopped in order, on all ranks, with an exit code and a sentence for the user."""
-
-    def __init__(self, code: int, message: str):
-        super().__init__(message)
-        self.code = code
-
-
 class Heard:
     """What the process was told since `listen`: written by the signal handler, read by everyone."""
 

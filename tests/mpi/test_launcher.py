@@ -76,7 +76,7 @@ def in_shm(size: str, ranks: int, *words: object):
 @pytest.mark.parametrize(("size", "ranks"), [("16m", 4), ("22m", 4), ("2m", 1)])
 def test_mpich_starts_in_a_small_shm(size, ranks):
     """With UCX's share, 4 ranks in 16 to 30 MiB end by a segmentation fault, though not every time."""
-    code = "import os; from dpfl_mpi.__main__ import open_world; os.write(1, b'world of %d\\n' % open_world().size)"
+    code = "import os; from dpfl_mpi.mpi.start import open_world; os.write(1, b'world of %d\\n' % open_world().size)"
     for _ in range(2):
         done = in_shm(size, ranks, "-c", code)
         assert done.returncode == 0 and done.stdout.count(f"world of {ranks}\n") == ranks, done.stderr
@@ -157,7 +157,7 @@ def test_an_mpi_that_hangs_is_ended_unless_nobody_can_tell(tmp_path):
 def test_an_abort_leaves_its_code_for_the_script(tmp_path):
     """What a launcher makes of the code of MPI_Abort is its own affair: srun ends with 137. A sweep's job is requeued before."""
     (tmp_path / "begun").touch()
-    code = "from dpfl_mpi.__main__ import open_world; w = open_world(); w.before_abort = lambda code: print(code, flush=True); w.abort(76, 'said')"
+    code = "from dpfl_mpi.mpi.start import open_world; w = open_world(); w.before_abort = lambda code: print(code, flush=True); w.abort(76, 'said')"
     done = ended(sys.executable, "-c", code, DPFL_BEGUN=str(tmp_path / "begun"))
     assert done.returncode != 0 and "said" in done.stderr and done.stdout == "76\n"
     assert (tmp_path / "begun").read_text() == "ended with 76\n"

@@ -11,10 +11,10 @@ import tiny_result
 from launch import ROOT, mpirun, refused, run_here
 
 from dpfl_mpi import evaluate, plugins, prepare, show
-from dpfl_mpi.__main__ import parse
 from dpfl_mpi.figures import accuracy_table, learning_curves
 from dpfl_mpi.figures import names as figure_names
 from dpfl_mpi.figures.frames import of_results
+from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.plugins import admit, find, names
 from dpfl_mpi.plugins.code import in_path
 from dpfl_mpi.plugins.given import constant

@@ -14,9 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from launch import refused
 
-from dpfl_mpi import __main__ as command
 from dpfl_mpi import describe, plugins
-from dpfl_mpi.__main__ import main, parse
+from dpfl_mpi.__main__ import main
+from dpfl_mpi.mpi import start as command
+from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings import run as config

@@ -21,10 +21,11 @@ from launch import federation, refused
 from making import flip, folder, images, stored, tar, zipped
 from PIL import Image
 
-from dpfl_mpi import __main__, describe, export, prepare
+from dpfl_mpi import describe, export, prepare
 from dpfl_mpi.data.source import open_source, verify
 from dpfl_mpi.datasets import _files, arrays, femnist, image_folder
 from dpfl_mpi.datasets._files import decode
+from dpfl_mpi.mpi import start
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage import foreign
@@ -218,7 +219,7 @@ def test_one_damaged_submission_of_a_sweep(tmp_path, capsys, text):
 @pytest.mark.parametrize("out", ["/", ".", "..", "a/..", "", "x" * 247 + ".h5", "a\0b", "a\udcff.h5"])
 def test_names_that_no_result_can_have(tmp_path, monkeypatch, said, out):
     monkeypatch.chdir(tmp_path)
-    assert said(__main__.parse, f"--out={out}", code=2).startswith("error: --out is ")
+    assert said(start.parse, f"--out={out}", code=2).startswith("error: --out is ")
     said(prepare.main, "image_folder", "--source", tmp_path, f"--out={out}", code=2)
 
 

@@ -26,13 +26,14 @@ from making import images, leaf, stored, tar, zipped
 from mpi4py import MPI
 from starts import small
 
-from dpfl_mpi import __main__, describe, export, prepare, show
+from dpfl_mpi import describe, export, prepare, show
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.datasets import arrays, femnist
 from dpfl_mpi.datasets import image_folder as pictures
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation import limits
+from dpfl_mpi.mpi import start
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import summary
@@ -283,7 +284,7 @@ def limit(folder: Path) -> Reader:
 def config(folder: Path) -> Reader:
     fields = small(clients=4, rounds=3, method="fedprox") | {"quiet": True, "out": "x.h5", "options": {"mu": 0.1}}
     text = "".join(f"{k}: {json.dumps(v)}\n" for k, v in fields.items() if v is not None)
-    return {"c.yaml": text.encode()}, lambda where: __main__.parse(["--config", str(where / "c.yaml")])
+    return {"c.yaml": text.encode()}, lambda where: start.parse(["--config", str(where / "c.yaml")])
 
 
 def settings(folder: Path) -> Reader:
@@ -294,7 +295,7 @@ def settings(folder: Path) -> Reader:
         names = [f.name for f in (*dataclasses.fields(Run), *dataclasses.fields(Job))]
         name, text = names[rng.integers(len(names))], TEXTS[rng.integers(len(TEXTS))]
         if rng.random() < 0.5:
-            __main__.parse([f"--{name}={text}"])
+            start.parse([f"--{name}={text}"])
             return
         value = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"][rng.integers(8)]
         if name in {f.name for f in dataclasses.fields(Run)}:

@@ -17,6 +17,7 @@ import starts
 from launch import ended
 from mpi4py import MPI
 
+from dpfl_mpi import errors
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
@@ -322,7 +323,7 @@ def test_what_comes_before_the_first_round_is_no_round_that_could_not_end(monkey
 
 def test_what_goes_on_after_fresh_is_the_command_without_it(tmp_path, monkeypatch, undisturbed):
     out = tmp_path / "run.h5"
-    with monkeypatch.context() as patch, pytest.raises(signals.Leave) as leave:
+    with monkeypatch.context() as patch, pytest.raises(errors.Leave) as leave:
         patch.setattr(signals.Heard, "at", time.monotonic())
         patch.setattr(signals.Heard, "name", "SIGINT")
         starts.here(out, fresh=True)

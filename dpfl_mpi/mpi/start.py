@@ -1,0 +1,229 @@
+"""The start of a run: environment, settings and one MPI world of all ranks; and how they all end.
+
+Rank 0 alone parses the command line, before MPI starts: `--help` needs no MPI, and a wrong value is
+one sentence. The other ranks receive the settings, and so load no parser.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dpfl_mpi.errors import NO_READER, Leave, RootFailed, UserError, complain
+from dpfl_mpi.settings import Job, Resolved
+from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
+from dpfl_mpi.settings.fields import as_dict
+from dpfl_mpi.settings.values import whole
+
+if TYPE_CHECKING:
+    from dpfl_mpi.mpi.world import World
+
+# environment variables that mpirun and srun set
+RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
+SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+OTHER_MPIRUN = {"MPICH": "OMPI_COMM_WORLD_SIZE", "Open": "MPI_LOCALNRANKS"}  # by library
+MPICH_MB = 1.0615  # of /dev/shm per rank
+UCX_MB = 7.4  # of /dev/shm per rank, which UCX takes first
+LAUNCHER_S = 5  # some launchers end all ranks with the first: root speaks before
+
+
+# environment ------------------------------------------------------------------------------------
+def launched(names: tuple[str, ...], default: int) -> int:
+    """Return the first whole number in these environment variables, or `default`."""
+    return next((int(os.environ[n]) for n in names if whole(os.environ.get(n, ""))), default)
+
+
+def set_environment() -> None:
+    """Set one thread per rank, and what MPICH and UCX need. Call it before MPI and torch start."""
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list is of nested levels
+    os.environ["OMP_NUM_THREADS"] = threads if whole(threads) and int(threads) else "1"
+    # MPICH's pipelined ring is 50 times slower on shared cores
+    os.environ.setdefault("MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0")
+    # at the end of a whole run UCX warns of objects that MPICH left in its pool
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
+    if launched(LOCAL_SIZE, 1) > len(os.sched_getaffinity(0)):
+        os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")  # MPICH spins while it waits
+
+
+def check_shm() -> None:
+    """Let MPICH start in a small /dev/shm; raise `UserError` where it cannot, on one node."""
+    ranks, shm = launched(LOCAL_SIZE, 1), os.statvfs("/dev/shm")
+    size, free = (blocks * shm.f_frsize / 1e6 for blocks in (shm.f_blocks, shm.f_bavail))
+    if free < ranks * (MPICH_MB + UCX_MB):
+        os.environ.setdefault("UCX_TLS", "^posix")  # it has other ways
+    # not by what is free: the first ranks have taken their share before the last ones look
+    if ranks == launched(SIZE, 1) and size < ranks * MPICH_MB:
+        need = f"MPICH needs {ranks * MPICH_MB:.1f} for -n {ranks}"
+        mend = "enlarge it (docker run --shm-size), or start fewer"
+        raise UserError(f"/dev/shm has {size:.1f} MB ({free:.1f} free), {need}; {mend}")
+
+
+# settings ---------------------------------------------------------------------------------------
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Print one sentence on the launcher's rank 0 and end this rank."""
+    if launched(RANK, 0) == 0:
+        complain(f"error: {message}")
+    sys.exit(code)
+
+
+def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
+    """Return the Run and the Job of a command line; a mistake ends the program with a sentence."""
+    try:
+        with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
+            flags = given(arguments, parser())
+            with naming_lines(flags):
+                asked, job = run_and_job(flags)
+                run = asked.resolve()
+            if flags.get("print_config"):
+                import yaml
+
+                # empty: values that depend on the seed, and those that this method does not read
+                names = ("partition_seed", *run.found("method").unread)
+                empty = dict.fromkeys(n for n in names if getattr(asked, n) is None)
+                settings = as_dict(run) | as_dict(job) | empty
+                print(yaml.safe_dump(settings, sort_keys=False), end="")
+                sys.exit(0)
+        return run, job
+    except UserError as error:
+        fail(str(error))
+
+
+def parse_or_code(arguments: Sequence[str]) -> tuple[Resolved, Job] | int:
+    """Return the settings of a command line, or an exit code, after its reason was printed.
+
+    A root that ended here would leave the other ranks in MPI_Init.
+    """
+    try:
+        return parse(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BrokenPipeError:
+        return NO_READER
+    except Exception as error:
+        if getattr(error, "errno", 0) == errno.ENOSPC:
+            complain(f"error: {error}")
+            return 2
+        traceback.print_exc()
+        return 1
+
+
+def share_settings(
+    world: World, read: Callable[[], tuple[Resolved, Job] | int]
+) -> tuple[Resolved, Job]:
+    """Return on every rank the settings that `read` returns on root. Collective.
+
+    An exit code in their place ends all ranks with it. The settings are sent as texts. Root keeps
+    its own Run, which alone has the contents of the files that the settings name.
+    """
+    on_root: list[tuple[Resolved, Job]] = []
+
+    def packed() -> dict[str, Any]:
+        settings = read()
+        if isinstance(settings, int):
+            return {"exit": settings}
+        on_root.append(settings)
+        run, job = settings
+        derived = {"contents": run.contents, "declared": run.declared}
+        return {"run": as_dict(run) | derived, "job": as_dict(job)}
+
+    received = world.decide(packed)
+    if "exit" in received:
+        sys.exit(received["exit"])
+    return on_root[0] if on_root else (Resolved(**received["run"]), Job(**received["job"]))
+
+
+# all ranks --------------------------------------------------------------------------------------
+def start(
+    arguments: Sequence[str], before_abort: Callable[[int], None] | None = None
+) -> tuple[World, Resolved, Job]:
+    """Return the world of all ranks and the settings of a command line; collective from MPI on.
+
+    Where these do not work, the process ends: with code 3 where there is no MPI world.
+    """
+    alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
+    settings = parse_or_code(arguments) if alone or launched(RANK, 0) == 0 else None
+    if alone and isinstance(settings, int):
+        sys.exit(settings)
+    try:
+        world = open_world()
+    except UserError as error:
+        if launched(RANK, 0):
+            time.sleep(LAUNCHER_S)
+        fail(str(error), 3)
+    if before_abort:
+        world.before_abort = before_abort
+    read = lambda: parse_or_code(arguments) if settings is None else settings  # noqa: E731
+    return world, *share_settings(world, read)
+
+
+def open_world() -> World:
+    """Start MPI and return the world of all ranks.
+
+    Raises:
+        UserError: there is no MPI, or it sees one rank where the launcher started several.
+    """
+    set_environment()
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # some starts end the process
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        how = "load your site's MPI module, or install one with pip install -e '.[mpich]'"
+        raise UserError(f"MPI could not be loaded ({error}); {how}") from None
+    version = MPI.Get_library_version()
+    tasks = max(launched((name,), 1) for name in SIZE)
+    alone = tasks > 1 and OTHER_MPIRUN.get(version.split()[0], "") in os.environ
+    if not (alone or MPI.Is_initialized()):
+        if "ch4" in version and os.path.isdir("/dev/shm"):  # MPICH from 3.4 on
+            check_shm()
+        MPI.Init_thread()
+    if alone or (tasks > 1 and MPI.COMM_WORLD.size == 1):
+        why = f"the launcher started {tasks} tasks, but MPI sees one: each would train alone"
+        how = "Use the mpirun of mpi4py's MPI, or srun --mpi=pmi2 (MPICH) or pmix (Open MPI)"
+        raise UserError(f"{why}. {how}")
+    from dpfl_mpi.mpi.world import World, note_for_script
+
+    world = World(MPI.COMM_WORLD)
+    if world.root:
+        note_for_script("MPI has started")  # from here on an error is ours
+    return world
+
+
+@contextlib.contextmanager
+def all_or_none(world: World) -> Iterator[None]:
+    """Raise an error of the block on every rank, or end all ranks: none waits for one that left.
+
+    `Leave`, and a `UserError` that all ranks raise, pass through. Anything else ends all ranks here,
+    after its reason was printed: a mistake on some ranks, such as a file that one node lacks.
+    """
+    again = "the same command, without --fresh, goes on from the last checkpoint"
+    try:
+        yield
+    except Leave:
+        raise
+    except UserError as error:
+        if not world.all_stop():
+            world.abort(2, f"error: {error}")
+        raise
+    except BrokenPipeError:
+        world.abort(NO_READER, f"error: nobody reads the output of this run any more; {again}")
+    except RootFailed:
+        time.sleep(1)  # root prints what happened, and ends all
+        world.abort(1)
+    except BaseException as error:
+        if getattr(error, "errno", 0) == errno.ENOSPC:  # errors of its files are a `UserError`
+            world.abort(2, f"error: {error}; make room, and {again}")
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported yet
+            full = f"the GPU's memory is full ({str(error).split('. ')[0]})"
+            how = "more ranks on more GPUs, a smaller --block, --kernels torch"
+            world.abort(2, f"error: {full}; allowed: {how}, a smaller --batch_size")
+        world.abort(1, f"rank {world.rank} of {world.size}:\n{traceback.format_exc()}")
