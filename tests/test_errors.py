@@ -91,7 +91,7 @@ ALLOWED = {
     "float32, tf32, bf16": "precision fp8",
     "sgd, adam, adamw": "optimizer lion",
     "constant, step, cosine": "lr_schedule linear",
-    "none, int8, topk:SHARE": "codec int4, codec topk:0, codec lowrank:0",
+    "none, int8, or topk:SHARE": "codec int4, codec topk:0, codec topk:2",
     "all, layers=body": "send body",
     "phones, hospitals, campus, or a file": "network lan",
     "LEAVE:JOIN": "churn 0:0.5, churn 0.5, churn 2:1",
@@ -133,7 +133,6 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
     ("--staleness 1", "--staleness is 1 and --network is not given"),
     ("--staleness 1 --network phones --method fedavg", "--staleness is 1; the server of fedavg waits for all: allowed is 0"),
     ("--codec int8 --method fedavg", "--codec is int8; fedavg sends nothing along a graph: allowed is none"),
-    ("--codec int8 --averaging serial", "--codec is int8 and --averaging is serial"),
     ("--send layers=body --method pairwise", "--send is layers=body; pairwise scores models as they come"),
     ("--candidates 5 --method random_graph", "--candidates is 5; random_graph asks for no models to choose: allowed is inf"),
 ])  # fmt: skip

@@ -4,15 +4,12 @@ All that hold client j's last encoded row x add to it what arrives, as j does it
 with (CHOCO-SGD: Koloskova, Stich and Jaggi, ICML 2019, where gamma = 1). At first x is the common initial row. Who does not hold it gets x whole.
 """
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.plugins import short
@@ -25,8 +22,8 @@ LEVELS = 127  # of int8, on either side of 0
 class Encoder:
     def __init__(self, run: Resolved, ensemble: Ensemble, start_W: Tensor, columns_W: Tensor | None):
         """Take the common initial row, and which columns are sent; None: all."""
-        self.kind, self.share, self.rank = run.codec.kind, run.codec.share, run.codec.rank
-        self.ensemble, self.start, self.seed = ensemble, start_W, run.seed
+        self.kind, self.share = run.codec.kind, run.codec.share
+        self.ensemble, self.start = ensemble, start_W
         sent = ensemble.zeros(1) + 1 if columns_W is None else columns_W[None]
         self.layers = [name for name, part in ensemble.layers(sent[:, : ensemble.size]).items() if bool(part.any())]
         self.columns = torch.nonzero(sent[0, : ensemble.size])[:, 0]  # those that are sent
@@ -49,27 +46,10 @@ class Encoder:
             parts = [w_W[self.columns[which]].cpu().numpy(), said[: self._which()]]
         else:
             w, x = self.ensemble.layers(w_W[None]), self.ensemble.layers(x_W[None])  # views
-            parts = [part for name in self.layers for part in self._encoded(name, w[name][0], x[name][0])]
+            parts = [part for name in self.layers for part in encoded(w[name][0] - x[name][0])]
         out = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
         self.decode(out, x_W)
         return out
-
-    def _encoded(self, name: str, w: Tensor, x: Tensor) -> Iterator[np.ndarray]:
-        """Yield what is sent of a layer."""
-        difference = w - x
-        if self.kind == "int8":
-            step = difference.abs().max() / LEVELS
-            yield step.cpu().numpy()
-            yield torch.round(difference / step if step > 0 else difference).to(torch.int8).cpu().numpy()
-        elif self._factors(name):
-            # one step of subspace iteration (PowerSGD: Vogels, Karimireddy and Jaggi, NeurIPS 2019, Algorithm 1)
-            matrix = difference.reshape(len(difference), -1).double()
-            draws = streams.stream(self.seed, streams.CODEC, 0, 0).standard_normal((matrix.shape[1], self.rank))
-            left = torch.linalg.qr(matrix @ torch.from_numpy(draws).to(matrix.device)).Q.float()
-            yield left.cpu().numpy()
-            yield (matrix.T @ left.double()).float().cpu().numpy()
-        else:
-            yield w.cpu().numpy()
 
     def decode(self, message: np.ndarray, x_W: Tensor) -> None:
         """Move x in place by what was sent."""
@@ -92,20 +72,15 @@ class Encoder:
 
         for name in self.layers:
             layer, size = layers[name][0], layers[name].numel()
-            if self.kind == "int8":
-                step = read(1)
-                layer += (read(size, np.int8).float() * step).view(layer.shape)
-            elif self._factors(name):
-                left = read(len(layer) * self.rank).view(len(layer), self.rank).double()
-                right = read(size // len(layer) * self.rank).view(-1, self.rank).double()
-                layer += (left @ right.T).float().view(layer.shape)
-            else:
-                layer[...] = read(size).view(layer.shape)
+            step = read(1)
+            layer += (read(size, np.int8).float() * step).view(layer.shape)
 
-    def _factors(self, name: str) -> bool:
-        """Return whether a layer's two factors are fewer numbers than it has; those of a bias are not."""
-        shape, count = self.ensemble.shapes[name], math.prod(self.ensemble.shapes[name])
-        return len(shape) > 1 and self.rank * (shape[0] + count // shape[0]) < count
+
+def encoded(difference: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return a layer's difference as int8 sends it: its step, and how many steps each number is."""
+    step = difference.abs().max() / LEVELS
+    steps = torch.round(difference / step if step > 0 else difference).to(torch.int8)
+    return step.cpu().numpy(), steps.cpu().numpy()
 
 
 def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:

@@ -290,9 +290,8 @@ class Network(Text):
 class Codec(Text):
     """What is sent in place of a model."""
 
-    kind: str  # int8, topk, lowrank
+    kind: str  # int8, topk
     share: float = 0.0  # of the numbers that topk sends
-    rank: int = 0  # of the products that lowrank sends
 
     @classmethod
     def parse(cls, value: Any) -> Self | None:
@@ -302,10 +301,7 @@ class Codec(Text):
             return cls(text, text) if text == "int8" else None
         if kind == "topk" and re.fullmatch(SHARE, amount) and 0 < float(amount) <= 1:
             return cls(f"topk:{float(amount)}", kind, share=float(amount))
-        if kind == "lowrank" and re.fullmatch(r"[1-9][0-9]{0,5}", amount):
-            return cls(text, kind, rank=int(amount))
-        what = "none, int8, topk:SHARE with a share above 0 up to 1, or lowrank:R with R from 1"
-        raise UserError(f"--codec is {text}; allowed are {what}")
+        raise UserError(f"--codec is {text}; allowed are none, int8, or topk:SHARE with a share above 0 up to 1")
 
 
 @dataclass(frozen=True)
