@@ -8,7 +8,7 @@ import numpy as np
 
 # purposes of a stream; a number never changes its meaning
 INIT, ORDER, AUGMENT, CANDIDATES, COIN, PRESENT, BUDGET, REACH = range(1, 9)
-FLIP, VISITS, PAIRS, DROPOUT, NETWORK, CODEC, PEERS, _, CHURN, SKETCH = range(9, 19)
+FLIP, _, PAIRS, DROPOUT, NETWORK, _, PEERS, _, CHURN, SKETCH = range(9, 19)
 
 # of the controls of an experiment; numbers apart, so that purposes can be added above
 SEARCH, DRIFT, NOISE, NEWCOMERS, REWIRE, SHUFFLE = range(101, 107)

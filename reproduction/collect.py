@@ -48,7 +48,7 @@ DRAWN = 42  # the seed of which graphs are stored
 KEYS = ["row", "seed", "run", "t", "client", "round"]  # to sort by
 CASES = ("adding_gained", "removing_gained", "neither_gained", "both_gained")  # in the order of graph.CASES
 # what a row names beside method and budget; of the controls, which have one budget, beside the method
-VARIED = ("tau_init", "ggc_period", "averaging", "metric", "flip_share", "flipped_run_ggc")
+VARIED = ("tau_init", "ggc_period", "metric", "flip_share", "flipped_run_ggc")
 VARIED += ("budget_counts_self", "reach")
 CONTROLLED = ("search_share", "omega_period", "drift", "patience", "attack", "newcomers")
 

@@ -7,7 +7,7 @@
   and each client's locally trained model is scored. The published code of pFedGraph comes to nearly that: a softmax of the votes makes them equal
   where distances are large.
 - The random graph lies above on Dir(0.1): it is drawn anew each round.
-- DPFL averages one client after the other, or scores by mini-batches, as in the authors' code.
+- DPFL scores by mini-batches, as in the authors' code.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,6 @@ RUNS = [
     Run(**CIFAR10, method="perfedavg", options={"score_trained": True}),
     Run(**CIFAR10, method="knnper", options={"scale": 84.0}),
     Run(**CIFAR10, method="knnper", options={"interpolation": 0.0, "score_trained": True}),
-    Run(**CIFAR10, budget="0.1N", averaging="serial"),
     Run(**CIFAR10, budget="0.1N", metric="batch"),
     Run(**DIRICHLET, method="random_graph", budget="0.1N", options={"redraw": True}),
     *tuned(CIFAR10, 10, WEIGHTS),

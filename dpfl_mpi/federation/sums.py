@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi import streams
 from dpfl_mpi.errors import Nobody, UserError
 from dpfl_mpi.federation.mail import Arrived, MailRoom, Received
 from dpfl_mpi.graph import CollaborationGraph, Senders
@@ -25,9 +24,6 @@ class Sums:
         self.mail, self.blocks = mail, backend.blocks
         self.native = backend.native if mail.wire.columns is None else None  # adds rows where they lie
         self.topology = run.found("method").topology
-        visits = streams.stream(run.seed, streams.VISITS, 0, 0)
-        # --averaging serial: the N clients, one after the other; else all at once
-        self.order = visits.permutation(run.clients) if run.averaging == "serial" else None
 
     def average(
         self,
@@ -47,14 +43,12 @@ class Sums:
         if graph is None:
             return self._mixed(w_KW, a, given=weights is not None)
         members.check_graph(graph, "the graph of fed.average")
-        if received is None:  # --averaging serial: senders that come before their receiver send once they have averaged
-            received = self.mail.exchange(w_KW, graph if self.order is None else graph.only(later(graph, self.order)))
+        if received is None:
+            received = self.mail.exchange(w_KW, graph)
         if self.mail.wire.columns is not None:
             self.mail.own = w_KW  # whose layers complete what came: fed.exchange may have had others
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
-        if self.order is not None:
-            return self._average_serially(w_KW, graph, received, self.order, a)
         out, local = w_KW.clone(), [graph.of(k) for k in members.ids]
         lacks = (np.setdiff1d(mine, received.graph.of(k)) for k, mine in zip(members.ids, local, strict=True))
         if members.world.agree(any(map(len, lacks))):
@@ -119,36 +113,6 @@ class Sums:
         self.log.notes["models_received"] += 2 * members.active[members.ids]
         for i in np.flatnonzero(members.active[members.ids] & a.any(1)):
             out[i] = total[i] / float(a[i].sum())
-        return out
-
-    def _average_serially(
-        self, w_KW: Tensor, graph: CollaborationGraph, received: Received, order: np.ndarray, a: np.ndarray
-    ) -> Tensor:
-        """Return the average with every client's row replaced before the next client of `order` averages, `[K, W]`, as in the authors' code."""
-        members, comes_later = self.members, later(graph, order)
-        early, late = graph.only(~comes_later), graph.only(comes_later)
-        turn = np.zeros(members.n, np.int64)  # one after the last of its senders that come before it
-        for k in order:
-            turn[k] = 1 + max(turn[early.of(k)], default=-1)
-        local, out = [graph.of(k) for k in members.ids], w_KW.clone()
-        total = self.ensemble.zeros(len(local), torch.float64)
-        for b in self.blocks:
-            total[b] = self._own_term(w_KW, b, a)
-
-        def add(received: Received, graph: CollaborationGraph) -> None:
-            lists = [graph.of(k) for k in members.ids]
-            with self.log.clock("exchange"), torch.no_grad():
-                list(self._totals(received, self.blocks, lists, a, lambda b: total[b]))  # views
-
-        add(received, late)
-        for now in range(int(turn.max()) + 1):
-            mine = np.flatnonzero(turn[members.ids] == now)
-            if now > 0:
-                turned = early.only(turn[early.receivers()] == now)
-                add(self.mail.exchange(out, turned), turned)
-            for i in mine.tolist():
-                if whole := self._whole(i, local[i], a):
-                    out[i] = total[i] / whole
         return out
 
     def _own_term(self, w_KW: Tensor, b: slice, a: np.ndarray) -> Tensor:
@@ -297,9 +261,3 @@ class Sums:
 def rows_at(w_KW: Tensor, rows: Any) -> np.ndarray:
     """Return where in memory these rows lie, uint64: of a number `[1]`, of an array `[k]`."""
     return np.atleast_1d(w_KW.data_ptr() + w_KW.stride(0) * w_KW.element_size() * np.asarray(rows)).astype(np.uint64)
-
-
-def later(graph: CollaborationGraph, order: np.ndarray) -> np.ndarray:
-    """Return which edges have a sender that comes after its receiver in an order of the N clients, bool `[E]`."""
-    place = np.argsort(order)
-    return place[graph.senders] > place[graph.receivers()]

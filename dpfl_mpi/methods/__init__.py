@@ -27,7 +27,6 @@ Topology = Literal["none", "server", "graph"]
 CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}
 OPTIONAL = ("finetune_gradient", "newcomer")
 OWN_GRAPH = ("omega_period", "graphs")  # fields that a method does not read whose graph is new in each round
-UNREAD = (*OWN_GRAPH, "averaging")  # all that a method may ignore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Method:
     topology: Topology = "graph"
     searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
     asks_all: bool = False  # a graph: a choice receives and scores the model of each client in reach, whole ones
-    ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of UNREAD
+    ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of OWN_GRAPH
     preprocesses: bool = False  # init trains tau_init epochs; the paper then runs two rounds fewer
     finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
     models: int = 1  # that each client trains, tau_train epochs each, in a round
@@ -77,7 +76,7 @@ class Method:
         """Names of the fields of `Run` that this method does not read: two Runs that differ in one of them are the same."""
         out = set(self.ignores) | (set() if self.preprocesses else {"tau_init"})
         if self.topology != "graph":
-            out |= {"budget", "budget_counts_self", "reach", "flipped_run_ggc", "omega_period", "graphs", "averaging"}
+            out |= {"budget", "budget_counts_self", "reach", "flipped_run_ggc", "omega_period", "graphs"}
         if self.topology == "none":
             out |= {"staleness"}
         if self.topology != "graph" or not self.searches:
@@ -100,7 +99,7 @@ def load(name: str, module: ModuleType) -> Method:
     for field, low in (("models", 1), ("sent", 0), ("every_row", 0)):
         value = getattr(declared, field)
         rules[field] = type(value) is int and low <= value <= 1000, f"whole numbers from {low} to 1000"
-    for field, known in (("ignores", UNREAD), ("optimizers", Method.optimizers)):
+    for field, known in (("ignores", OWN_GRAPH), ("optimizers", Method.optimizers)):
         value = getattr(declared, field)
         rules[field] = isinstance(value, tuple) and {*value} <= {*known}, f"tuples of {', '.join(known)}"
     for field, (fits, allowed) in rules.items():

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import UNREAD, Federation, Method, State, Tensor, local
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{liu2024dfedpgp,
@@ -23,7 +23,7 @@ CITATION = """@inproceedings{liu2024dfedpgp,
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)}, year = {2024}
 }"""
 METHOD = Method(
-    "DFedPGP", CITATION, searches=False, sends_models=False, sends="body", ignores=UNREAD, colour="#000000", line=":"
+    "DFedPGP", CITATION, searches=False, sends_models=False, sends="body", ignores=OWN_GRAPH, colour="#000000", line=":"
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi.methods import UNREAD, Federation, Method, State
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{biswas2025facade,
@@ -19,7 +19,7 @@ CITATION = """@inproceedings{biswas2025facade,
   booktitle = {IEEE Conference on Secure and Trustworthy Machine Learning (SaTML)}, year = {2025},
   note = {arXiv:2410.02541}
 }"""
-METHOD = Method("Facade", CITATION, searches=False, sends_models=False, ignores=UNREAD, colour="#0072B2", line="-.")
+METHOD = Method("Facade", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#0072B2", line="-.")
 
 
 @dataclass(frozen=True)

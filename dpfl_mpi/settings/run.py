@@ -43,6 +43,7 @@ NUMERICS = 1  # raised by hand with every change that alters numbers: it is part
 REPEATED = ("seed", "partition_seed", "data", "preset")  # fields in which repetitions of one Run may differ
 UNREAD = {"budget": 1, "tau_init": 0}  # values of fields that a method does not read; any other has its default
 NOTHING: Mapping[str, str] = MappingProxyType({})
+REMOVED = {"averaging": "synchronous"}  # fields of older results, with the one value that is computed still
 
 
 def option(default: Any, text: str, tuning: bool = False, **limits: float) -> Any:
@@ -84,7 +85,6 @@ class Run:
     ggc_period: int = field(1, "graph", "P: choose anew every P-th round", low=1)
     ggc_off_rounds: Literal["reuse", "skip"] = field("reuse", "graph", "in between: average over the last choice, or not")
     ggc_repeats: int = field(1, "graph", "m: searches per choice; the best reward counts", low=1, high=999)
-    averaging: Literal["synchronous", "serial"] = field("synchronous", "graph", "serial: one client after the other, as the authors' code")
     omega_period: float | Any = field("inf", "graph", "search Omega anew every so many rounds")
     candidates: float | Any = field("inf", "graph", "M: search Omega among the M whose sketches of what they learnt are nearest")
     graphs: str | None = field(None, "graph", "result whose graphs are taken: replay, random_graph")
@@ -101,7 +101,7 @@ class Run:
     network: Any = field(None, "network", "clocks and links of the clients: phones, hospitals, campus or a file")
     churn: Any = field(None, "network", "who comes and leaves: LEAVE:JOIN, chances in a round, or a file")
     staleness: int = field(0, "network", "S: rounds that a neighbour's model may be old", low=0, high=16)
-    codec: Any = field(None, "network", "what is sent: none, int8, topk:SHARE or lowrank:R")
+    codec: Any = field(None, "network", "what is sent: none, int8 or topk:SHARE")
     send: Any = field(None, "network", "what leaves a client: all, layers=body or layers=NAMES")
 
     lr: float = field(None, "optimiser", "learning rate eta", above=0)
@@ -183,10 +183,10 @@ class Run:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the Run that `to_json` wrote; fields of a later schema that this version does not know are an error."""
-        stored = json.loads(text)
+        """Return the Run that `to_json` wrote; fields that this version does not know are an error."""
+        stored = {name: value for name, value in json.loads(text).items() if (name, value) not in REMOVED.items()}
         if unknown := ", ".join(sorted(set(stored) - {f.name for f in fields(cls)})):
-            raise UserError(f"this result was written by a later version of dpfl_mpi: it does not know {unknown}")
+            raise UserError(f"this result was written by another version of dpfl_mpi: it does not know {unknown}")
         return cls(**stored)
 
 
@@ -327,7 +327,6 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
     """Raise `UserError` where the filled-in fields of a Run do not go together, or ask something of its method that it does not do."""
     name, graph = short(filled["method"]), method.topology == "graph"
     asks, lies = graph and (method.searches or method.asks_all), filled["attack"] and filled["attack"].falsifies
-    serial = "--averaging is serial, which waits for client after client: allowed is synchronous"
     rules = [  # a field, when the value that it has is a mistake, and what the sentence says behind the value
         ("candidates", filled["candidates"] < math.inf and not asks, f"; {name} asks for no models to choose: allowed is inf"),
         ("optimizer", filled["optimizer"] not in method.optimizers, f"; {name} takes steps of its own, allowed is {', '.join(method.optimizers)}"),
@@ -337,7 +336,6 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
         ("staleness", method.topology == "server", f"; the server of {name} waits for all: allowed is 0"),
         ("staleness", not method.sends_models, f"; {name} sends more than models, of the same round: allowed is 0"),
         ("send", method.sends, f"; {name} says itself what it sends: allowed is all"),
-        *((flag, filled["averaging"] == "serial", f" and {serial}") for flag in ("network", "codec", "send")),
         ("codec", not graph, f"; {name} sends nothing along a graph: allowed is none"),
         ("send", not graph, f"; {name} sends nothing along a graph: allowed is all"),
         ("send", method.asks_all or method.every_row, f"; {name} scores models as they come, which needs whole ones: allowed is all"),

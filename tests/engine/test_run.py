@@ -45,7 +45,7 @@ MORE = {
     "sign_flip": CONTROLS | {"attack": "sign_flip:0.3", "newcomers": 0.3, "finetune_epochs": 1},
     "newcomers": CONTROLS | {"method": "fedrep", "newcomers": 0.3, "tau_train": 2},
     "flipped": CONTROLS | {"reach": "geometric:0.8", "flip_share": 0.3, "flipped_run_ggc": False, "finetune_epochs": 1},
-    "serial": CONTROLS | {"averaging": "serial", "metric": "batch"},
+    "metric": CONTROLS | {"metric": "batch"},
     "rewired": SMALL | GRAPHS | {"method": "replay", "options": {"variant": "rewired"}},
     "shuffled": SMALL | GRAPHS | {"method": "replay", "options": {"variant": "shuffled"}},
     "drawn": SMALL | GRAPHS | {"method": "random_graph", "participation": 0.7},

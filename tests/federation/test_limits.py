@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import reference
 import torch
 from launch import differences, federation, refused, run_here, text_file, training_rows
 from mpi4py import MPI
@@ -276,28 +275,6 @@ def test_a_share_is_that_of_the_decimal():
         fields = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
         assert limits.flipped(fields).sum() == count
         assert limits.Drift(fields, 10).drifted.sum() == count
-
-
-def test_serial_average_is_one_client_after_the_other():
-    with federation(SMALL | {"averaging": "serial"}) as fed:
-        rng = np.random.default_rng(3)
-        others = [np.delete(np.arange(N), k) for k in range(N)]
-        graph = CollaborationGraph.from_lists(rng.choice(others[k], k % 4, replace=False) for k in range(N))
-        models = rng.normal(size=(N, fed.ensemble.size)).astype(np.float32)
-        w = fed.ensemble.zeros(N)
-        w[:, : fed.ensemble.size] = torch.from_numpy(models[fed.ids])
-        serial = fed.average(w, graph).numpy()[fed.row_of, : fed.ensemble.size]
-        assert fed.notes["models_received"][fed.row_of].tolist() == graph.degrees().tolist()  # each model is sent once
-        now, order = list(models), fed.sums.order
-        for k in order:
-            if len(graph.of(k)):
-                now[k] = reference.average(fed.p, now, {int(k), *map(int, graph.of(k))}).astype(np.float32)
-        assert sorted(order) == list(range(N))
-        np.testing.assert_allclose(serial, now, rtol=0, atol=1e-6)
-        at_once = [reference.average(fed.p, models, {k, *map(int, graph.of(k))}) for k in range(N)]
-        changed = [k for k in range(N) if np.abs(serial[k] - at_once[k]).max() > 1e-3]
-        late = [k for k in range(N) if any(j % 4 and list(order).index(j) < list(order).index(k) for j in graph.of(k))]
-        assert changed == late and changed  # who averages over an average, and no one else
 
 
 @pytest.mark.parametrize(

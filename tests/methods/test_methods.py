@@ -363,7 +363,7 @@ class BadOptions:
     ({"METHOD": Method(every_row=True)}, "has every_row=True; allowed are whole numbers from 0 to 1000"),
     ({"METHOD": Method(sends=3)}, "METHOD of the method mine has sends=3; allowed are texts"),
     ({"METHOD": Method(searches="no")}, "has searches='no'; allowed are True and False"),
-    ({"METHOD": Method(ignores="graphs")}, "has ignores='graphs'; allowed are tuples of omega_period, graphs, averaging"),
+    ({"METHOD": Method(ignores="graphs")}, "has ignores='graphs'; allowed are tuples of omega_period, graphs"),
     ({"METHOD": Method(optimizers=("sgd", "lion"))}, "has optimizers=('sgd', 'lion'); allowed are tuples of sgd, adam, adamw"),
     ({"Options": dict}, "Options of the method mine must be a dataclass"),
     ({"Options": BadOptions}, "with true or false, a number or a text as the default"),

@@ -128,8 +128,7 @@ SAME = [  # two ways to say the same Run
     # what is the default, or is not read
     ({"model_options": {}}, {}),
     ({"flipped_run_ggc": False}, {}),
-    ({"method": "fedavg", "reach": "sites:2", "budget": 9, "omega_period": 2, "averaging": "serial"}, {"method": "fedavg"}),
-    ({"method": "local", "averaging": "serial"}, {"method": "local"}),
+    ({"method": "fedavg", "reach": "sites:2", "budget": 9, "omega_period": 2}, {"method": "fedavg"}),
     ({"method": "pens", "omega_period": 5}, {"method": "pens"}),
     ({"method": "fedavg", "beta1": 0.5, "lr_step": 7, "lr_gamma": 0.3, "lr_final": 0.2, "adam_eps": 1.0}, {"method": "fedavg"}),
     ({"optimizer": "adam", "momentum": 0.5}, {"optimizer": "adam"}),
@@ -157,7 +156,7 @@ def test_every_other_value_is_another_run():
     fields = [{"dataset": "digits", "model": "mlp"} | {name: value} for name, value in OTHER.items()]
     fields += [{}, {"optimizer": "adamw"}, {"optimizer": "adam", "beta1": 0.8}, {"lr_schedule": "cosine"}]
     fields += [{"lr_schedule": "step", "lr_step": 7}, MU, TUNED, TUNED | {"options": {"finetune_prox": False}}]
-    fields += [{"method": "random_graph"}, {"method": "random_graph", "averaging": "serial"}]
+    fields += [{"method": "random_graph"}]
     assert len({Run(**each).slug() for each in fields}) == len(fields)
 
 
@@ -184,7 +183,7 @@ def test_a_later_field_orphans_nothing(monkeypatch):
     later = dataclasses.make_dataclass("Later", [("sparsity", float, field)], bases=(Resolved,), frozen=True)
     run = Run(dataset="cifar10", budget=20, weight_decay=0.0).resolve()
     newer = json.dumps(json.loads(run.to_json()) | {"sparsity": 0.5})
-    refused("later version of dpfl_mpi: it does not know sparsity", Run.from_json, newer)
+    refused("another version of dpfl_mpi: it does not know sparsity", Run.from_json, newer)
     assert later(**vars(run)).slug() == run.slug()
     assert later(**vars(run), sparsity=0.5).slug() != (before := run.slug())
     monkeypatch.setattr(config, "NUMERICS", config.NUMERICS + 1)
