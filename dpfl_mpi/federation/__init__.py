@@ -113,7 +113,7 @@ class Parts:
         scoring, training, members = self.scoring, self.training, self.members
         mine = {name: getattr(scoring, name) for name in scoring.KEPT}
         mine |= {"epochs": training.epochs, "steps": training.steps}
-        shared = {"alive": members.alive, "budget": members.most_senders, "diverged_round": members.diverged_round}
+        shared = {"diverged_round": members.diverged_round}
         if self.run.patience:
             mine, shared = mine | {"stale": scoring.stale}, shared | {"stopped_round": members.stopped_round}
         if self.run.churn:
@@ -144,7 +144,7 @@ class Parts:
         self.scoring.best[:, : ensemble.size] = torch.from_numpy(best_KD).to(ensemble.device)
         for name, values in reached.items():
             mine[name][:] = values[self.ids]
-        self.members.diverged_round[:], self.members.alive[:] = diverged, diverged < 0
+        self.members.diverged_round[:] = diverged
         self.training.steps[:] = 0
         self.training.steps[:1] = steps if self.world.root else 0  # only the sum over all ranks is recorded
 
@@ -181,15 +181,14 @@ class Federation:
         self._parts, self.run, self.options = parts, parts.run, parts.run.options
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
         self.p = members.p  # the weight of every client in a mean [N]
-        self.most_senders = members.most_senders  # with how many others' models a client may average, B_c - 1 [N]
-        # the same, whatever fed.repaired leaves room for and who has diverged
-        self.budget = members.limits.most_senders
+        self.budget = members.limits.most_senders  # B_c - 1 of every client [N], also of who has diverged
         self.reach = members.reach  # whom each client can receive from; None: everyone
         self.n_train = parts.backend.clients.n_train  # [K]
         self.class_counts = parts.partition.class_counts  # training images of each class [N, C]
         self.graphs = parts.graphs  # of --graphs, those of rounds 0 to T
 
     round = fact("members", "round")  # the number of this round
+    most_senders = fact("members", "most_senders")  # with how many others' models a client may average, B_c - 1 [N]
     active = fact("members", "active")  # who takes part in this round and has a finite model, bool [N]
     awake = fact("members", "awake")  # who is active and has not stopped early, bool [N]: it trains and receives
     participants = fact("members", "participants")  # who takes part in some round and has a finite model, bool [N]
@@ -278,5 +277,6 @@ class Federation:
     losses_of_all = verb("greedy", Greedy.losses_of_all, collective=True, rows=1)
     repaired = verb("greedy", Greedy.repaired, collective=True)
     shuffle = verb("greedy", Greedy.shuffle)
+    candidates = verb("members", Members.candidates)
     reachable = verb("members", Members.reachable)
     collect = verb("members", Members.collect, collective=True)

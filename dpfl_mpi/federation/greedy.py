@@ -6,8 +6,8 @@ Sets hold clients other than k; k itself is always in X and Y. Line numbers are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from dpfl_mpi import streams
+from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.mail import Arrived, Received
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
@@ -69,9 +70,9 @@ class Greedy:
         losses: np.ndarray | None,
     ) -> list[list[int]]:
         """Return C_k of the clients of these blocks, from each one's sums of all that it received. Collective where models come in passes."""
-        repeats = []
+        repeats, room = [], self.members.most_senders
         for repeat in range(self.repeats):
-            searches = [Search(self, b, w_KW, y, p_y, repeat) for b, y, p_y in starts]
+            searches = [Search(self, b, w_KW, y, p_y, room, repeat) for b, y, p_y in starts]
             orders = [self.shuffle(k, received.graph.of(k), repeat) for search in searches for k in search.ids]
             if losses is not None:
                 mine = losses[searches[0].block.start :] if searches else losses
@@ -82,49 +83,46 @@ class Greedy:
             del searches  # with its sums, before the next repeat's are made
         return best_of(repeats)
 
-    def bggc(self, w_KW: Tensor) -> CollaborationGraph:
-        """Return Omega_k of every client, chosen among all others in phases of at most B_c models (Algorithm 3). Collective."""
+    def bggc(self, w_KW: Tensor, candidates: Candidates | None = None) -> CollaborationGraph:
+        """Return Omega_k of every client, chosen among its candidates in phases of at most B_c models (Algorithm 3). Collective."""
         chosen: list[list[int]] = []
-        with self.narrowed(w_KW):
-            losses = self._all_losses(w_KW) if self.rule.order == "loss" else None
-            sums, p_sums = self.sums.over_reachable(w_KW)  # lines 1-7
-            # whose sums are held at once; --network simulates all clients in lock-step
-            groups, send = 1 if self.mail.wire.counts else waves(self.members.per_rank), self.mail.exchange
-            for group in np.array_split(np.arange(len(self.blocks)), groups):
-                blocks, repeats = [self.blocks[b] for b in group], []
-                for repeat in range(self.repeats):
-                    searches = [Search(self, b, w_KW, sums[b], p_sums[b], repeat) for b in blocks]
-                    send = self._in_phases(searches, w_KW, send, repeat, losses)
-                    repeats.append([(search.chosen, search.r_x) for search in searches])
-                    del searches
-                chosen += best_of(repeats)
-            self.mail.wire.ask()  # of those chosen each model once more (line 4 of Algorithm 1)
+        candidates = self._candidates(w_KW, candidates)
+        losses = self._all_losses(w_KW, candidates) if self.rule.order == "loss" else None
+        sums, p_sums = self.sums.over_reachable(w_KW, candidates)  # lines 1-7
+        # whose sums are held at once; --network simulates all clients in lock-step
+        groups, send = 1 if self.mail.wire.counts else waves(self.members.per_rank), self.mail.exchange
+        for group in np.array_split(np.arange(len(self.blocks)), groups):
+            blocks, repeats = [self.blocks[b] for b in group], []
+            for repeat in range(self.repeats):
+                searches = [Search(self, b, w_KW, sums[b], p_sums[b], candidates.room, repeat) for b in blocks]
+                send = self._in_phases(searches, w_KW, send, repeat, losses, candidates)
+                repeats.append([(search.chosen, search.r_x) for search in searches])
+                del searches
+            chosen += best_of(repeats)
+        self.mail.wire.ask(candidates)  # of those chosen each model once more (line 4 of Algorithm 1)
         return self.members.collect(chosen)
 
-    @contextmanager
-    def narrowed(self, w_KW: Tensor) -> Iterator[None]:
-        """Let clients ask only those meanwhile whose sketches are nearest, --candidates of them, of what would leave them. Collective."""
+    def _candidates(self, w_KW: Tensor, given: Candidates | None) -> Candidates:
+        """Return the candidates among which clients with these rows search, of those given or all of this round. Collective.
+
+        With --candidates M these are the M whose sketches of what would leave them are most alike.
+        """
         members, wire, graph = self.members, self.mail.wire, None
-        if math.isinf(self.run.candidates):
-            yield
-            return
         members.exclude_diverged(w_KW)
-        ensemble, able, none = self.mail.ensemble, members.able, np.zeros(0, np.int64)
+        candidates = members.candidates() if given is None else members.candidates(given.room, given.stays)
+        if math.isinf(self.run.candidates):
+            return candidates
+        ensemble = self.mail.ensemble
         start = ensemble.initial_row(self.run.init, streams.stream(self.seed, streams.INIT, 0, 0))
         sent = slice(ensemble.size) if wire.columns is None else wire.columns
-        asks = lambda k: members.reachable(k, able) if members.most_senders[k] > 0 else none  # noqa: E731
         if wire.counts:
-            wire.ask()
-            graph = CollaborationGraph.from_lists(map(asks, range(members.n)))
+            wire.ask(candidates)
+            graph = CollaborationGraph.from_lists(map(candidates.asked_by, range(members.n)))
         with self.log.clock("graph"):
             mine = sketches(wire.leaving(w_KW)[:, sent], start[sent], members.active[members.ids], self.seed)
             told = self.mail.spread(mine, graph)
-            near = nearest(members.ids, told, asks, int(self.run.candidates))
-        members.near = members.collect(near)
-        try:
-            yield
-        finally:
-            members.near = None
+            near = nearest(members.ids, told, candidates.asked_by, int(self.run.candidates))
+        return replace(candidates, nearest=members.collect(near))
 
     def _in_phases(
         self,
@@ -133,15 +131,15 @@ class Greedy:
         send: Callable[..., Received],
         repeat: int,
         losses: np.ndarray | None,
+        candidates: Candidates,
     ) -> Callable[..., Received]:
         """Let these searches consider all that their clients can reach; `send` is how the first phase's models come. Return how the next ones do. Collective."""
         members = self.members
         ids = np.concatenate([np.zeros(0, np.int64), *(search.ids for search in searches)])
         first, none = int(searches[0].block.start) if searches else 0, np.zeros(0, np.int64)
         lost = [None] * len(ids) if losses is None else losses[first : first + len(ids)]
-        able = members.able
-        orders = [Order(self, int(k), repeat, loss, able) for k, loss in zip(ids, lost, strict=True)]  # line 9
-        widths = members.most_senders[ids]  # of a client's batch; 0 once its budget is full
+        orders = [Order(self, candidates, int(k), repeat, loss) for k, loss in zip(ids, lost, strict=True)]  # line 9
+        widths = candidates.room[ids]  # of a client's batch; 0 once its budget is full
         while True:  # line 10
             batch = [order.next(int(width)) for order, width in zip(orders, widths, strict=True)]
             rest = len(members.ids) - first - len(batch)  # the graph is that of all this rank's clients
@@ -149,28 +147,27 @@ class Greedy:
             graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
             if len(graph.senders) == 0:
                 return send
-            self.mail.wire.ask()
+            self.mail.wire.ask(candidates)
             for here, now in send(w_KW, graph).passes(batch):
                 consider(searches, here, now[first:])  # lines 12-25
             send = self.mail.send  # the rows are staged
             full = np.array([search.is_full(i) for search in searches for i in range(len(search.ids))], bool)
-            widths = np.where(full, 0, members.most_senders[ids])
+            widths = np.where(full, 0, candidates.room[ids])
 
-    def losses_of_all(self, w_KW: Tensor) -> np.ndarray:
+    def losses_of_all(self, w_KW: Tensor, candidates: Candidates | None = None) -> np.ndarray:
         """Return the loss of every client's model alone on the validation images of each local client that can receive it, `[K, N]`, else nan. Collective.
 
         Counts evaluations, and no models received.
         """
-        with self.narrowed(w_KW):
-            return self._all_losses(w_KW)
+        return self._all_losses(w_KW, self._candidates(w_KW, candidates))
 
-    def _all_losses(self, w_KW: Tensor) -> np.ndarray:
+    def _all_losses(self, w_KW: Tensor, candidates: Candidates) -> np.ndarray:
         members = self.members
         loss, asks = np.full((len(members.ids), members.n), np.nan), np.zeros((len(members.ids), members.n), bool)
         for i, k in enumerate(members.ids):
-            if members.most_senders[k] > 0:  # who may receive nothing asks nobody
-                asks[i, members.reachable(k)] = True
-        for j, row in self.mail.every_row(w_KW):
+            asks[i, candidates.asked_by(k)] = True
+        self.log.every_row = True
+        for j, row in self.mail.rows(w_KW, candidates):
             with self.log.clock("graph"):
                 loss[:, j] = self.scoring.losses(row, asks[:, j])
         return loss
@@ -189,26 +186,26 @@ class Greedy:
                     loss[who, j] = self.scoring.losses(here.rows([j], i)[0], who)[who]
         return loss
 
-    def repaired(self, graph: CollaborationGraph, choose: Callable[[], CollaborationGraph]) -> CollaborationGraph:
+    def repaired(
+        self, graph: CollaborationGraph, choose: Callable[[Candidates], CollaborationGraph]
+    ) -> CollaborationGraph:
         """Return a graph as --churn leaves it: who came has those it chooses anew, who lost some as many others, beside those that stay. Collective.
 
-        `choose()` returns a graph within the budgets, and of `fed.reachable`, which both leave room for these alone meanwhile.
+        `choose(candidates)` returns a graph of these candidates, within their `room`.
         """
         members, notes = self.members, self.log.notes
         if not members.limits.run.churn:
             return graph
         to = graph.receivers()
         lost = members.awake[to] & (members.new[to] | ~members.there[graph.senders])
-        kept, budget = graph.only(~lost), members.most_senders.copy()
+        kept, budget = graph.only(~lost), members.most_senders
         room = np.where(members.new & members.awake, budget, np.minimum(graph.degrees() - kept.degrees(), budget))
         members.new &= ~members.awake
         if not room.any():
             return kept
         before = {name: notes[name].copy() for name in REPAIR.values()}
-        members.most_senders[:], members.kept = room, kept
         with self.log.clock("graph"):
-            found = choose()
-        members.most_senders[:], members.kept = np.where(members.alive, budget, 0), None
+            found = choose(members.candidates(room, kept))
         for name, note in REPAIR.items():
             notes[name] += notes[note] - before[note]
         return kept | found
@@ -230,14 +227,14 @@ class Greedy:
 class Search:
     """(X, w^X) and (Y, w^Y) of Algorithms 2 and 3, of a block in lock-step; R(X) and R(Y) are carried over, so a candidate costs two evaluations."""
 
-    def __init__(self, greedy: Greedy, block: slice, w_KW: Tensor, y_kW: Tensor, p_y: np.ndarray, repeat: int):
+    def __init__(self, greedy: Greedy, block: slice, w_KW: Tensor, y_kW: Tensor, p_y: np.ndarray, room: np.ndarray, repeat: int):
         """Start from X = {k}, and from Y = S and k, whose sum of p_i w_i is `y_kW` `[k, W]` and whose sum of p_i is `p_y` `[k]`."""
         self.scoring, self.block, self.coins = greedy.scoring, block, greedy.coins(block, repeat)
         self.rule, self.ended = greedy.rule, np.zeros(len(greedy.members.ids[block]), bool)
         self.models = 1 if self.rule.search == "forward" else 2  # that are scored of each candidate
         self.ensemble, self.p = self.scoring.backend.ensemble, greedy.members.p
         self.ids = greedy.members.ids[block]
-        self.most_senders = greedy.members.most_senders[self.ids]  # B_c - 1
+        self.most_senders = room[self.ids]  # B_c - 1
         self.cases = greedy.log.notes["cases"][block]
         self.x, self.y = w_KW[block].double() * self.ensemble.column(self.p[self.ids]), y_kW.clone()
         self.p_x, self.p_y = self.p[self.ids].copy(), p_y.copy()
@@ -330,8 +327,8 @@ class Order:
     AHEAD = 64  # batches kept; what comes later is drawn again
     MANY = 10_000, 50  # in all, and for one that is kept: above both `Generator.choice` touches only what it returns
 
-    def __init__(self, greedy: Greedy, k: int, repeat: int, losses: np.ndarray | None = None, able: Any = None):
-        self.greedy, self.k, self.repeat, self.losses, self.able = greedy, k, repeat, losses, able
+    def __init__(self, greedy: Greedy, among: Candidates, k: int, repeat: int, losses: np.ndarray | None = None):
+        self.greedy, self.among, self.k, self.repeat, self.losses = greedy, among, k, repeat, losses
         self.done, self.left = 0, 1  # candidates handed out, and to come: at least 1, until the first draw counts them
         self.kept = np.zeros(0, np.int64)  # drawn, not yet handed out
 
@@ -347,7 +344,7 @@ class Order:
 
     def _drawn(self, few: int) -> tuple[np.ndarray, int]:
         """Return the order, or its first `few` where they are many and none is handed out yet; and how many candidates there are."""
-        candidates = self.greedy.members.reachable(self.k, self.able)
+        candidates = self.among.of(self.k)
         if self.losses is not None:
             order = by_loss(self.greedy.shuffle(self.k, candidates, self.repeat), self.losses)
         elif len(candidates) <= max(self.MANY[0], self.MANY[1] * few):

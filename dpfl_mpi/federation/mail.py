@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.wire import Wire
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi import placement
@@ -101,9 +102,12 @@ class MailRoom:
         self.log.every_row = True
         return self.rows(w_KW)
 
-    def rows(self, w_KW: Tensor, parts: bool = False) -> Iterator[tuple[int, Tensor]]:
+    def rows(
+        self, w_KW: Tensor, candidates: Candidates | None = None, parts: bool = False
+    ) -> Iterator[tuple[int, Tensor]]:
         """Do `every_row`: as many rows at a time as the window has slots, at most `MOST_ROWS` where there is no graph; a rank gets each once.
 
+        Of `candidates`, where they are the nearest alone, a rank gets those that its clients ask for.
         No receiver completes a row of which not all is sent: it is a `UserError`, but where `parts` will do.
         """
         members = self.members
@@ -115,7 +119,7 @@ class MailRoom:
         came = self.wire.counts and self.came(w_KW)
         self.stage(w_KW)
         if not came:
-            self.wire.to_all() if members.serves else self.wire.to_server()
+            self.wire.to_all(candidates or members.candidates()) if members.serves else self.wire.to_server()
         self.everywhere = True
         limit = self._capacity(0)
         limit = np.where(limit > 0, limit, self._limit())  # a rank where nobody has a budget makes no pass narrow
@@ -126,7 +130,7 @@ class MailRoom:
         ranks, first_of = np.unique(members.owner, return_index=True)  # one client of each rank receives for all
         everyone, away = np.flatnonzero(members.active), members.owner != ranks[:, None]
         wanted = np.ones(members.n, bool)
-        if (near := members.near) is not None:  # models that no client of a rank asks for do not come to it
+        if candidates and (near := candidates.nearest):  # models that no client of a rank asks for do not come to it
             asked = np.zeros((members.world.size, members.n), bool)
             asked[members.owner[near.receivers()], near.senders] = True
             away, wanted = away & asked[ranks], asked[members.world.rank] | (members.owner == members.world.rank)

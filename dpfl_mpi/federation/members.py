@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.limits import Limits
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi.placement import place, rows_of
@@ -27,14 +28,10 @@ class Members:
         self.serves = run.found("method").topology == "graph"  # a client that has stopped early; else it leaves
         self.n, self.p = partition.n, partition.p  # p [N]: the weight of every client in an average
         self.advice = "lower --lr, set --clip_norm, or --on_divergence exclude"  # where a client diverges
-        self.most_senders = limits.most_senders.copy()  # B_c - 1, of who has diverged 0
         self.reach = limits.reach  # whom each client can receive from; None: everyone
-        self.alive = np.ones(self.n, bool)
         self.diverged_round = np.full(self.n, -1)
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that has stopped early
         self.there = self.new = np.ones(self.n, bool)  # who has come and not left; who has not yet chosen since
-        self.kept: CollaborationGraph | None = None  # of a graph that is repaired what stays: no candidates
-        self.near: CollaborationGraph | None = None  # while clients search among the nearest: all candidates
         self.begin(0)
         self.owner = place(n_train, world.size)  # the rank of every client
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
@@ -70,6 +67,16 @@ class Members:
         return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
 
     @property
+    def alive(self) -> np.ndarray:
+        """Who has a finite model, bool `[N]`."""
+        return self.diverged_round < 0
+
+    @property
+    def most_senders(self) -> np.ndarray:
+        """With how many others' models each client may average, int64 `[N]`: B_c - 1, and 0 once it has diverged."""
+        return np.where(self.alive, self.limits.most_senders, 0)
+
+    @property
     def participants(self) -> np.ndarray:
         """Who takes part in some round and has a finite model, bool `[N]`: all but those who come after the last one (--newcomers)."""
         return self.alive & ~self.limits.newcomers
@@ -84,23 +91,14 @@ class Members:
         """Who trains and receives, bool `[N]`: who is active and has not stopped early; after the rounds as `begin_after` says."""
         return self.active & self.trains
 
-    @property
-    def able(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Who receives, and who sends to others, not just coming, bool `[N]` each, and the numbers of those."""
-        sends = self.active & self.there
-        return self.awake, sends, np.flatnonzero(sends)
+    def candidates(self, room: np.ndarray | None = None, stays: CollaborationGraph | None = None) -> Candidates:
+        """Return whom each client may ask now, and how many of these models it may average: by default its budget allows."""
+        room = self.most_senders if room is None else np.where(self.alive, room, 0)
+        return Candidates(self.awake, self.active & self.there, room, self.reach, stays)
 
-    def reachable(self, k: int, able: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None) -> np.ndarray:
-        """Return the candidates of client k, ascending: all other clients it can reach that take part; for many clients `able` is made once."""
-        receives, sends, senders = able or self.able
-        if not receives[k]:
-            return np.zeros(0, np.int64)
-        reach = self.reach if self.near is None else self.near
-        near = senders if reach is None else reach.of(k)
-        if near is senders and self.kept is None:
-            return np.delete(near, near.searchsorted(k)) if sends[k] else near.copy()
-        near = near if self.kept is None else np.setdiff1d(near, self.kept.of(k))
-        return near[(near != k) & sends[near]]
+    def reachable(self, k: int) -> np.ndarray:
+        """Return the candidates of client k, ascending: all other clients it can reach that take part."""
+        return self.candidates().of(k)
 
     def among_active(self, graph: CollaborationGraph) -> CollaborationGraph:
         """Return the edges of a graph between clients that take part in this round; a client that has stopped early receives nothing."""
@@ -150,8 +148,6 @@ class Members:
                 why = f"its model is not finite or has a weight beyond {LARGEST:g}"
                 raise UserError(f"client {k} diverged in round {self.round}: {why}; {self.advice}")
             self.diverged_round[k] = self.round
-        self.alive &= finite
-        self.most_senders[~self.alive] = 0
 
     def collect(self, mine: Sequence[Senders]) -> CollaborationGraph:
         """Return on every rank the graph whose edges each rank knows for its own receivers: lists of whole numbers. Collective."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.errors import Nobody, UserError
+from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.mail import Arrived, MailRoom, Received
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.backend import Backend
@@ -193,12 +194,11 @@ class Sums:
         for b, total in self._totals(received, blocks, lists, self._weights(None), start):
             yield b, from_fixed_point(total), share(b)
 
-    def over_reachable(self, w_KW: Tensor) -> tuple[Tensor, np.ndarray]:
-        """Return sum p_i w_i over each client and all it can reach, float64 `[K, W]`, and sum p_i, `[K]` (Algorithm 3, lines 1-7). Collective."""
+    def over_reachable(self, w_KW: Tensor, candidates: Candidates) -> tuple[Tensor, np.ndarray]:
+        """Return sum p_i w_i over each client and its candidates, float64 `[K, W]`, and sum p_i, `[K]` (Algorithm 3, lines 1-7). Collective."""
         members, received = self.members, self.log.notes["models_received"]
-        members.exclude_diverged(w_KW)
-        wants = (members.most_senders > 0)[members.ids] & members.awake[members.ids]
-        if not (members.reach or members.near or members.kept) and members.there[members.present].all():
+        wants = (candidates.room > 0)[members.ids] & members.awake[members.ids]
+        if candidates.unrestricted and members.there[members.present].all():
             # everyone reaches all others that take part: one exact sum serves all
             with self.log.clock("exchange"):
                 received += np.where(wants, int(members.active.sum()) - 1, 0)
@@ -210,19 +210,18 @@ class Sums:
                     for i in false[members.active[members.ids[false]]]:
                         each[i] += self._term(members.ids[i], w_KW[i]) - self._term(members.ids[i], sent[i])
             if not (self.mail.wire.counts and self.mail.came(w_KW)):
-                self.mail.wire.to_all()
+                self.mail.wire.to_all(candidates)
             p_all = np.full(len(w_KW), math.fsum(members.p[members.active]))
             each = from_fixed_point(each).expand(len(w_KW), -1)  # one row for all, but for liars
             return self._completed(each, w_KW, p_all), p_all
-        able = members.able
-        sets = [np.union1d(members.reachable(k, able) if w else k, k) for k, w in zip(members.ids, wants, strict=True)]
+        sets = [np.union1d(candidates.asked_by(k), k) for k in members.ids]
         received += np.array([len(s) - 1 for s in sets], np.int64)
         total = self.ensemble.zeros(len(members.ids), torch.int64)
         wanted: list[list[int]] = [[] for _ in range(members.n)]  # by sender: which of this rank's sums it is in
         for i, senders in enumerate(sets):
             for j in senders.tolist():
                 wanted[j].append(i)
-        for j, row_W in self.mail.rows(w_KW, parts=True):
+        for j, row_W in self.mail.rows(w_KW, candidates, parts=True):
             term = self._term(j, row_W)
             for i in wanted[j]:  # a liar sums its own true row
                 total[i] += self._term(j, w_KW[i]) if j == members.ids[i] else term

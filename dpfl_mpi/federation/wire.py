@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpfl_mpi import streams
 from dpfl_mpi.federation.attack import Attack
+from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.network.clock import Clock
@@ -92,9 +93,9 @@ class Wire:
             self.log.steps[:], self.log.images[:] = 0, 0
         return self.clock
 
-    def ask(self) -> None:
-        """Let all that may choose ask their senders now: a search is no standing order, and takes models of its round. Collective."""
-        asks, self.ages = self.members.most_senders > 0, Links()
+    def ask(self, candidates: Candidates) -> None:
+        """Let all that have room ask their senders now: a search is no standing order, and takes models of its round. Collective."""
+        asks, self.ages = candidates.room > 0, Links()
         self.standing &= ~asks
         if clock := self.settle():
             clock.ask(asks)
@@ -129,19 +130,19 @@ class Wire:
             self.bytes += 2 * self.whole * self.members.active
             clock.server(self.members.active, self.whole)
 
-    def to_all(self) -> None:
+    def to_all(self, candidates: Candidates) -> None:
         """Send everyone the models of all that it can reach, from its own number on, in phases of as many as its budget allows. Collective."""
-        members, phase = self.members, 0
-        self.ask()
+        phase = 0
+        self.ask(candidates)
         while self.counts:
             now = []
-            for k, most in enumerate(members.most_senders.tolist()):
-                near = members.reachable(k) if most else np.zeros(0, np.int64)
+            for k, most in enumerate(candidates.room.tolist()):
+                near = candidates.asked_by(k)
                 now.append(np.roll(near, -np.searchsorted(near, k))[phase * most : (phase + 1) * most])
             if not any(map(len, now)):
                 return
             self.along(CollaborationGraph.from_lists(now))
-            self.ask()
+            self.ask(candidates)
             phase += 1
 
     def aged(self, to: np.ndarray, of: np.ndarray) -> np.ndarray:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:  # names for annotations, for which nothing is loaded: a lapto
     from torch import Tensor as Tensor
 
     from dpfl_mpi.federation import Federation as Federation
+    from dpfl_mpi.federation.candidates import Candidates as Candidates
     from dpfl_mpi.federation.mail import Received as Received
     from dpfl_mpi.numerics.backend import Gradient as Gradient
     from dpfl_mpi.numerics.backend import Predict as Predict
 else:
-    Federation = Gradient = Predict = Received = Tensor = Any
+    Candidates = Federation = Gradient = Predict = Received = Tensor = Any
 State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]
 CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}

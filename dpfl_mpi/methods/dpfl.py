@@ -32,7 +32,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8
     fed.evaluate(w)  # the model the paper reports: trained, not yet mixed
     # Paper: all clients stay; with --churn who came searches (line 3), and who lost neighbours looks for as many others
-    omega = fed.repaired(omega, lambda: fed.bggc(w))
+    omega = fed.repaired(omega, lambda candidates: fed.bggc(w, candidates))
     # Paper: Omega is searched once, which is the default; with --omega_period lines 3 and 4 come again, in place of lines 9 to 11
     if t % fed.run.omega_period == 0:
         with fed.clock("graph"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import OWN_GRAPH, Federation, State, Tensor, _given
+from dpfl_mpi.methods import OWN_GRAPH, Candidates, Federation, State, Tensor, _given
 from dpfl_mpi.settings import option
 
 METHOD = _given.method("Nearest", ignores=OWN_GRAPH, sends_models=False, colour="#882255", marker="P")
@@ -32,7 +32,7 @@ class Options:
 def init(fed: Federation) -> State:
     start = fed.common_row()
     u = start * 0
-    state = _given.init(fed, lambda w: nearest(fed, u.copy_(w - start)))
+    state = _given.init(fed, lambda w: nearest(fed, u.copy_(w - start), fed.candidates()))
     return {"client": {"u": u, **state["client"]}, "shared": state["shared"]}
 
 
@@ -41,16 +41,16 @@ def round(fed: Federation, state: State, t: int) -> State:
 
     def choose(w: Tensor) -> CollaborationGraph:
         u.add_(w - start)
-        return nearest(fed, u) if t <= fed.options["until"] else state["shared"]["chosen"]
+        return nearest(fed, u, fed.candidates()) if t <= fed.options["until"] else state["shared"]["chosen"]
 
-    state = _given.round(fed, state, choose, lambda _: nearest(fed, u))
+    state = _given.round(fed, state, choose, lambda _, candidates: nearest(fed, u, candidates))
     return {"client": {"u": u, **state["client"]}, "shared": state["shared"]}
 
 
-def nearest(fed: Federation, u: Tensor) -> CollaborationGraph:
+def nearest(fed: Federation, u: Tensor, candidates: Candidates) -> CollaborationGraph:
     """Return whom each client averages with, by the sketches of u `[K, W]`. Collective."""
     cosines = alike(fed.ids, fed.tell(fed.sketches(u, fed.options["entries"])))
-    near, most = [fed.reachable(k) for k in fed.ids], fed.most_senders[fed.ids]
+    near, most = [candidates.of(k) for k in fed.ids], candidates.room[fed.ids]
     there = np.flatnonzero(fed.active)  # all that send: also who has stopped, or does not choose now (--churn)
     sends = [there if fed.reach is None else np.intersect1d(there, fed.reach.of(k)) for k in fed.ids]
     sends = [np.setdiff1d(senders, k) for k, senders in zip(fed.ids, sends, strict=True)]

@@ -7,22 +7,22 @@ smaller number. A client that shares no class is not among them, so Omega_k may 
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Federation, State, _given
+from dpfl_mpi.methods import Candidates, Federation, State, _given
 
 METHOD = _given.method("Oracle", ignores=("omega_period", "graphs"), elementwise=True, colour="#D55E00", line=":")
 
 
 def init(fed: Federation) -> State:
-    return _given.init(fed, lambda w: choose(fed))
+    return _given.init(fed, lambda w: choose(fed, fed.candidates()))
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    return _given.round(fed, state, lambda w: state["shared"]["chosen"], lambda w: choose(fed))
+    return _given.round(fed, state, lambda w: state["shared"]["chosen"], lambda w, candidates: choose(fed, candidates))
 
 
-def choose(fed: Federation) -> CollaborationGraph:
-    held, most = fed.class_counts > 0, fed.most_senders
-    return fed.collect([best(k, fed.reachable(k), held, fed.p, most[k]) for k in fed.ids])
+def choose(fed: Federation, candidates: Candidates) -> CollaborationGraph:
+    held, room = fed.class_counts > 0, candidates.room
+    return fed.collect([best(k, candidates.of(k), held, fed.p, room[k]) for k in fed.ids])
 
 
 def best(k: int, candidates: np.ndarray, held: np.ndarray, p: np.ndarray, most: int) -> np.ndarray:

@@ -7,7 +7,7 @@ ones those with the smaller number. C_k = Omega_k in every round; with --omega_p
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Federation, State, Tensor, _given
+from dpfl_mpi.methods import Candidates, Federation, State, Tensor, _given
 
 METHOD = _given.method(
     "Pairwise", ignores=("graphs",), elementwise=True, asks_all=True, colour="#000000", line="-.", marker="d"
@@ -15,22 +15,22 @@ METHOD = _given.method(
 
 
 def init(fed: Federation) -> State:
-    return _given.init(fed, lambda w: choose(fed, w))
+    return _given.init(fed, lambda w: choose(fed, w, fed.candidates()))
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     chosen = state["shared"]["chosen"]
     anew = t % fed.run.omega_period == 0
     # an absent client's choice stays
-    now = lambda w: choose(fed, w).where(fed.awake, chosen) if anew else chosen  # noqa: E731
-    return _given.round(fed, state, now, lambda w: choose(fed, w))
+    now = lambda w: choose(fed, w, fed.candidates()).where(fed.awake, chosen) if anew else chosen  # noqa: E731
+    return _given.round(fed, state, now, lambda w, candidates: choose(fed, w, candidates))
 
 
-def choose(fed: Federation, w: Tensor) -> CollaborationGraph:
+def choose(fed: Federation, w: Tensor, candidates: Candidates) -> CollaborationGraph:
     """Return for each client the B_c - 1 reachable clients whose models have the smallest loss on its validation images."""
-    loss = fed.losses_of_all(w)
+    loss = fed.losses_of_all(w, candidates)
     fed.notes["models_received"] += (~np.isnan(loss)).sum(1)
-    return fed.collect([smallest(loss[i], fed.most_senders[k]) for i, k in enumerate(fed.ids)])
+    return fed.collect([smallest(loss[i], candidates.room[k]) for i, k in enumerate(fed.ids)])
 
 
 def smallest(loss: np.ndarray, most: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Federation, State, _given
+from dpfl_mpi.methods import Candidates, Federation, State, _given
 from dpfl_mpi.settings import option
 
 METHOD = _given.method("Random graph", ignores=("omega_period",), elementwise=True, colour="#000000", marker="*")
@@ -21,25 +21,26 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    return _given.init(fed, lambda w: draw(fed, 0))
+    return _given.init(fed, lambda w: draw(fed, 0, fed.candidates()))
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     again = fed.options["redraw"] or fed.graphs
     chosen = state["shared"]["chosen"]
-    return _given.round(fed, state, lambda w: draw(fed, t) if again else chosen, lambda w: draw(fed, t))
+    now = lambda w: draw(fed, t, fed.candidates()) if again else chosen  # noqa: E731
+    return _given.round(fed, state, now, lambda w, candidates: draw(fed, t, candidates))
 
 
-def draw(fed: Federation, t: int) -> CollaborationGraph:
+def draw(fed: Federation, t: int, candidates: Candidates) -> CollaborationGraph:
     """Return the graph of round t: each client's first B_c - 1 reachable clients in its keyed order, with --graphs as many as it had there."""
     if not fed.graphs:
-        return fed.collect([fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids])
-    counts = np.minimum(fed.graphs[t].degrees(), fed.most_senders)
-    return fed.collect([order(fed, int(k), t)[: counts[k]] for k in fed.ids])
+        return fed.collect([fed.shuffle(k, candidates.of(k))[: candidates.room[k]] for k in fed.ids])
+    counts = np.minimum(fed.graphs[t].degrees(), candidates.room)
+    return fed.collect([order(fed, int(k), t, candidates)[: counts[k]] for k in fed.ids])
 
 
-def order(fed: Federation, k: int, t: int) -> np.ndarray:
+def order(fed: Federation, k: int, t: int, candidates: Candidates) -> np.ndarray:
     """Return whom client k can receive from in round t, in the order that it draws from among all that are ever there."""
     near = np.arange(fed.n) if fed.reach is None else fed.reach.of(k)
     drawn = fed.shuffle(k, near[near != k], number=t if fed.options["redraw"] else 0)
-    return drawn[np.isin(drawn, fed.reachable(k))]
+    return drawn[np.isin(drawn, candidates.of(k))]

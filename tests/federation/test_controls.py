@@ -219,8 +219,7 @@ def test_who_has_diverged_sends_and_receives_no_more():
     """Of a ring in which client 2 has diverged: it and client 1, who received from it, keep their rows; on ranks as test_checked.py says."""
     with federation({"clients": 4, "budget": 2}) as fed:
         omega = CollaborationGraph.from_lists([[(k + 1) % 4] for k in range(4)])
-        fed.members.alive[2] = False
-        fed.most_senders[2] = 0
+        fed.members.diverged_round[2] = 0
         fed.narrow(omega)
         mixed = fed.average(fed.common_row() + torch.from_numpy(fed.ids)[:, None], omega)
         for i, k in enumerate(fed.ids):

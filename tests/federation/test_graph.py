@@ -59,7 +59,7 @@ def draws(fed, k, candidates, repeats):
 
 def start(fed, number, most, repeats=1):
     fed.begin_round(number)
-    fed.most_senders[:] = most
+    fed.members.limits.most_senders[:] = most
     fed.greedy.repeats = repeats
 
 
@@ -249,7 +249,7 @@ def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
     monkeypatch.setattr(Order, "AHEAD", ahead)
     fed.begin_round(4)
     for k in range(N):
-        order, handed = Order(fed.greedy, k, 0), []
+        order, handed = Order(fed.greedy, fed.candidates(), k, 0), []
         for width in (0, 2, 2, 2, 2, 2):
             handed.append(order.next(width).tolist())
         assert [j for part in handed for j in part] == fed.shuffle(k, fed.reachable(k), 0).tolist()
@@ -263,7 +263,7 @@ def test_of_many_candidates_the_first_are_drawn_alone_and_the_others_once_these_
     drawn = []
     for t in range(1, 300):
         fed.begin_round(t)
-        order, reachable = Order(fed.greedy, 0, 0), fed.reachable(0).tolist()
+        order, reachable = Order(fed.greedy, fed.candidates(), 0, 0), fed.reachable(0).tolist()
         first, draws = order.next(2).tolist(), fed.greedy._stream(streams.CANDIDATES, 0, 0)
         assert first == draws.choice(reachable, 2 * ahead, replace=False)[:2].tolist()
         drawn.append(first + [j for _ in range(N) for j in order.next(2).tolist()])

@@ -45,14 +45,13 @@ def models_of(fed, kind, seed):
 def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     """Let the first local client search; return all that it leaves."""
     fed.begin_round(1)
-    fed.most_senders[:] = most
     k = int(fed.ids[0])
     here = SimpleNamespace(
         rows=lambda j, to: w[j].clone(), places=lambda j, to: (w.data_ptr() + 4 * w.shape[1] * j).astype(np.uint64)
     )
     sums = (w[[k, *order]].double() * torch.from_numpy(fed.p[[k, *order]])[:, None]).sum(0) if y is None else y
     given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])
-    one = Search(fed.greedy, slice(0, 1), w[fed.ids], given, p_y, 0)
+    one = Search(fed.greedy, slice(0, 1), w[fed.ids], given, p_y, np.full(N, most), 0)
     left = iter(coins)  # what its generator draws
     one.coins = [SimpleNamespace(random=lambda count=0: np.array([*islice(left, count)]) if count else next(left))]
     assert one.chooser is not None

@@ -151,7 +151,7 @@ def test_pairwise_takes_the_smallest_losses():
     assert pairwise.smallest(np.array([np.nan, 0.5]), 3).tolist() == [1]
     with federation(SMALL | {"method": "pairwise", "reach": "groups:0,1,2,3,4,5;5,6"}) as fed:
         w = fed.local_opt(fed.common_row(), 1)
-        graph = pairwise.choose(fed, w)
+        graph = pairwise.choose(fed, w, fed.candidates())
         reach = {k: [j for j in range(6) if j != k] for k in range(5)} | {5: [0, 1, 2, 3, 4, 6], 6: [5]}
         for i, k in enumerate(fed.ids.tolist()):
             b = fed.backend.blocks[i]
@@ -238,7 +238,7 @@ def test_a_random_graph_with_dpfls_degrees(plain, tmp_path, redraw):
         most = np.max([result.chosen(t).degrees() for t in range(T + 1)], 0)
         assert (together > most).any() if redraw else np.array_equal(together, most)  # the first so many of one order
     with federation(SMALL | {"method": "random_graph"}) as fed:
-        assert [random_graph.order(fed, k, 0)[:3].tolist() for k in range(N)] == [fed.shuffle(k, fed.reachable(k), 0)[:3].tolist() for k in range(N)]  # fmt: skip
+        assert [random_graph.order(fed, k, 0, fed.candidates())[:3].tolist() for k in range(N)] == [fed.shuffle(k, fed.reachable(k), 0)[:3].tolist() for k in range(N)]  # fmt: skip
 
 
 def test_rewiring_in_parts_draws_what_it_drew_at_once():
@@ -378,8 +378,8 @@ def test_a_file_that_breaks_the_contract_is_refused(content, sentence):
 def fed(number=1, **notes):
     """Return what `check_state` looks at: two local clients of four, in round `number`."""
     members = Members.__new__(Members)  # the present and the living of a run of four
-    members.alive = members.present = np.ones(4, bool)
-    members.n, members.most_senders = 4, np.array([3, 1, 1, 1])
+    members.n, members.diverged_round, members.present = 4, np.full(4, -1), np.ones(4, bool)
+    members.limits = SimpleNamespace(most_senders=np.array([3, 1, 1, 1]))
     log = SimpleNamespace(notes={"val_acc": np.ones(2)} | notes)
     return SimpleNamespace(n=4, round=number, ids=np.array([1, 3]), members=members, log=log)
 

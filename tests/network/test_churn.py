@@ -129,9 +129,9 @@ def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
         fed._parts.begin_round(1)  # 0 has left, 4 has come
         room = []
 
-        def choose():
-            room.append((fed.most_senders.tolist(), [fed.reachable(k).tolist() for k in range(5)]))
-            return fed.collect([fed.reachable(k)[: fed.most_senders[k]] for k in fed.ids])
+        def choose(candidates):
+            room.append((candidates.room.tolist(), [candidates.of(k).tolist() for k in range(5)]))
+            return fed.collect([candidates.of(k)[: candidates.room[k]] for k in fed.ids])
 
         mended = fed.repaired(omega, choose)
         assert room == [([0, 1, 1, 0, 3, 0], [[], [3, 4], [1, 3, 4], [2, 4], [1, 2, 3]])]

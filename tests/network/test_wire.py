@@ -117,7 +117,7 @@ def test_who_chooses_sees_what_arrived(codec):
     with federation(SMALL | {"codec": codec}) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         sums, p = fed.mail.wire, fed.p
-        total, _ = fed._parts.sums.over_reachable(w)
+        total, _ = fed._parts.sums.over_reachable(w, fed.candidates())
         known = sums.known.double()
         assert not torch.equal(known, w.double())
         for i, k in enumerate(fed.ids):
@@ -133,7 +133,7 @@ def test_a_head_that_is_not_sent_stays_at_home():
         assert torch.allclose(mixed[:, head], w[:, head], atol=1e-6)
         assert torch.allclose(mixed[0, ~head], mixed[1, ~head], atol=1e-6)
         assert fed.mail.wire.whole == 4 * (fed.ensemble.size - int(head.sum()))
-        total, p = fed._parts.sums.over_reachable(w)
+        total, p = fed._parts.sums.over_reachable(w, fed.candidates())
         assert torch.allclose((total / torch.from_numpy(p)[:, None])[:, head].float(), w[:, head], atol=1e-6)
 
 
