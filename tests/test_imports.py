@@ -15,10 +15,11 @@ FLOORS = (
     "errors",
     "streams plugins graph storage",
     "settings",
-    "mpi data network",
+    "mpi data",
     "results",
     "datasets numerics",
     "models",
+    "transport",
     "plan federation",
     "methods",
     "survival",
@@ -32,14 +33,14 @@ HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # all that a room may use: methods call the verbs of the Federation that they are handed, and import it for types alone
 ALLOWED = {
     "methods": "methods errors streams plugins graph settings",
-    "figures": "figures settings errors methods network plugins results graph storage",
+    "figures": "figures settings errors methods plugins results graph storage",
 }
 # what a room may never import, not even inside a function ...
 NEVER = {
-    "torch": "errors streams plugins graph storage settings mpi data network results datasets figures prepare show export sweep",
-    "mpi4py": "errors streams plugins graph storage settings data network results datasets numerics models federation methods survival engine __main__ "
+    "torch": "errors streams plugins graph storage settings mpi data results datasets figures prepare show export sweep",
+    "mpi4py": "errors streams plugins graph storage settings data results datasets numerics models transport federation methods survival engine __main__ "
     "plan figures prepare describe show export evaluate sweep api",
-    "h5py": "errors streams plugins graph mpi numerics models federation methods",
+    "h5py": "errors streams plugins graph mpi numerics models transport federation methods",
     "os": "methods",
     "pathlib": "methods",
 }

@@ -16,13 +16,13 @@ from dpfl_mpi.federation.greedy import REPAIR
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
-from dpfl_mpi.network.profiles import NS
 from dpfl_mpi.plan.needs import AT_ONCE, duration
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import mean
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job
+from dpfl_mpi.transport.speeds import NS
 
 SMALL, SMALL_IN_ALL = 1e6, 1e8  # bytes of a model, and of those of all clients: smaller ones are saved unasked
 COLUMNS = "   val %  test %  best %  received  seconds    left"  # best: of each client's best model by validation; received: models

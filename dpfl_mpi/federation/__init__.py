@@ -35,11 +35,11 @@ from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.network.profiles import NS
 from dpfl_mpi.numerics import sketches
 from dpfl_mpi.numerics.backend import Backend, Gradient, Proximal
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.speeds import NS
 
 P = ParamSpec("P")
 T = TypeVar("T")

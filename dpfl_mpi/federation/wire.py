@@ -16,11 +16,11 @@ from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.network.clock import Clock
-from dpfl_mpi.network.links import Links
-from dpfl_mpi.network.profiles import Speeds, speeds_of
 from dpfl_mpi.numerics.codec import Encoder, columns_of
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.clock import Clock
+from dpfl_mpi.transport.links import Links
+from dpfl_mpi.transport.speeds import Speeds, speeds_of
 
 
 class Wire:
@@ -29,7 +29,7 @@ class Wire:
         n = self.members.n
         self.clock: Clock | None = None
         if run.network:  # root has what a file holds
-            told = self.members.world.share(lambda: vars(speeds_of(run)))
+            told = self.members.world.share(lambda: vars(speeds_of(str(run.network), run.network.table, run.clients, run.seed)))
             self.clock = Clock(Speeds(**told), run.staleness)
         self.versions = run.staleness + 1  # rows of each client that a receiver may get
         self.columns = columns_of(run, self.ensemble, head)  # bool [W] of those that are sent; None: all

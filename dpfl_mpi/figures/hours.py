@@ -19,7 +19,6 @@ from dpfl_mpi.figures.names import labels, text_label
 from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
 from dpfl_mpi.figures.tables import markdown, number
 from dpfl_mpi.figures.variance import REACH
-from dpfl_mpi.network.clock import critical_path
 from dpfl_mpi.results import Result
 
 RUNS = cifar10(network=("phones", "hospitals"), method=pareto.METHODS)
@@ -97,3 +96,15 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     if any(result.run.finetune_epochs for result in frames.runs["result"]):
         said += " Rows +FT end before it: it is not timed."
     return Drawing(pd.concat(parts, ignore_index=True), figure, f"{markdown(pd.DataFrame(rows))}\n\n{said}")
+
+
+def critical_path(end: np.ndarray, waited_for: np.ndarray) -> list[int]:
+    """Return for rounds 0 to T the client on which the end of the run depended, from ends and waits `[T+1, N]`.
+
+    The path goes back from the client that ended last: to the one it waited for in a round, else to itself.
+    """
+    client, path = int(end[-1].argmax()), []
+    for senders in waited_for[::-1]:
+        client = int(senders[client]) if senders[client] >= 0 else client
+        path.append(client)
+    return path[::-1]

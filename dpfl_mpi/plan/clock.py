@@ -3,10 +3,10 @@
 import numpy as np
 
 from dpfl_mpi.data.partition import Partition
-from dpfl_mpi.network.clock import Clock
-from dpfl_mpi.network.profiles import NS, speeds_of
 from dpfl_mpi.numerics.sketches import ENTRIES
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.clock import Clock
+from dpfl_mpi.transport.speeds import NS, speeds_of
 
 PLAYED = 5  # rounds; the others take as long as these on average
 
@@ -17,7 +17,7 @@ def simulated(run: Resolved, dealt: Partition, size: int) -> tuple[float, float]
     Steps, scores and a server's messages are those of the run. Whom a client will choose is not known: it has as many neighbours as its budget allows,
     those behind it by number, and scores all that it may.
     """
-    method, n, clock = run.found("method"), dealt.n, Clock(speeds_of(run))
+    method, n, clock = run.found("method"), dealt.n, Clock(speeds_of(str(run.network), run.network.table, run.clients, run.seed))
     train, val = dealt.sizes("train"), dealt.sizes("val")
     steps, none = -(-train // run.batch_size), np.zeros(n, np.int64)
     most = run.most_senders if method.topology == "graph" else 0

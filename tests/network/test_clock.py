@@ -8,11 +8,11 @@ from launch import differences, refused, run_here
 
 from dpfl_mpi import describe
 from dpfl_mpi.figures import hours
-from dpfl_mpi.network.clock import Clock, critical_path, queue
-from dpfl_mpi.network.profiles import NS, PROFILES, Speeds, speeds_of
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.values import NETWORKS
+from dpfl_mpi.transport.clock import Clock, queue
+from dpfl_mpi.transport.speeds import NS, PROFILES, Speeds, speeds_of
 
 SMALL = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3}
 
@@ -32,7 +32,7 @@ def test_a_round_by_hand():
     assert seconds(clock.ready) == [2, 4, 6]
     assert seconds(clock.now) == [3, 4, 6]
     to, of = np.array([0, 0, 1]), np.array([1, 2, 0])
-    here = clock.arrivals(to, of, np.full(3, 10**6))
+    here = clock.arrivals(to, of, np.full(3, 10**6), standing=True)
     clock.wait(to, of, here)
     # 1 to 0: leaves at 4, up 5, latency 5.25, down (2 s) 7.25; 2 to 0: 6, 7, 7.75, 9.75; 0 to 1: 2, 3, 3.25, 4.25
     assert seconds(here) == [7.25, 9.75, 4.25]
@@ -83,7 +83,7 @@ def test_a_search_is_asked_for_and_a_standing_graph_is_not():
         clock.work(np.ones(3, int), np.zeros(3, int))
         if asks:
             clock.ask()
-        assert seconds(clock.arrivals(np.array([1]), np.array([0]), np.array([10**6]))) == [there]
+        assert seconds(clock.arrivals(np.array([1]), np.array([0]), np.array([10**6]), True)) == [there]
 
 
 def test_a_queue_is_one_message_after_the_other():
@@ -98,7 +98,7 @@ def test_a_queue_is_one_message_after_the_other():
 
 def test_the_critical_path_goes_back_over_who_was_waited_for():
     end = np.array([[1, 2, 3], [4, 5, 4], [9, 6, 6]])
-    assert critical_path(end, np.array([[-1, -1, -1], [1, 2, -1], [1, -1, -1]])) == [2, 2, 1]
+    assert hours.critical_path(end, np.array([[-1, -1, -1], [1, 2, -1], [1, -1, -1]])) == [2, 2, 1]
 
 
 @pytest.mark.parametrize("method", ["dpfl", "fedavg", "pairwise", "pfedgraph", "local"])
@@ -120,10 +120,10 @@ def test_clocks_change_no_model_and_add_up(method, tmp_path):
 
 
 def test_speeds_are_drawn_once_by_the_seed():
-    drawn = [speeds_of(Run(**SMALL, network="phones", seed=seed).resolve()) for seed in (1, 1, 2)]
+    drawn = [speeds_of("phones", None, 6, seed) for seed in (1, 1, 2)]
     assert drawn[0].step.tolist() == drawn[1].step.tolist() != drawn[2].step.tolist()
     assert tuple(PROFILES) == NETWORKS
-    many = speeds_of(Run(clients=1000, network="phones").resolve())
+    many = speeds_of("phones", None, 1000, 42)
     assert np.median(many.up) == pytest.approx(12.6, rel=0.1)
     assert np.log(many.step).std() == pytest.approx(0.7, rel=0.1)
 
@@ -131,7 +131,7 @@ def test_speeds_are_drawn_once_by_the_seed():
 def test_a_file_of_speeds(tmp_path):
     (tmp_path / "net.csv").write_text("step,image,up,down,latency\n" + "0.1,0,inf,inf,0\n" * 6)
     run = Run(**SMALL, network=str(tmp_path / "net.csv")).resolve()
-    assert speeds_of(run).up.tolist() == [np.inf] * 6
+    assert speeds_of(str(run.network), run.network.table, 6, 42).up.tolist() == [np.inf] * 6
     assert run.key()["network"] == run.network.sha256
 
 

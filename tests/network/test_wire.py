@@ -6,8 +6,8 @@ import pytest
 import torch
 from launch import differences, federation, refused, run_here, run_many, text_file
 
-from dpfl_mpi.network.links import Links
 from dpfl_mpi.results import Result
+from dpfl_mpi.transport.links import Links
 
 SMALL = {"clients": 6, "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3}
 LATE = {"network": "phones", "staleness": 2}

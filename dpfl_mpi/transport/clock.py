@@ -1,0 +1,148 @@
+"""`Clock`: the simulated time of every client, in whole nanoseconds since the start of the run.
+
+The engine computes rounds one after the other. The clock says when each client would have done its part.
+A client trains, scores and waits, one after the other. Its links work meanwhile: each carries one message of
+an exchange at a time, first come, first served; ties go by client number. A message takes its bytes through
+the sender's uplink, the latencies of both ends, and its bytes through the receiver's downlink.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.transport.links import Links
+from dpfl_mpi.transport.speeds import MEGABITS_PER_BYTE, Speeds, nanoseconds
+
+PARTS = ("train", "choose", "send", "wait")  # of a round
+LATEST_NS = 2**61  # 73 years
+NEVER_NS = 2**62
+
+
+class Clock:
+    """Times of all N clients, int64 `[N]` each. Every rank has the same."""
+
+    def __init__(self, speeds: Speeds, staleness: int = 0):
+        n = len(speeds.step)
+        self.speeds = speeds
+        self.step, self.image = nanoseconds(speeds.step), nanoseconds(speeds.image)
+        self.latency = nanoseconds(speeds.latency)
+        self.now = np.zeros(n, np.int64)  # the end of what a client has done
+        self.ready = np.zeros(n, np.int64)  # since when it has had the model that it sends
+        self.asked = np.zeros(n, np.int64)  # since when its senders have known that it wants theirs
+        self.sent = np.zeros(n, np.int64)  # until when a round's standing messages use its uplink
+        self.here = np.ones(n, bool)  # who takes part in this round
+        # by edge when the sender's model of a rounds ago arrived; empty unless models may be old
+        self.came = [Links() for _ in range(staleness + 1 if staleness else 0)]
+        self.begin(self.here)
+
+    def begin(self, present: np.ndarray) -> None:
+        """Start a round of the clients that are present, bool `[N]`.
+
+        A client that was absent begins with the first of those that were there in the last round.
+        """
+        stayed, arrived = present & self.here, present & ~self.here
+        first = stayed if stayed.any() else self.here
+        self.now[arrived] = np.maximum(self.now[arrived], self.now[first].min())
+        if present.any():  # an empty round leaves the last one's clients to the next
+            self.here[:] = present
+        if self.came:
+            self.came = [Links(), *self.came[:-1]]
+        if self.now.max(initial=0) > LATEST_NS:
+            late = f"the clock of client {self.now.argmax()} has passed 73 years"
+            raise UserError(f"{late}; --network has too slow a client or link")
+        self.spent = {part: np.zeros(len(self.now), np.int64) for part in PARTS}
+        self.waited_for = np.full(len(self.now), -1)  # whose model arrived last, of each that waited
+
+    def work(self, steps: np.ndarray, images: np.ndarray) -> None:
+        """Let clients take these gradient steps `[N]`, then score these images `[N]`.
+
+        A model can be sent once it is trained.
+        """
+        trained, scored = steps * self.step, images * self.image
+        self.ready = np.where(steps > 0, self.now + trained, self.ready)
+        self.now = self.now + trained + scored
+        self.spent["train"] += trained
+        self.spent["choose"] += scored
+
+    def ask(self, who: Any = slice(None)) -> None:
+        """Let clients ask for models now: those that they want are new since the last round."""
+        self.asked[who] = self.now[who]
+
+    def exchange(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, old: Any) -> np.ndarray:
+        """Send models of these bytes along edges `[E]`, let the receivers go on, and return the models' ages in rounds `[E]`.
+
+        A receiver waits for models of this round. Where models may be `old`, bool or `[E]`, it takes the newest
+        that it has of each sender; where it has none, it waits for the first.
+        """
+        arrival, age = self.arrivals(to, of, sizes, np.any(old)), np.zeros(len(to), np.int64)
+        edges = to * len(self.now) + of
+        if self.came:
+            self.came[0].set(edges, arrival)
+        if self.came and np.any(old):
+            times = np.stack([came.get(edges, NEVER_NS) for came in self.came])
+            arrived = times <= self.now[to]
+            newest = np.where(arrived.any(0), arrived.argmax(0), times.argmin(0))
+            age = np.where(old, newest, 0)
+            arrival = times[age, np.arange(len(to))]
+        self.wait(to, of, arrival)
+        return age
+
+    def arrivals(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, standing: Any) -> np.ndarray:
+        """Return when the messages of edges `[E]` arrive.
+
+        They queue with one another. Messages of a `standing` graph also keep the uplink busy for the next ones:
+        a round's messages leave in order. The downlink forgets, so that what a receiver still awaits from a slow
+        sender does not delay what is there before.
+        """
+        up = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.up[of])
+        down = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.down[to])
+        free = self.sent if standing else np.zeros_like(self.sent)
+        left = queue(np.maximum(self.ready[of], self.asked[to]), of, to, up, free)
+        np.add.at(self.spent["send"], of, up)
+        there = left + self.latency[of] + self.latency[to]
+        return queue(there, to, of, down, np.zeros_like(self.sent))
+
+    def wait(self, to: np.ndarray, of: np.ndarray, arrival: np.ndarray) -> None:
+        """Let receivers go on when the last of their models arrives, `[E]`; of equal times the smallest sender counts."""
+        last = self.now.copy()
+        np.maximum.at(last, to, arrival)
+        final = np.flatnonzero((arrival == last[to]) & (arrival > self.now[to]))
+        final = final[np.argsort(-of[final], kind="stable")]  # the last assignment below wins
+        self.waited_for[to[final]] = of[final]
+        self.spent["wait"] += last - self.now
+        self.now = last
+
+    def server(self, active: np.ndarray, size: int) -> None:
+        """Let active clients, bool `[N]`, send a model to a server without limits, and wait for its answer of the same size."""
+        who = np.flatnonzero(active)
+        up, down = (nanoseconds(size * MEGABITS_PER_BYTE / rate[who]) for rate in (self.speeds.up, self.speeds.down))
+        left = np.maximum(self.ready[who], self.sent[who]) + up
+        self.sent[who] = left
+        at_server = left + self.latency[who]
+        answered = at_server.max(initial=0) + self.latency[who] + down
+        self.spent["send"][who] += up
+        slowest = who[at_server.argmax()] if len(who) else 0
+        self.wait(who, np.full(len(who), slowest), answered)
+        self.ready[who] = self.now[who]
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint stores, by name."""
+        return {name: getattr(self, name) for name in ("now", "ready", "asked", "sent", "here")}
+
+
+def queue(ready: np.ndarray, link: np.ndarray, other: np.ndarray, cost: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """Return when each message `[E]` has passed its link: in the order in which they are ready, ties by the other end.
+
+    A message keeps its link busy for its cost `[E]`. `free` `[N]` is when each link is idle; it is updated in place.
+    """
+    order = np.lexsort((other, ready, link))
+    passed = np.empty(len(ready), np.int64)
+    ends = np.cumsum(np.bincount(link, minlength=len(free)))
+    for k in np.unique(link):
+        mine = order[(ends[k - 1] if k else 0) : ends[k]]
+        spent = np.cumsum(cost[mine])
+        begins = np.maximum(ready[mine], free[k]) - (spent - cost[mine])
+        passed[mine] = np.maximum.accumulate(begins) + spent
+        free[k] = passed[mine[-1]]
+    return passed
