@@ -12,31 +12,27 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.limits import Limits
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi.placement import place, rows_of
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.ensemble import LARGEST, largest
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.placement import Placement
 
 
-class Members:
+class Members(Placement):
     """The clients of a run. Every array is the same on every rank but `ids` `[K]`."""
 
     def __init__(self, world: World, partition: Partition, limits: Limits, run: Resolved):
-        n_train = partition.sizes("train")
-        self.world, self.limits = world, limits
+        super().__init__(world, partition.sizes("train"))
+        self.limits = limits
         self.exclude = run.on_divergence == "exclude"  # a client whose model diverges; else it ends the run
         self.serves = run.found("method").topology == "graph"  # a client that has stopped early; else it leaves
-        self.n, self.p = partition.n, partition.p  # p [N]: the weight of every client in an average
+        self.p = partition.p  # the weight of every client in an average [N]
         self.advice = "lower --lr, set --clip_norm, or --on_divergence exclude"  # where a client diverges
         self.reach = limits.reach  # whom each client can receive from; None: everyone
         self.diverged_round = np.full(self.n, -1)
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that has stopped early
         self.there = self.new = np.ones(self.n, bool)  # who has come and not left; who has not yet chosen since
         self.begin(0)
-        self.owner = place(n_train, world.size)  # the rank of every client
-        self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
-        self.ids = self.rank_by_rank[self.owner[self.rank_by_rank] == world.rank]  # heaviest first
-        self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
 
     def begin(self, number: int, time: float = 0.0) -> None:
         self.round, self.in_rounds, before = number, True, self.there
@@ -158,23 +154,4 @@ class Members:
                 raise UserError(f"fed.collect was given a {type(senders).__name__} for client {k}; {takes}")
         if len(mine) != len(self.ids):
             raise UserError(f"fed.collect was given senders for {len(mine)} clients; this rank has {len(self.ids)}")
-        receivers = np.repeat(self.rank_by_rank, self._rank_by_rank(np.array([len(s) for s in mine], np.int64)))
-        senders = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, mine)]).astype(np.int64)
-        senders = self._rank_by_rank(senders, self.owner[receivers])
-        return CollaborationGraph.from_edges(self.n, receivers, senders)
-
-    def to_root(self, rows: np.ndarray, now: slice | None = None) -> np.ndarray | None:
-        """Return on root `[N, ...]` in client order from every rank's `[K, ...]`, of some clients where `now` says which; elsewhere None. Collective."""
-        now = slice(0, self.n) if now is None else now
-        order = self.rank_by_rank[(self.rank_by_rank >= now.start) & (self.rank_by_rank < now.stop)]
-        gathered = self.world.gather(rows[(self.ids >= now.start) & (self.ids < now.stop)], self.owner[now])
-        return None if gathered is None else gathered[np.argsort(order)]
-
-    def of_all(self, mine: np.ndarray) -> np.ndarray:
-        """Return on every rank `[N, ...]` in client order from every rank's `[K, ...]`. Collective."""
-        return self._rank_by_rank(mine)[np.argsort(self.rank_by_rank)]
-
-    def _rank_by_rank(self, mine: np.ndarray, owner: np.ndarray | None = None) -> np.ndarray:
-        gathered = self.world.gather(mine, self.owner if owner is None else owner, everywhere=True)
-        assert gathered is not None
-        return gathered
+        return self.graph_of(mine)

@@ -1,0 +1,51 @@
+"""`Placement`: which rank computes each client."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.mpi.placement import place, rows_of
+from dpfl_mpi.mpi.world import World
+
+
+class Placement:
+    """Every rank has the same values, but for `ids`."""
+
+    def __init__(self, world: World, n_train: np.ndarray):
+        """Place clients by their training sizes `[N]`."""
+        self.world, self.n = world, len(n_train)
+        self.owner = place(n_train, world.size)  # the rank of every client [N]
+        # all clients, rank by rank and heaviest first; the row of every client on its rank
+        self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
+        self.ids = self.rank_by_rank[self.owner[self.rank_by_rank] == world.rank]  # of this rank [K]
+        self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
+
+    def graph_of(self, senders: Sequence[Senders]) -> CollaborationGraph:
+        """Return on every rank the graph of which each rank gives the senders of its clients `[K]`. Collective."""
+        counts = np.array([len(s) for s in senders], np.int64)
+        receivers = np.repeat(self.rank_by_rank, self._rank_by_rank(counts, self.owner))
+        mine = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, senders)]).astype(np.int64)
+        return CollaborationGraph.from_edges(
+            self.n, receivers, self._rank_by_rank(mine, self.owner[receivers])
+        )
+
+    def to_root(self, rows: np.ndarray, clients: slice | None = None) -> np.ndarray | None:
+        """Return on root `[N, ...]` in client order, elsewhere None, from every rank's `[K, ...]`. Collective.
+
+        `clients` says of which; None: of all.
+        """
+        first, end = (0, self.n) if clients is None else (clients.start, clients.stop)
+        order = self.rank_by_rank[(self.rank_by_rank >= first) & (self.rank_by_rank < end)]
+        mine = rows[(self.ids >= first) & (self.ids < end)]
+        gathered = self.world.gather(mine, self.owner[first:end])
+        return None if gathered is None else gathered[np.argsort(order)]
+
+    def of_all(self, rows: np.ndarray) -> np.ndarray:
+        """Return on every rank `[N, ...]` in client order from every rank's `[K, ...]`. Collective."""
+        return self._rank_by_rank(rows, self.owner)[np.argsort(self.rank_by_rank)]
+
+    def _rank_by_rank(self, rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
+        gathered = self.world.gather(rows, owner, everywhere=True)
+        assert gathered is not None
+        return gathered
