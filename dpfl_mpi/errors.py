@@ -11,6 +11,8 @@ from typing import Any, NoReturn, ParamSpec
 P = ParamSpec("P")
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended: 128 + SIGINT, as a shell has it
 LONGEST = 1000  # characters that are shown of an error text of other code
+REQUEUE = 75  # exit code of a run that goes on when it is started again: EX_TEMPFAIL
+STALLED = 76  # exit code of a run that gets no further when it is started again
 NO_READER = 141  # exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as a shell has it
 # what a terminal obeys, but for \t, \n and a first \r, with which the line of a download begins
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|(?<!^)\r")

@@ -8,7 +8,7 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.engine.start import agreed, finished_at, forgotten
-from dpfl_mpi.errors import Leave, Nobody, UserError
+from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.world import World
@@ -18,7 +18,7 @@ from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.shm import remove_left
-from dpfl_mpi.survival.signals import REQUEUE, STALLED, Heard, Watch, again_text
+from dpfl_mpi.survival.signals import Heard, Watch, again_text
 
 
 def train(run: Run, job: Job, world: World) -> Path:
@@ -32,7 +32,7 @@ def train(run: Run, job: Job, world: World) -> Path:
         if not forgotten(path, job, world, checkpoints):
             done_at = world.decide(lambda: finished_at(path, resolved, job, checkpoints.folder))
         if not done_at:
-            with Beside(path, job, world) as beside, Watch(job, world, lock.release) as watch:
+            with Beside(path, job, world) as beside, Watch(job, world, lock.release, checkpoints.count_hang) as watch:
                 if world.local_rank == 0:
                     remove_left()
                 parts = build(resolved, job, world)

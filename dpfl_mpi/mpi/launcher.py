@@ -1,17 +1,25 @@
-"""Which launch line starts one MPI world here: `python -m dpfl_mpi.mpi.launcher` prints it, for `$(python -m dpfl_mpi.mpi.launcher) python -m dpfl_mpi`."""
+"""Find the launch line that starts one MPI world here, and start a Run with it in a Slurm job.
 
+`python -m dpfl_mpi.mpi.launcher` prints the line; `... launcher run FLAGS` is what slurm/train.sbatch
+calls; `... launcher --open_mpi` prints the settings that Open MPI needs on a single machine.
+"""
+
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from dpfl_mpi.errors import UserError, complain, exit_with
+from dpfl_mpi.errors import REQUEUE, STALLED, UserError, complain, exit_with
+from dpfl_mpi.mpi import slurm
 
-# in one piece: lines of ranks mix
+# written in one piece: lines of ranks mix
 TRY = "import os; from mpi4py import MPI; os.write(1, b'world of %d\\n' % MPI.COMM_WORLD.size)"
-SECONDS = 60  # a mismatched pair may wait for ever
-OPEN_MPI = {  # what Open MPI must be told on a single machine to start as MPICH does, which ignores it
+TRY_S = 60  # a launcher of another MPI may wait for ever
+OPEN_MPI = {  # lets Open MPI start on a single machine as MPICH does, which ignores these
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores
@@ -19,36 +27,47 @@ OPEN_MPI = {  # what Open MPI must be told on a single machine to start as MPICH
     "OMPI_MCA_osc": "^ucx",  # its one-sided calls over UCX fail where there is no such network
 }
 SRUN = ("pmi2", "pmix", "pmix_v5", "pmix_v4", "pmix_v3", "cray_shasta")
+START_S = float(os.environ.get("DPFL_START_S", "600"))  # after which a start of MPI hangs
+STARTS = 3  # of MPI, which fails or hangs once in a while
+IN_ORDER = (0, 2, 3, REQUEUE, STALLED)  # exit codes of a Run that finished, was refused or stopped
+NO_MPI = 3  # exit code where MPI is missing
 
 
+# the launch line ----------------------------------------------------------------------------------
 def candidates() -> list[list[str]]:
     """Return the launch lines that could work here, the first choice first."""
-    out: list[list[str]] = []
-    if os.environ.get("SLURM_JOB_ID") and shutil.which("srun"):
+    lines: list[list[str]] = []
+    in_job = bool(os.environ.get("SLURM_JOB_ID"))
+    if in_job and shutil.which("srun"):
         offered = output(["srun", "--mpi=list"]).split()
-        out += [["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"] for kind in SRUN if kind in offered]
+        kinds = [kind for kind in SRUN if kind in offered]
+        lines += [["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"] for kind in kinds]
     if shutil.which(found := mpirun()):
-        out.append([found, "--bind-to", "none"] if os.environ.get("SLURM_JOB_ID") else [found])
-    return out
+        lines.append([found, "--bind-to", "none"] if in_job else [found])
+    return lines
 
 
 def mpirun() -> str:
-    """Return the mpirun of the search path, where there is none that beside Python: of an environment that was not activated."""
+    """Return mpirun from PATH or, if the environment was not activated, from beside Python."""
     beside = Path(sys.executable).with_name("mpirun")
     return str(beside) if beside.exists() and not shutil.which("mpirun") else "mpirun"
 
 
 def works(line: list[str], tasks: int) -> bool:
-    """Return whether the line starts one world of this many tasks: one of the wrong kind mostly starts each alone, and says nothing."""
-    few = [*line, "-n", str(tasks), sys.executable, "-c", TRY]
-    return output(few).count(f"world of {tasks}") == tasks
+    """Return whether a line starts one world of so many tasks; a wrong one starts each alone."""
+    words = [*line, "-n", str(tasks), sys.executable, "-c", TRY]
+    return output(words).count(f"world of {tasks}") == tasks
 
 
 def output(command: list[str], seconds: float = 0) -> str:
-    """Return what a command prints, to stdout first; nothing where it fails, or takes more than so many seconds (`SECONDS`)."""
+    """Return the stdout and stderr of a command, "" if it fails or takes longer than `seconds`."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds or SECONDS, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            timeout=seconds or TRY_S,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -56,26 +75,120 @@ def output(command: list[str], seconds: float = 0) -> str:
 
 
 def find_line() -> list[str]:
-    """Return the launch line for this place; outside a Slurm job mpirun is taken at its word. Raise `UserError` where none works."""
-    lines = candidates()
-    if os.environ.get("SLURM_JOB_ID"):
-        tasks = min(2, int(os.environ.get("SLURM_NTASKS", "1") or 1))
-        lines = [line for line in lines if works(line, tasks)][:1] if tasks > 1 else lines[:1]
-    if not lines:
-        raise UserError("neither srun nor mpirun starts one MPI world of two tasks; load the module of mpi4py's MPI")
-    return lines[0]
+    """Return the launch line for this place. In a Slurm job it is tried with two tasks.
+
+    Raises:
+        UserError: no line works.
+    """
+    tasks = min(2, int(os.environ.get("SLURM_NTASKS") or 1))
+    tried = bool(os.environ.get("SLURM_JOB_ID")) and tasks > 1
+    for line in candidates():
+        if not tried or works(line, tasks):
+            return line
+    why = "neither srun nor mpirun starts one MPI world of two tasks"
+    raise UserError(f"{why}; load the module of mpi4py's MPI")
+
+
+# a Run in a Slurm job -----------------------------------------------------------------------------
+class Ranks:
+    """The ranks of a Run, started by srun or mpirun. USR1 and TERM reach all of them as USR1."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.warned = False  # by a signal
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._warn)
+
+    def _warn(self, *_: object) -> None:
+        self.warned = True
+        if self.process:
+            self.process.send_signal(signal.SIGUSR1)
+
+    def compute(self, command: list[str], report: "Report") -> int:
+        """Start the ranks, wait for their end and return the exit code, as a shell has it."""
+        self.process = subprocess.Popen(command)
+        if self.warned:  # before there was a process
+            self._warn()
+        try:
+            code = self.process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            if not report.started():
+                self.process.terminate()
+            code = self.process.wait()
+        return code if code >= 0 else 128 - code
+
+
+class Report:
+    """The file in which rank 0 writes that MPI has started, and the code with which it ends all ranks.
+
+    Where no such file can be written, as on a full disk, MPI is taken to have started.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        with contextlib.suppress(OSError):
+            handle, name = tempfile.mkstemp(prefix="dpfl-")
+            os.close(handle)
+            Path(name).write_text("is there room?")
+            Path(name).write_text("")
+            self.path = Path(name)
+            os.environ["DPFL_BEGUN"] = name  # where the ranks find it
+
+    def started(self) -> bool:
+        return self.path is None or self.path.stat().st_size > 0
+
+    def end(self, code: int) -> int:
+        """Remove the file; return the exit code, also where srun made 137 of 75 or 76."""
+        if self.path is None:
+            return code
+        words = self.path.read_text().split()
+        self.path.unlink()
+        reported = int(words[-1]) if words and words[-1] in (str(REQUEUE), str(STALLED)) else code
+        return reported if code > 128 else code
+
+
+def run(flags: list[str]) -> int:
+    """Compute a Run in this Slurm job; return its exit code.
+
+    An array's task has its own number as seed, unless `flags` name another. Slurm starts the job
+    again where a checkpoint waits (75), or where it was warned before the ranks could listen.
+    """
+    if not (tasks := os.environ.get("SLURM_NTASKS")):
+        why = "SLURM_NTASKS is not set, as in a heterogeneous job"
+        allowed = "a job of one component, with --ntasks or --ntasks-per-node"
+        complain(f"error: {why}; allowed is {allowed}")
+        return 2
+    threads = os.environ.get("SLURM_CPUS_PER_TASK", "1")
+    os.environ |= {"OMP_NUM_THREADS": threads, "SRUN_CPUS_PER_TASK": threads}
+    ranks = Ranks()
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    seed = ["--seed", task] if task else []
+    command = [*find_line(), "-n", tasks, sys.executable, "-m", "dpfl_mpi", *seed, *flags]
+    report = Report()
+    for attempt in range(1, STARTS + 1):
+        code = ranks.compute(command, report)
+        if code in IN_ORDER or ranks.warned or report.started():
+            break
+        complain(f"MPI did not start (exit code {code}), try {attempt} of {STARTS}")
+    code = report.end(code)
+    if code == REQUEUE or (ranks.warned and code > 128):
+        slurm.requeue()
+    return code
 
 
 def main() -> int:
-    """Print the launch line, or with --open_mpi the settings that Open MPI needs on a single machine; return the exit code."""
-    if sys.argv[1:] == ["--open_mpi"]:
+    """Execute the command line and return the exit code."""
+    arguments = sys.argv[1:]
+    if arguments == ["--open_mpi"]:
         print(" ".join(f"{name}={value}" for name, value in OPEN_MPI.items()))
         return 0
     try:
+        if arguments[:1] == ["run"]:
+            return run(arguments[1:])
         print(" ".join(find_line()))
     except UserError as error:
         complain(f"error: {error}")
-        return 3
+        return NO_MPI
     return 0
 
 

@@ -34,13 +34,14 @@ from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
+from dpfl_mpi.mpi.slurm import job_number
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
 from dpfl_mpi.storage.files import checkpoints_of, explained, manifests, reason, replacing, write
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, sha256
 from dpfl_mpi.storage.lock import content
-from dpfl_mpi.survival.signals import again_text
+from dpfl_mpi.survival.signals import HANGS, again_text
 
 KEEP = 2  # generations
 SHARD = 2**26  # bytes of a shard, which a rank holds once more while it is written, or one client's
@@ -171,13 +172,26 @@ class Checkpoints:
 
         return bool(self.world.decide(note))
 
+    def count_hang(self) -> int:
+        """Note that this job hung and return how often it has; too often if that cannot be noted.
+
+        Not collective: any rank may call it.
+        """
+        path, job = self.folder / "hangs", job_number() or "none"
+        jobs = [*content(path).split(), job]
+        try:
+            write(path, " ".join(jobs).encode())
+        except OSError:
+            return HANGS + 1
+        return jobs.count(job)
+
     def clear(self, sure: bool = False) -> None:
         """Delete all checkpoints; raise `UserError` on every rank where the caller must be `sure`, and not all could be deleted."""
 
         def delete() -> None:
             self.still_ours()
             for path in self.folder.iterdir() if self.folder.is_dir() else ():
-                if OURS.fullmatch(path.name) or path.name == "begun_from":
+                if OURS.fullmatch(path.name) or path.name in ("begun_from", "hangs"):
                     with contextlib.suppress(OSError):
                         path.unlink()
             with contextlib.suppress(OSError):  # something else is in it

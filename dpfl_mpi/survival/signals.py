@@ -17,19 +17,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
+from dpfl_mpi.errors import REQUEUE, STALLED
 from dpfl_mpi.mpi.launcher import output
+from dpfl_mpi.mpi.slurm import job_number
 from dpfl_mpi.settings import Job
 
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
 
-REQUEUE = 75  # EX_TEMPFAIL: the same command goes on
-STALLED = 76  # two starts in a row kept nothing: the same command would do no better
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)  # USR2: the warning of a sweep's job on Slurm
 ALLOCATION = "end of the allocation"  # heard in place of a signal
 STALLED_TEXT = "two starts in a row kept no new checkpoint: give more time (--time), or let a checkpoint come sooner (--checkpoint_every 1)"
 CLEAR_S = 5.0  # before the end of an allocation, for the launcher to end and the script to requeue the job
 ASK_S = 20  # that squeue has for an answer
+HANGS = 2  # of a Slurm job after which it is started again
+ABORT_S = 60.0  # that the end of a run that hangs may take: its file system may hang, too
 STEP_BEHIND = 1.0  # seconds by which the other ranks let root speak and abort first
 
 
@@ -71,11 +73,20 @@ def handled(numbers: Iterable[int], by: Callable[[int, Any], object]) -> Iterato
 class Watch:
     """Beside the main thread of every rank: ends all ranks where waiting for the round's end would be too late, or no end is near.
 
-    Use with `with`; `begin` marks each round. `on_abort` is called on the rank that ends them all. Making it is collective.
+    Use with `with`; `begin` marks each round. The rank that ends them all calls `on_abort` and,
+    where the run hangs, `count_hang`, which returns how often this job has hung. Making it is
+    collective.
     """
 
-    def __init__(self, job: Job, world: "World", on_abort: Callable[[], None] = lambda: None):
-        self.job, self.world, self.on_abort = job, world, on_abort
+    def __init__(
+        self,
+        job: Job,
+        world: "World",
+        on_abort: Callable[[], None] = lambda: None,
+        count_hang: Callable[[], int] = lambda: 1,
+    ):
+        self.job, self.world = job, world
+        self.on_abort, self.count_hang = on_abort, count_hang
         self.round = 0
         self.started, self.last = time.monotonic(), 0.0  # of this round; seconds of the one before
         self.grace = job.grace
@@ -175,24 +186,46 @@ class Watch:
             self.world.abort(code, text, self.on_abort)
 
     def _hung(self) -> None:
-        """Print where this rank stands, and end all ranks."""
+        """Print where this rank stands, and end all ranks: with 75, or 76 the third time."""
         faulthandler.cancel_dump_traceback_later()
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file)
             file.seek(0)
             text = file.read()
         late = f"rank {self.world.rank} of {self.world.size} has not finished round {self.round}"
+        said = f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}"
         with contextlib.suppress(OSError):  # a full disk: the ranks end all the same
-            print(f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}", file=sys.stderr, flush=True)
-        time.sleep(2)  # for the other ranks to print theirs
-        self._end(1)
+            print(said, file=sys.stderr, flush=True)
+        time.sleep(2 if self.world.root else 2 + STEP_BEHIND)  # for the other ranks to print theirs
+        if self.leaving:
+            return
+        faulthandler.dump_traceback_later(ABORT_S, exit=True)
+        code = REQUEUE if self.count_hang() <= HANGS else STALLED
+        text = f"the run hung; {again_text(self.job)} goes on from the last checkpoint"
+        if code == STALLED:
+            text = f"the run hung more than {HANGS} times in this job: Slurm does not start it again"
+        self.world.abort(code, text, self.on_abort)
 
-
-def slurm_job() -> str:
-    """Return the number of this Slurm job, "" outside of one; of an array `ARRAY_TASK`: its last task has the number of all."""
-    if task := os.environ.get("SLURM_ARRAY_TASK_ID", ""):
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
-    return os.environ.get("SLURM_JOB_ID", "")
+    def _hung(self) -> None:
+        """Print where this rank stands, and end all ranks: with 75, or 76 the third time."""
+        faulthandler.cancel_dump_traceback_later()
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            text = file.read()
+        late = f"rank {self.world.rank} of {self.world.size} has not finished round {self.round}"
+        said = f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}"
+        with contextlib.suppress(OSError):  # a full disk: the ranks end all the same
+            print(said, file=sys.stderr, flush=True)
+        time.sleep(2 if self.world.root else 2 + STEP_BEHIND)  # for the other ranks to print theirs
+        if self.leaving:
+            return
+        faulthandler.dump_traceback_later(ABORT_S, exit=True)
+        code = REQUEUE if self.count_hang() <= HANGS else STALLED
+        again = f"{again_text(self.job)} goes on from the last checkpoint"
+        often = f"{HANGS} times before in this job, which is not started again"
+        text = f"the run hung; {again}" if code == REQUEUE else f"the run hung, as {often}"
+        self.world.abort(code, text, self.on_abort)
 
 
 def seconds_left() -> float | None:
@@ -202,7 +235,7 @@ def seconds_left() -> float | None:
     """
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return int(end) - time.time()
-    if not (job := slurm_job()):
+    if not (job := job_number()):
         return None
     said = output(["squeue", "-h", "-j", job, "-o", "%L"], ASK_S).partition("\n")[0].strip()
     found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", said)  # else UNLIMITED and the like

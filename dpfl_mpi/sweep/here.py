@@ -12,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 
-from dpfl_mpi.errors import UserError, complain
+from dpfl_mpi.errors import REQUEUE, UserError, complain
 from dpfl_mpi.mpi.launcher import mpirun
 from dpfl_mpi.mpi.placement import visible_gpus
 from dpfl_mpi.settings import Job
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.storage.lock import Lock, born
-from dpfl_mpi.survival.signals import REQUEUE
 from dpfl_mpi.sweep.jobs import flags_of, minutes, new_folder
 from dpfl_mpi.sweep.known import Known, Queue, Submission, recall
 from dpfl_mpi.sweep.table import Live, follow

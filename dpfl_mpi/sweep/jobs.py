@@ -7,7 +7,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import tempfile
 import time
 import warnings
@@ -16,15 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpfl_mpi.errors import UserError, complain
+from dpfl_mpi.errors import REQUEUE, UserError
+from dpfl_mpi.mpi import slurm
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
-from dpfl_mpi.survival.signals import REQUEUE, slurm_job
 from dpfl_mpi.sweep.known import Known, Submission, recall
 from dpfl_mpi.sweep.wanted import MINUTES, bases
 
-SLURM_S = 60  # that squeue and scontrol have for an answer
 ROOT_S = 15.0  # that the other ranks leave root to requeue the job before all are aborted: nothing runs after that
 WARNING_S = 120  # before the end of a job, or half of a shorter one
 GRACE_S = 100.0  # of them for the round to end, unless told; the rest is for leaving
@@ -54,20 +52,13 @@ def compute(arguments: list[str]) -> int:
 
 
 def requeue(code: object, patience: float = 0.0) -> None:
-    """Let Slurm start this job again where its Run left with 75: rank 0 asks, and the others leave it this time. A cancelled job is not RUNNING."""
+    """Let Slurm start this job again if its Run ended with 75: rank 0 asks, the others wait."""
     if code != REQUEUE:
         return
-    if os.environ.get("SLURM_PROCID", "0") != "0":
+    if os.environ.get("SLURM_PROCID", "0") == "0":
+        slurm.requeue("--retry goes on")  # a sentence, and the ranks end all the same
+    else:
         time.sleep(patience)
-        return
-    job_id = slurm_job()
-    try:
-        ask = ["squeue", "-h", "-j", job_id, "-o", "%T"]
-        state = subprocess.run(ask, capture_output=True, text=True, timeout=SLURM_S)
-        if state.stdout.strip() == "RUNNING":
-            subprocess.run(["scontrol", "requeue", job_id], timeout=SLURM_S)
-    except (OSError, subprocess.TimeoutExpired) as error:  # the ranks must leave all the same
-        complain(f"error: job {job_id} could not be requeued ({error}); --retry goes on")
 
 
 def again(arguments: list[str]) -> Any:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import starts
 from launch import ROOT, ended, refused
-from starts import open_mpi
+from starts import lines, open_mpi
 
-from dpfl_mpi.mpi import launcher
+from dpfl_mpi.mpi import launcher, slurm
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def srun(**kinds: str) -> str:
 ])  # fmt: skip
 def test_inside_slurm_the_truth_is_tried(place, monkeypatch, job, kinds, line):
     if "exec sleep 60" in kinds.values():
-        monkeypatch.setattr(launcher, "SECONDS", 1)
+        monkeypatch.setattr(launcher, "TRY_S", 1)
     if job:
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_NTASKS", "8")
@@ -93,96 +93,109 @@ def test_a_shm_too_small_for_mpich_is_a_sentence(tmp_path, size, ranks, need):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["train", "cifar10"])
-def test_the_sbatch_files_pass_signals_on_and_requeue(name):
-    path = ROOT / "slurm" / f"{name}.sbatch"
-    text = path.read_text()
-    parts = '"$@"', "--signal=B:USR1@", "--requeue", "--open-mode=append", "SLURM_SUBMIT_DIR", "SRUN_CPUS_PER_TASK"
-    for part in (*parts, "OMP_NUM_THREADS", "dpfl_mpi.mpi.launcher", "scontrol requeue", "--dataset cifar10 "):
-        assert part in text, part
-    assert "#SBATCH --account" not in text and "#SBATCH --partition" not in text
-    assert subprocess.run(["bash", "-n", path]).returncode == 0
-
-
-START = """# in the place of python and of the launcher: the attempt's number, whether MPI "starts" in it, and the exit code
-if [ "$2" = dpfl_mpi.mpi.launcher ]; then echo {folder}/python; exit; fi
-echo "$SITE $*" >> {folder}/tries
+# a job on faked commands ---------------------------------------------------------------------------
+SBATCH = ROOT / "slurm" / "train.sbatch"
+SRUN = """
+case "$*" in --mpi=list) echo pmi2; exit ;; *" -c "*) echo "world of 2"; echo "world of 2"; exit ;; esac
+echo "$SITE $OMP_NUM_THREADS $*" >> {folder}/tries
 case $(wc -l < {folder}/tries) in
 {cases}
 esac"""
+FIXED = "--dataset cifar10 --grace 100 --watchdog 600"
 
 
-def submitted(folder, cases, asked="17", flags=(), **env):
-    """Run train.sbatch as Slurm would, on fake commands, in job 17; return the finished process."""
-    commands = {
-        "python": START.format(folder=folder, cases=cases),
-        "squeue": f'[ "$3" != {asked} ] || echo RUNNING',
-        "scontrol": f'echo "$@" > {folder}/requeued',
-    }
-    for name, text in commands.items():
-        starts.script(folder / name, text)
-    of_job = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "TMPDIR": str(folder), "DPFL_START_S": "1"}
-    of_job |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "2"}
-    return ended("bash", ROOT / "slurm" / "train.sbatch", *flags, **of_job | env)
+def submitted(folder, cases, job="17", flags=(), **env):
+    """Return what became of train.sbatch as a job of two tasks.
+
+    Args:
+        cases: of a shell's `case`, what srun does when it starts the ranks for the first time, ...
+        job: the number under which squeue knows the job.
+    """
+    starts.script(folder / "srun", SRUN.format(folder=folder, cases=cases))
+    starts.script(folder / "squeue", f'[ "$3" != {job} ] || echo RUNNING')
+    starts.script(folder / "scontrol", f'echo "$@" > {folder}/requeued')
+    path = os.pathsep.join([str(folder), os.path.dirname(sys.executable), "/usr/bin:/bin"])
+    of_job = {"PATH": path, "TMPDIR": str(folder), "DPFL_START_S": "1", "SLURM_NTASKS": "2"}
+    of_job |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17"}
+    done = ended("bash", SBATCH, *flags, **of_job | env)
+    assert not list(folder.glob("dpfl-*"))
+    return done
 
 
-@pytest.mark.parametrize(("cases", "tries", "code"), [
-    ("1|2) exit 7 ;; 3) echo up > $DPFL_BEGUN; exit 0 ;;", 3, 0),  # MPI starts at last
-    ("*) exit 7 ;;", 3, 7),  # never: at most twice again
-    ("*) echo up > $DPFL_BEGUN; exit 1 ;;", 1, 1),  # an error of ours, after MPI's start
-    ("*) exit 2 ;;", 1, 2),  # a mistake that only the user can mend
-    # two starts kept nothing, in a round that was cut: srun has 137, and a requeued job would do no better
-    ('*) echo "ended with 76" > $DPFL_BEGUN; kill -USR1 $PPID; sleep 0.2; exit 137 ;;', 1, 76),
-    ("1) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138),  # warned before MPI was up: requeued instead
+def test_the_sbatch_file_is_short_and_names_no_account():
+    text = SBATCH.read_text()
+    assert len(text.splitlines()) <= 25 and SBATCH.with_name("cifar10.sbatch").samefile(SBATCH)
+    assert "#SBATCH --account" not in text and "#SBATCH --partition" not in text
+    for part in ("--signal=B:USR1@", "--requeue", "--open-mode=append"):
+        assert f"#SBATCH {part}" in text
+
+
+@pytest.mark.parametrize(("cases", "tries", "code", "requeued"), [
+    ("1|2) exit 7 ;; 3) echo up > $DPFL_BEGUN; exit 0 ;;", 3, 0, False),  # MPI starts at last
+    ("*) exit 7 ;;", 3, 7, False),
+    ("*) echo up > $DPFL_BEGUN; exit 1 ;;", 1, 1, False),  # an error after MPI's start
+    ("*) exit 2 ;;", 1, 2, False),
+    ("*) exit 3 ;;", 1, 3, False),
+    ("*) exit 75 ;;", 1, 75, True),
+    # srun's code for ranks that end at once, and the one that rank 0 reported
+    ('*) echo "ended with 75" > $DPFL_BEGUN; exit 137 ;;', 1, 75, True),
+    ('*) echo "ended with 76" > $DPFL_BEGUN; kill -USR1 $PPID; sleep 0.2; exit 137 ;;', 1, 76, False),
+    ("*) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138, True),  # before MPI was up
+    ('*) trap "exit 75" USR1; kill -TERM $PPID; while :; do sleep 0.1; done ;;', 1, 75, True),
+    ("1) exec sleep 60 ;; *) echo up > $DPFL_BEGUN; sleep 2; exit 0 ;;", 2, 0, False),  # hangs once
 ])  # fmt: skip
-def test_a_job_whose_mpi_does_not_start_is_started_again(tmp_path, cases, tries, code):
+def test_a_job_starts_mpi_up_to_three_times_and_is_requeued(tmp_path, cases, tries, code, requeued):
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "site.sh").write_text("export SITE=mine\n")
-    done = submitted(tmp_path, cases, flags=["--budget", "10"])
+    done = submitted(tmp_path, cases, flags=["--budget", "10"], SLURM_CPUS_PER_TASK="4")
     assert done.returncode == code, done.stderr
-    lines = (tmp_path / "tries").read_text().splitlines()
-    assert lines == ["mine -n 2 python -m dpfl_mpi --dataset cifar10 --grace 100 --budget 10"] * tries
-    assert done.stderr.count("MPI did not start (exit code 7)") == tries - (code == 0) if tries > 1 else not done.stderr
-    assert (tmp_path / "requeued").exists() == (code == 138)
-    assert not list(tmp_path.glob("tmp.*"))
+    words = f"--mpi=pmi2 --kill-on-bad-exit=1 -n 2 {sys.executable} -m dpfl_mpi {FIXED} --budget 10"
+    assert lines(tmp_path / "tries") == [f"mine 4 {words}"] * tries
+    failed = 143 if "sleep 60" in cases else 7
+    again = tries - 1 if code == 0 else tries if tries > 1 else 0
+    said = [f"MPI did not start (exit code {failed}), try {i} of 3" for i in range(1, again + 1)]
+    assert done.stderr.splitlines() == said
+    assert lines(tmp_path / "requeued") == ["requeue 17"] * requeued
 
 
-def test_an_mpi_that_hangs_is_ended_unless_nobody_can_tell(tmp_path):
-    hangs = "1) exec sleep 60 ;; *) echo up > $DPFL_BEGUN; sleep 2; exit 0 ;;"
-    assert submitted(tmp_path, hangs).stderr == "MPI did not start (exit code 143), try 1 of 3\n"
-    done = submitted(tmp_path, "*) sleep 2; exit 7 ;;", TMPDIR="/nowhere")  # no room for what rank 0 would write
-    assert done.returncode == 7 and "MPI" not in done.stderr and len((tmp_path / "tries").read_text().split("\n")) == 4
+@pytest.mark.parametrize(("job", "requeued"), [("17_5", ["requeue 17_5"]), ("17_4", [])])
+def test_a_task_of_an_array_has_its_seed_and_is_requeued_alone(tmp_path, job, requeued):
+    """One that squeue does not list as running, as it was cancelled, is not requeued."""
+    array = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "5"}
+    assert submitted(tmp_path, "*) exit 75 ;;", job, **array).returncode == 75
+    assert lines(tmp_path / "tries")[0].endswith(f" -m dpfl_mpi --seed 5 {FIXED}")
+    assert lines(tmp_path / "requeued") == requeued
 
 
-def test_an_abort_leaves_its_code_for_the_script(tmp_path):
-    """What a launcher makes of the code of MPI_Abort is its own affair: srun ends with 137. A sweep's job is requeued before."""
-    (tmp_path / "begun").touch()
-    code = "from dpfl_mpi.mpi.start import open_world; w = open_world(); w.before_abort = lambda code: print(code, flush=True); w.abort(76, 'said')"
-    done = ended(sys.executable, "-c", code, DPFL_BEGUN=str(tmp_path / "begun"))
+def test_a_job_without_a_number_of_tasks_starts_nothing(tmp_path):
+    done = submitted(tmp_path, "", SLURM_NTASKS="")
+    assert done.returncode == 2 and not (tmp_path / "tries").exists()
+    assert done.stderr.startswith("error: SLURM_NTASKS is not set") and done.stderr.count("\n") == 1
+
+
+def test_where_rank_0_cannot_report_mpi_is_taken_to_have_started(monkeypatch):
+    monkeypatch.setattr(launcher.tempfile, "mkstemp", Mock(side_effect=OSError))
+    report = launcher.Report()
+    assert report.started() and report.end(137) == 137
+
+
+def test_a_slurm_that_does_not_answer_is_one_sentence(place, monkeypatch, said):
+    monkeypatch.setattr(slurm, "ANSWER_S", 0.2)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    place("squeue", "exec sleep 20")
+    text = said(lambda _: slurm.requeue() or 1, code=1)
+    assert text.startswith("error: job 17 could not be requeued (") and text.count("\n") == 1
+
+
+def test_an_abort_reports_its_code(tmp_path):
+    """srun makes 137 of it. The job of a sweep is requeued before."""
+    (tmp_path / "report").touch()
+    code = """
+from dpfl_mpi.mpi.start import open_world
+world = open_world()
+world.before_abort = lambda code: print(code, flush=True)
+world.abort(76, "said")
+"""
+    done = ended(sys.executable, "-c", code, DPFL_BEGUN=str(tmp_path / "report"))
     assert done.returncode != 0 and "said" in done.stderr and done.stdout == "76\n"
-    assert (tmp_path / "begun").read_text() == "ended with 76\n"
-
-
-@pytest.mark.parametrize(("task", "asked"), [({}, "17"), ({"JOB_ID": "17", "TASK_ID": "5"}, "17_5")])
-def test_of_an_array_its_task_has_its_seed_and_is_requeued(tmp_path, task, asked):
-    """The last task of an array has the array's own number, by which squeue lists, and scontrol would requeue, all of them."""
-    array = {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
-    done = submitted(tmp_path, "*) exit 75 ;;", asked, **array)
-    assert done.returncode == 75
-    assert ("--seed 5" in (tmp_path / "tries").read_text()) == bool(task)
-    assert (tmp_path / "requeued").read_text() == f"requeue {asked}\n"
-
-
-@pytest.mark.parametrize(
-    ("tasks", "code", "said"), [({}, 2, "error: SLURM_NTASKS is not set"), ({"SLURM_NTASKS": "2"}, 0, "")]
-)
-def test_a_job_without_a_number_of_tasks_starts_nothing(tmp_path, tasks, code, said):
-    """The sbatch file in a job such as a heterogeneous one: a sentence, before any launcher is called."""
-    fakes = {"python": "echo srun", "srun": f'printf "%s\\n" "$*" >> {tmp_path}/calls'}
-    for name, text in fakes.items():
-        starts.script(tmp_path / name, text)
-    path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(tmp_path)}
-    done = ended("bash", ROOT / "slurm" / "train.sbatch", "--seed", "3", **path, **tasks)
-    assert done.returncode == code and done.stderr.startswith(said) and done.stderr.count("\n") == (code > 0)
-    calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
-    assert calls == "-n 2 python -m dpfl_mpi --dataset cifar10 --grace 100 --seed 3\n" * (code == 0)
+    assert (tmp_path / "report").read_text() == "ended with 76\n"

@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from dpfl_mpi import errors
 from dpfl_mpi.federation import Federation
+from dpfl_mpi.mpi.slurm import job_number
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
@@ -281,7 +282,7 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, terminal, mo
     assert signals.seconds_left() == left
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")  # of an array the last task has the number of all
-    assert signals.seconds_left() is None and signals.slurm_job() == "17_3"
+    assert signals.seconds_left() is None and job_number() == "17_3"
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
     watch = signals.Watch(Job(grace=100), ALONE)
     usable = left - min(5, left / 10) if left else float("inf")  # what is left is the script's
@@ -292,10 +293,16 @@ def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, terminal, mo
     assert (tmp_path / "asked").read_text() == "asked\n" * 3
 
 
-def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
+@pytest.mark.parametrize(("hangs", "code"), [("none 17", 75), ("none none", 76)])
+def test_the_watchdog_prints_every_stack_and_ends(tmp_path, hangs, code):
+    """After two hangs of this job, here of none, with a code on which Slurm does not start it."""
     out = tmp_path / "run.h5"
+    folder = tmp_path / "run.h5.checkpoint"
+    folder.mkdir()
+    (folder / "hangs").write_text(hangs)
     hanging = starts.held("fed._parts.world.rank == 1", out, checkpoint_every=1, watchdog=6)
-    message = starts.finish(starts.start(2, hanging), 1)
+    message = starts.finish(starts.start(2, hanging), code)
+    assert (folder / "hangs").read_text() == f"{hangs} none"
     for rank in range(2):
         assert f"rank {rank} of 2 has not finished round 3 in 6 s" in message
     assert "time.sleep" in message or "in round" in message

@@ -12,6 +12,7 @@ from starts import base_and_tuned, lines, runs_file, script, submitted
 from submitit.core.utils import DelayedSubmission
 
 from dpfl_mpi import __main__
+from dpfl_mpi.mpi import slurm
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 from dpfl_mpi.survival import signals
@@ -255,7 +256,7 @@ def test_a_run_that_leaves_with_75_requeues_its_job(fakes, monkeypatch, code, ra
 
 def test_a_slurm_that_is_silent_at_the_end_does_not_keep_the_ranks(fakes, monkeypatch, said):
     monkeypatch.setattr(__main__, "main", lambda *_: sys.exit(signals.REQUEUE))
-    monkeypatch.setattr(jobs, "SLURM_S", 0.2)
+    monkeypatch.setattr(slurm, "ANSWER_S", 0.2)
     script(fakes / "squeue", "exec sleep 20")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     assert said(lambda _: jobs.compute([]), code=75).startswith("error: job 17 could not be requeued (")
