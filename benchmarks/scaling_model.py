@@ -161,7 +161,7 @@ def constants(folder: Path, data: Path, model: str, k: int) -> Costs:
     from dpfl_mpi.results.recorder import Recorder
     from dpfl_mpi.settings import Job
 
-    quickest = functools.partial(needs.quickest, seconds=0.5)
+    quickest = functools.partial(needs.fastest, seconds=0.5)
     made = Run(dataset="arrays", data=str(data), partition="natural", clients=k, model=model, budget=10).resolve()
     parts = build(made, Job(), World(MPI.COMM_SELF))
     fed = parts.fed
@@ -210,19 +210,21 @@ def paper_costs(measured: Costs) -> Costs:
     from dpfl_mpi.datasets.cifar10 import MEAN, STD
     from dpfl_mpi.models.cnn import build
     from dpfl_mpi.numerics.ensemble import Ensemble
-    from dpfl_mpi.plan.needs import measure
+    from dpfl_mpi.plan.needs import fastest, one_client, step_seconds
     from dpfl_mpi.settings import Job
 
     shape = (32, 32, 3)
     source = Source(shape, 10, MEAN, STD, labels={}, sha256="", images=lambda part, rows: rows)
-    cost = measure(
-        Run(batch_size=16, weight_decay=1e-3), Job(), source, Ensemble(build(shape, 10), MEAN, STD, torch.device("cpu"))
-    )
+    run = Run(batch_size=16, weight_decay=1e-3)
+    ensemble = Ensemble(build(shape, 10), MEAN, STD, torch.device("cpu"))
+    backend, _ = one_client(run, Job(), source, ensemble, 1, scored=100)
+    pair = ensemble.zeros(2)[None]
+    scoring = fastest(lambda: backend.validation_losses(slice(0, 1), pair), 0.5) / 2  # of 100 images
     return dataclasses.replace(
         measured,
-        step=cost.step,
-        score=200 * cost.image,
-        evaluation=100 * cost.image + cost.candidate / 2,
+        step=step_seconds(run, Job(), source, ensemble, 64),
+        score=2 * scoring,
+        evaluation=scoring,
         add=measured.add * 62_016 / 16_000,
     )
 

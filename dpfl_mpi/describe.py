@@ -19,9 +19,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.placement import node_memory
-from dpfl_mpi.numerics.sketches import ENTRIES
 from dpfl_mpi.plan import needs
-from dpfl_mpi.plan.clock import simulated
 from dpfl_mpi.plan.needs import Needs, duration, megabytes
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.summary import WIDTH, fitted
@@ -71,14 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
     plan = needs.needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
     print("\n" + table(source, partition, plan.owner, own.rows, own.wide))
     print("\n" + fit(plan_text(run, plan)))
-    if run.network:
-        first, whole = simulated(run, partition, plan.message)
-        bound = ", where who chooses scores all that it may" if plan.evaluations[0] else ""
-        took = f"about {duration(first)} before round 1, {duration(whole)} in all"
-        print(fit(f"simulated  {took} (--network {run.network}){bound}"))
     needs.refuse(job, plan)
     if own.measure:
-        print(fit(estimate(run, plan, needs.measure(run, job, source, ensemble, sizes=plan.sizes))))
+        samples = int(partition.sizes("train").mean())
+        print(fit(time_text(plan, needs.step_seconds(run, job, source, ensemble, samples))))
     return 0
 
 
@@ -131,73 +125,65 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wi
 
 
 def plan_text(run: Resolved, plan: Needs) -> str:
-    """Return the plan: which clients where, memory, models, evaluations."""
-    n, ranks, nodes = run.clients, len(plan.clients), int(plan.node.max()) + 1
+    """Return the plan: which clients on which rank, memory and window."""
+    ranks, nodes = len(plan.clients), int(plan.node.max()) + 1
     (total, what), (shared, where) = node_memory(shared=False), node_memory()
-    received, size, evaluations = plan.received, plan.message, plan.evaluations
-    choosing = f"no greedy search; models that {short(run.method)} scores by itself to choose are not counted"
-    if evaluations[0]:
-        choosing = f"at most {evaluations[0]} evaluations in preprocessing and {evaluations[1]} in a round that chooses"
-    passes = f", in {plan.passes} passes of the window" if plan.passes > 1 else ""
-    budget = f", B_c = {run.said_budget}" if run.found("method").topology == "graph" else ""
+    method = short(run.method)
+    if run.found("method").topology == "graph":
+        method += f", B_c = {run.said_budget}"
+    size = f"{run.rounds} rounds, {plan.parameters} parameters per model"
+    shown = [r for r in range(ranks) if ranks <= 16 or r < 8 or r >= ranks - 4]
+    hidden = f"  ... and {ranks - 12} more ranks, at most {megabytes(plan.memory.max())} each"
     lines = [
-        f"plan       {ranks} ranks on {nodes} node(s), {short(run.method)}{budget}, {run.rounds} rounds, {plan.parameters} parameters per model",
-        *(of_rank(plan, r) for r in range(ranks) if ranks <= 16 or r < 8 or r >= ranks - 4),
-        f"  ... and {ranks - 12} more ranks, at most {megabytes(plan.memory.max())} each" if ranks > 16 else "",
-        *(of_node(plan, node) for node in range(min(nodes, 4))),
+        f"plan       {ranks} ranks on {nodes} node(s), {method}, {size}",
+        *(rank_text(plan, r) for r in shown),
+        hidden if ranks > 16 else "",
+        *(node_text(plan, node) for node in range(min(nodes, 4))),
         "           ... the other nodes alike" if nodes > 4 else "",
-        f"           this machine can give {megabytes(total)} ({what}), to windows {megabytes(shared)} ({where})",
-        held_by(plan),
-        f"models     at most {received[0]} received in preprocessing and {received[1]} per round, of {size} bytes: "
-        f"{megabytes(received[0] * size)} and {megabytes(received[1] * size)}",
-        f"sketches   {ENTRIES} bytes from each client to all in reach, {megabytes(n * (n - 1) * ENTRIES)}; each asks for the {run.asked} nearest models"
-        if run.asked < n - 1
-        else "",
-        f"bytes      MPI moves at most {megabytes(plan.wire[0])} in preprocessing and {megabytes(plan.wire[1])} per round{passes}",
-        f"choosing   {choosing}",
-        f"           {plan.anew} rounds search Omega anew; each does as much as preprocessing" if plan.anew else "",
+        f"           this machine can give {megabytes(total)} ({what}), "
+        f"to windows {megabytes(shared)} ({where})",
+        rows_text(plan),
+        f"           a round takes up to {plan.passes} passes of the window" if plan.passes > 1 else "",
     ]
     return "\n".join(filter(None, lines))
 
 
-def of_rank(plan: Needs, r: int) -> str:
+def rank_text(plan: Needs, r: int) -> str:
     """Return what a rank has: clients, share of the work, memory."""
     ids, work = np.flatnonzero(plan.owner == r), plan.steps[r] / max(plan.steps.mean(), 1)
     names = " ".join(map(str, ids[:12])) + (f" ... {ids[-1]}" if len(ids) > 12 else "")
-    memory, data, models, window = (megabytes(of[r]) for of in (plan.memory, plan.data, plan.models, plan.window))
-    held = f"{len(ids):>4} clients, work {work:.2f}, {memory} (data {data}, models {models}, window {window})"
-    return f"  rank {r:<4} {held}: {names or 'none, it only joins in'}"
+    sizes = {"data": plan.data, "models": plan.models, "results": plan.results, "window": plan.window}
+    of = ", ".join(f"{name} {megabytes(size[r])}" for name, size in sizes.items())
+    memory = f"{megabytes(plan.memory[r])} ({of})"
+    clients = f"{len(ids):>4} clients, work {work:.2f}, {memory}"
+    return f"  rank {r:<4} {clients}: {names or 'none, it only joins in'}"
 
 
-def held_by(plan: Needs) -> str:
+def rows_text(plan: Needs) -> str:
     """Return what holds the models of the fullest rank, in models per client."""
     r = int(plan.clients.argmax())
-    held = plan.rows | {"window": plan.window / plan.row}
-    each = (
-        f"{name} {rows[r] / max(1, plan.clients[r]):.3g}"
-        for name, rows in held.items()
-        if rows[r]
-    )
-    return f"           in models per client of rank {r}: {', '.join(each)}"
+    rows = plan.rows | {"window": plan.window / plan.row}
+    counts = {name: of[r] / max(1, plan.clients[r]) for name, of in rows.items()}
+    texts = ", ".join(f"{name} {count:.3g}" for name, count in counts.items() if count)
+    return f"           in models per client of rank {r}: {texts}"
 
 
-def of_node(plan: Needs, node: int) -> str:
-    mine = plan.node == node
-    memory, window = (megabytes(size[mine].sum()) for size in (plan.memory, plan.window))
+def node_text(plan: Needs, node: int) -> str:
+    on_node = plan.node == node
+    memory, window = (megabytes(size[on_node].sum()) for size in (plan.memory, plan.window))
     windows = f"of which {window} are windows in shared memory"
-    return f"memory     node {node}: {memory} for {mine.sum()} ranks, {windows}"
+    return f"memory     node {node}: {memory} for {on_node.sum()} ranks, {windows}"
 
 
-def estimate(run: Resolved, plan: Needs, cost: needs.Cost) -> str:
-    """Return the time that the slowest rank will take, from the measurement; choosing is an upper bound."""
-    took = {name: duration(value) for name, value in needs.seconds_of(run, plan, cost).items()}
-    crowd = needs.crowding(plan)
-    note = f", {crowd:.1f} ranks per core" if crowd > 1 else ""
+def time_text(plan: Needs, step: float) -> str:
+    """Return how long the slowest rank will train, at so many seconds per gradient step."""
+    crowd = needs.ranks_per_core(plan)
+    steps, crowded = int(plan.steps.max()), f", {crowd:.1f} ranks per core" if crowd > 1 else ""
+    training = f"training takes about {duration(crowd * steps * step)} on the slowest rank"
     return (
-        f"time       {needs.length_of(run, plan, cost)}: "
-        f"train {took['train']}, evaluate {took['evaluate']}, choose up to {took['choose']}, exchange {took['exchange']} (slowest rank)\n"
-        f"           measured here on one core: {1e3 * cost.step:.2f} ms per step, {1e6 * cost.image:.0f} us per image scored, "
-        f"{1e-9 / cost.byte:.1f} GB/s copied{note}; one model per client, no GPU"
+        f"time       {training}: {steps} steps of {1e3 * step:.2g} ms{crowded}\n"
+        "           measured here on one core, no GPU; scoring, choosing and messages are not in it.\n"
+        "           A run shows the time left from its first round on"
     )
 
 

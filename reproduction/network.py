@@ -1,5 +1,6 @@
-"""What a network changes: `python -m dpfl_mpi.sweep reproduction/network.py` computes the Runs; `python reproduction/network.py` says what each costs.
-With `--collect DIR` it writes network.csv, a line per time of each finished result there; page.py makes the tables of network.md of it.
+"""What a network changes: `python -m dpfl_mpi.sweep reproduction/network.py` computes the Runs.
+`python reproduction/network.py --collect DIR` writes network.csv, a line per time of each finished result there; page.py makes the tables of
+network.md of it.
 
 CIFAR-10 Patho(3), N = 100, B_c = 0.1N, three partitions, 160 local epochs, under two profiles. DPFL, a random graph and pairwise choice are tried with
 models up to 1 and 5 rounds old, and with two codecs, one at a time; FedAvg+FT and Local beside them. `python analysis/hours.py RESULT...` draws them.
@@ -13,16 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import open_source
 from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.figures.hours import measure as over_time
 from dpfl_mpi.figures.names import method_name
-from dpfl_mpi.plan.clock import simulated
-from dpfl_mpi.plan.needs import ensemble_of, measure, needs_of, seconds_of
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings import Run
 
 FILE = Path(__file__).with_suffix(".csv")
 SEEDS = (42, 32, 52)  # a partition each
@@ -66,27 +63,8 @@ def collect(folder: str) -> None:
 @in_a_sentence
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--collect", metavar="DIR", help="write network.csv of the results that are in this folder")
-    folder = parser.parse_args().collect
-    collect(folder) if folder else told()
-
-
-def told() -> None:
-    """Print of each Run of a partition the hours of one core, at most, and the simulated hours; codecs' own time is not in them."""
-    first, job, total = RUNS[0].resolve(), Job(), 0.0
-    source = open_source(first)
-    ensemble, dealt = ensemble_of(first, source), deal(first, source)
-    cost = measure(first, job, source, ensemble)
-    print("core hours  simulated hours  Run (the other partitions alike)")
-    for run in (run.resolve() for run in runs(SEEDS[0])):
-        needs = needs_of(run, job, source, dealt, ensemble, 1, 1)
-        hours = sum(seconds_of(run, needs, cost).values()) / 3600
-        _, clock = simulated(run, dealt, needs.message)
-        print(
-            f"{hours:10.2f}{clock / 3600:17.1f}  {run.method} {run.network} staleness {run.staleness} {run.codec or 'none'}"
-        )
-        total += hours * len(SEEDS)
-    print(f"{len(RUNS)} Runs, at most {total:.0f} core hours")
+    parser.add_argument("--collect", metavar="DIR", required=True, help="write network.csv of this folder's results")
+    collect(parser.parse_args().collect)
 
 
 if __name__ == "__main__":

@@ -272,7 +272,7 @@ def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
 @pytest.mark.parametrize("small, saved", [(1e8, True), (1e3, False)])
 def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
     """The same Run and name, the same numbers; `--no-save_models` keeps none."""
-    monkeypatch.setattr("dpfl_mpi.engine.record.SMALL", small)
+    monkeypatch.setattr("dpfl_mpi.plan.needs.SMALL_MODEL", small)
     fields = {"clients": 4, "rounds": 0, "tau_init": 1, "method": "local"}
     a, b = result_of(fields), result_of(fields, save_models=False)
     assert ("model/best" in a) == saved and "model/best" not in b and a.key == b.key

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfl_mpi.data.partition import Partition, search_first, sharded
+from dpfl_mpi.data.partition import search_first, sharded
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, open_source, verify
+from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
 from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
@@ -31,7 +31,7 @@ from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.select_backend import select_backend
-from dpfl_mpi.plan.needs import length_of, measure, needs_of, refuse_classes
+from dpfl_mpi.plan.needs import refuse_results, saves_models
 from dpfl_mpi.settings import Job, Resolved
 
 
@@ -47,10 +47,11 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     # each rank keeps its own clients, as `Members` places them
     partition = sharded(partial(deal, run, source), world.share, lambda n: place(n, world.size) == world.rank)
     ordered, n_search = search_first(run, source.labels["train"], partition)
-    world.decide(lambda: refuse_classes(run.clients, source.classes))
     members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
     module, head = make(run, source), run.found("model").HEAD  # "" where its file names no last layer
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
+    saved = 4 * ensemble.size * saves_models(job, partition.n, ensemble.size)
+    world.decide(lambda: refuse_results(partition.n, source.classes, saved))
     marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
     backend, slower = select_backend(job, world, ensemble, clients, optimiser(run))
@@ -72,7 +73,6 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         "partition_note": partition.note(),
         "parameters": ensemble.size,
     }
-    foretell(run, job, source, partition, ensemble, world)
     made = members, log, backend, training, scoring, mail, sums, greedy
     return Parts(run, about, head, partition, *made, graphs, drift)
 
@@ -85,14 +85,6 @@ def warn_of_device(job: Job, world: World, device: torch.device) -> None:
         warn(f"--device auto takes the CPU: {hidden or 'a node has GPUs that its ranks do not see'}", job, world)
     if sharing > 1:
         warn(f"up to {sharing} ranks share one GPU; they take turns on it, unless CUDA's MPS runs", job, world)
-
-
-def foretell(run: Resolved, job: Job, source: Source, partition: Partition, ensemble: Ensemble, world: World) -> None:
-    """Say on root how long the Run takes from its start to its end, by what `describe` measures, in a fifth of its time; of a GPU it knows nothing."""
-    if world.root and not job.quiet and ensemble.device.type == "cpu":
-        needs = needs_of(run, job, source, partition, ensemble, world.size, -(-world.size // world.node.size))
-        length = length_of(run, needs, measure(run, job, source, ensemble, 0.2, needs.sizes))
-        print(f"computing takes {length}", flush=True)
 
 
 def budget_of_one(run: Resolved) -> str:

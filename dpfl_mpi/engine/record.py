@@ -16,7 +16,7 @@ from dpfl_mpi.federation.greedy import REPAIR
 from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
-from dpfl_mpi.plan.needs import AT_ONCE, duration
+from dpfl_mpi.plan.needs import GATHERED, duration, saves_models
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import mean
@@ -24,7 +24,6 @@ from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job
 from dpfl_mpi.transport.speeds import NS
 
-SMALL, SMALL_IN_ALL = 1e6, 1e8  # bytes of a model, and of those of all clients: smaller ones are saved unasked
 COLUMNS = "   val %  test %  best %  received  seconds    left"  # best: of each client's best model by validation; received: models
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
 # what clients have come to: names in `Parts.state` -> datasets; beside them stand the confusion matrices
@@ -185,8 +184,8 @@ def write_tuned(recorder: Recorder | None, parts: Parts, steps: np.ndarray) -> N
 
 
 def write_clients(recorder: Recorder | None, parts: Parts, name: str, rows: np.ndarray) -> None:
-    """Write all ranks' `[K, ...]` as one array `[N, ...]`, of which root holds, beside the file, no more than `AT_ONCE` bytes twice. Collective."""
-    at_once = max(1, AT_ONCE // max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
+    """Write all ranks' `[K, ...]` as one array `[N, ...]`, of which root holds, beside the file, no more than `GATHERED` bytes twice. Collective."""
+    at_once = max(1, GATHERED // max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
     for first in range(0, parts.n, at_once):
         some: Any = parts.members.to_root(rows, slice(first, min(first + at_once, parts.n)))  # None but on root
         on_root(recorder, parts, partial(Recorder.write_rows, name=name, values=some, n=parts.n, first=first))
@@ -196,9 +195,7 @@ def finish(recorder: Recorder | None, parts: Parts, job: Job) -> None:
     """Write what is known at the end, confusion matrices and, where asked or small, the best models, and close the file. Collective."""
     write_clients(recorder, parts, "best/confusion", parts.scoring.best_confusion.astype(np.int32))
     best = parts.scoring.best[:, : parts.backend.ensemble.size]
-    size = 4 * best.shape[1]
-    small = size < SMALL and parts.n * size < SMALL_IN_ALL
-    save = small if job.save_models is None else job.save_models
+    save = saves_models(job, parts.n, best.shape[1])
     if save:
         write_clients(recorder, parts, "model/best", best.cpu().numpy())
     backdoor = parts.training.attack.kind == "backdoor"

@@ -61,7 +61,6 @@ class Method:
     sends_models: bool = True  # and nothing else, so --attack can falsify what leaves a client
     sends: str = ""  # a graph: what leaves a client, as --send layers=; "": all
     # what is planned counts these two
-    sent: int = 2  # a server: what goes up and comes down per client and round at most, in models
     every_row: int = 0  # how often a round calls fed.every_row, by which all rows come to all ranks, whole ones
     optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")  # fewer where it takes steps of its own
     # beside the verbs it computes element by element (no sums, exp or log): the native kernels then give it the same bits on all processors
@@ -97,7 +96,7 @@ def load(name: str, module: ModuleType) -> Method:
         "topology": (declared.topology in get_args(Topology), ", ".join(get_args(Topology))),
         "colour": (bool(re.fullmatch("(#[0-9A-Fa-f]{6})?", str(declared.colour))), "#RRGGBB"),
     }
-    for field, low in (("models", 1), ("sent", 0), ("every_row", 0)):
+    for field, low in (("models", 1), ("every_row", 0)):
         value = getattr(declared, field)
         rules[field] = type(value) is int and low <= value <= 1000, f"whole numbers from {low} to 1000"
     for field, known in (("ignores", OWN_GRAPH), ("optimizers", Method.optimizers)):

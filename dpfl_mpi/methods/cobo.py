@@ -21,9 +21,8 @@ CITATION = """@inproceedings{hashemi2024cobo,
   booktitle = {Advances in Neural Information Processing Systems (NeurIPS)}, year = {2024},
   note = {arXiv:2409.05539}
 }"""
-# sent: x_i up, its pull down; per partner a midpoint down, its gradient up. Of thousands of clients hardly any has more than ten partners
 METHOD = Method(
-    "CoBo", CITATION, topology="server", sends_models=False, sent=22, every_row=12, colour="#E69F00", line="-."
+    "CoBo", CITATION, topology="server", sends_models=False, every_row=12, colour="#E69F00", line="-."
 )
 
 

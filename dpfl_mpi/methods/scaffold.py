@@ -17,9 +17,8 @@ CITATION = """@inproceedings{karimireddy2020scaffold,
   author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha},
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2020}
 }"""
-# sent: x and c down, the moves of both up
 METHOD = Method(
-    "SCAFFOLD", CITATION, topology="server", sends_models=False, sent=4, elementwise=True, colour="#000000", line="--"
+    "SCAFFOLD", CITATION, topology="server", sends_models=False, elementwise=True, colour="#000000", line="--"
 )
 
 

@@ -77,14 +77,16 @@ class Recorder:
                 self._set(checksum=seal(self.file, self.file["meta/starts"].asstr()[:].tolist()))
                 self.file.flush()
             self.still_ours()
-            write(self.path, self.image.getvalue())
+            with self.image.getbuffer() as data:  # no second copy in memory
+                write(self.path, data)
         self.written = time.monotonic()
         self.took = self.written - start
 
     def copy(self, path: Path) -> None:
         """Put the file on disk as it is now, and the same under another name, for a checkpoint."""
         self._replace()
-        path.write_bytes(self.image.getvalue())
+        with self.image.getbuffer() as data:
+            path.write_bytes(data)
 
     def _set(self, **attributes: Any) -> None:
         """Change attributes in their place: what opens the file stays where it is."""

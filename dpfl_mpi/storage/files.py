@@ -92,7 +92,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(folder)
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes | memoryview) -> None:
     with replacing(path) as part:
         part.write_bytes(data)
 

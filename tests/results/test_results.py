@@ -39,7 +39,7 @@ FIELDS |= {"tau_train": 2, "budget": 3, "seed": 9, "batch_size": 8}
 def path(tmp_path_factory, digits_file):
     fields = FIELDS | {"data": str(digits_file)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record, "AT_ONCE", 4 * 4 * SIZES["D"])  # of six models four come to root at a time
+        patch.setattr(record, "GATHERED", 4 * 4 * SIZES["D"])  # of six models four come to root at a time
         return run_here(tmp_path_factory.mktemp("results") / "run.h5", fields, save_models=True, mixed=True)
 
 
