@@ -1,97 +1,126 @@
-"""What tells others of each round can change no number, tells each round once, goes on where a log ends, and leaves the run alone where it fails."""
+"""A log and a callback change no number and have each round once; a failure is their own."""
 
 import json
 import os
+import runpy
 import sys
 
 import numpy as np
 import pytest
 import tiny_result
-from launch import ended, run_many, text_file
+from launch import ROOT, run_many, text_file
+from mpi4py import MPI
 
 from dpfl_mpi.__main__ import main
-from dpfl_mpi.engine import beside
-from dpfl_mpi.follow import __main__ as follow
+from dpfl_mpi.engine import follow
+from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.settings.job import LOGS
-from dpfl_mpi.survival.signals import Watch
 
 FIELDS = {"clients": 5, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3}
 CALLBACK = """
 from pathlib import Path
 def on_round(result, t):
     import numpy, random, torch  # what a run must not feel
-    random.seed(t), numpy.random.seed(t), torch.manual_seed(t), torch.set_default_dtype(torch.float64)
+    random.seed(t), numpy.random.seed(t), torch.manual_seed(t)
+    torch.set_default_dtype(torch.float64)
     with Path(__file__).with_suffix(".txt").open("a") as file:
         print(t, float(result.mean("round/test_acc")[t]), file=file)
 """
 
 
-def told(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def lines_of(log):
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def followers(path, **job):
+    return follow.Followers(path, Job(**job), World(MPI.COMM_SELF))
 
 
 def test_a_callback_and_a_log_change_no_number_and_have_each_round(tmp_path):
-    callback, log = text_file(tmp_path / "mine.py", CALLBACK), tmp_path / "new" / "log.jsonl"
+    callback = text_file(tmp_path / "mine.py", CALLBACK)
+    log = tmp_path / "new" / "log.jsonl"
     run_many(2, tmp_path, dict.fromkeys("ab", FIELDS), b={"callback": callback, "log": str(log)})
     with Result(tmp_path / "a.h5") as plain, Result(tmp_path / "b.h5") as result:
         assert Result.differences(plain, result) == []
         means = result.mean("round/test_acc")
-        called = [line.split() for line in (tmp_path / "mine.txt").read_text().splitlines()]
-        assert [(int(t), float(mean)) for t, mean in called] == list(enumerate(means))
-        logged = [(line["round"], line["test_acc"], line["run"]) for line in told(log)]
-        assert logged == [(t, mean, "b") for t, mean in enumerate(means)]
+    called = [line.split() for line in (tmp_path / "mine.txt").read_text().splitlines()]
+    assert [(int(t), float(mean)) for t, mean in called] == list(enumerate(means))
+    logged = [(line["round"], line["test_acc"], line["run"]) for line in lines_of(log)]
+    assert logged == [(t, mean, "b") for t, mean in enumerate(means)]
 
 
 def test_a_log_goes_on_where_it_ends(tmp_path):
-    """Another start of the same run adds what is missing; another run, and one that began anew, have lines of their own."""
+    """A later start adds the rounds that are missing; a callback has those it computed alone."""
     path, log = tiny_result.make(tmp_path / "a.h5"), tmp_path / "log.jsonl"
     with Result(path) as result:
-        last, add = follow.opened(str(log), result)
+        last, add = follow.json_lines(str(log), result)
         assert last == -1
         add(0, {"test_acc": float("nan")})
-    seen = []
-    follow.follow(path, str(log), lambda result, t: seen.append(t), iter([2, sys.maxsize]))
-    assert [line["round"] for line in told(log)] == [0, 1, 2] and told(log)[0]["test_acc"] is None
-    assert seen == [2]  # this start has computed round 2 alone
-    np.testing.assert_allclose([line["edges"] for line in told(log)[1:]], [2, 3])
-    follow.follow(tiny_result.make(tmp_path / "b.h5"), str(log), None, iter([0]))
-    assert [(line["run"], line["round"]) for line in told(log)[3:]] == [("b", 0), ("b", 1), ("b", 2)]
+    callback = text_file(tmp_path / "mine.py", CALLBACK)
+    followers(path, log=str(log), callback=callback).tell(2)
+    assert [line["round"] for line in lines_of(log)] == [0, 1, 2]
+    assert lines_of(log)[0]["test_acc"] is None
+    assert (tmp_path / "mine.txt").read_text().startswith("2 ")
+    np.testing.assert_allclose([line["edges"] for line in lines_of(log)[1:]], [2, 3])
+    other = tiny_result.make(tmp_path / "b.h5")
+    with followers(other, log=str(log)):
+        pass
+    added = [(line["run"], line["round"]) for line in lines_of(log)[3:]]
+    assert added == [("b", 0), ("b", 1), ("b", 2)]
     whole = log.read_text()
     log.write_text(whole[:-20])  # as a kill may leave it
-    assert follow.main([str(tmp_path / "b.h5"), f"--log={log}"]) == 0 and log.read_text() == whole
-    log.write_text("notes")
-    assert follow.main([str(path), f"--log={log}"]) == follow.main([str(path)]) == 2 and log.read_text() == "notes"
+    followers(other, log=str(log)).tell(2)
+    assert log.read_text() == whole
 
 
-@pytest.mark.parametrize("log", ["tensorboard", "wandb", "mlflow"])
-def test_a_library_logs_each_round_once(log, tmp_path, monkeypatch):
-    pytest.importorskip(log, reason=f"{log} is not installed")
+def test_a_file_that_is_no_log_is_left_alone(tmp_path, capsys):
+    (log := tmp_path / "log.jsonl").write_text("notes")
+    followers(tiny_result.make(tmp_path / "a.h5"), log=str(log)).tell(0)
+    wrong = f"--log is {log}, which holds other lines than those of a log; name another file"
+    assert capsys.readouterr().err == f"warning: {wrong}; the run goes on without it\n"
+    assert log.read_text() == "notes"
+
+
+def test_tensorboard_has_each_round_once(tmp_path):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="tensorboard is not installed",
+    )
+    path = tiny_result.make(tmp_path / "a.h5")
+    for _ in range(2):
+        followers(path, log="tensorboard").tell(2)
+    [folder] = (tmp_path / "tensorboard").iterdir()
+    events = accumulator.EventAccumulator(str(folder)).Reload().Scalars("edges")
+    assert [(event.step, event.value) for event in events] == [(0, 5), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("library", ["wandb", "mlflow"])
+def test_the_examples_for_other_logs(library, tmp_path, monkeypatch):
+    module = pytest.importorskip(library, reason=f"{library} is not installed")
     monkeypatch.chdir(tmp_path)
-    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}.items():
+    store = {"MLFLOW_TRACKING_URI": f"file:{tmp_path / 'ml'}", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    for name, value in (store | offline).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'ml'}")
-    words = [sys.executable, "-m", "dpfl_mpi.follow", tiny_result.make(tmp_path / "a.h5"), f"--log={log}"]
-    for _ in range(1 if log == "wandb" else 2):  # offline it cannot be read back: the second log would hold all again
-        done = ended(*words)
-        assert done.returncode == 0, done.stderr
-    if log == "tensorboard":
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        [folder] = (tmp_path / "tensorboard").iterdir()
-        assert [e.step for e in EventAccumulator(str(folder)).Reload().Scalars("edges")] == [0, 1, 2]
-    elif log == "mlflow":
-        import mlflow
-
-        [run] = mlflow.search_runs(experiment_names=["dpfl_mpi"], output_format="list")
-        held = mlflow.MlflowClient().get_metric_history(run.info.run_id, "edges")
-        assert [(one.step, one.value) for one in held] == [(0, 5), (1, 2), (2, 3)]
+    on_round = runpy.run_path(str(ROOT / "examples" / f"to_{library}.py"))["on_round"]
+    with Result(tiny_result.make(tmp_path / "a.h5")) as result:
+        for t in range(3):
+            on_round(result, t)
+            if library == "mlflow":  # the next round is one of a run that goes on
+                module.end_run()
+    if library == "mlflow":
+        [run] = module.search_runs(experiment_names=["dpfl_mpi"], output_format="list")
+        events = module.MlflowClient().get_metric_history(run.info.run_id, "edges")
+        assert [(event.step, event.value) for event in events] == [(0, 5), (1, 2), (2, 3)]
     else:
-        [folder] = (tmp_path / "wandb").glob("offline-run-*")
-        assert [*folder.glob("*.wandb")]
+        module.finish()
+        assert len([*tmp_path.glob("wandb/offline-run-*/*.wandb")]) == 1
 
 
+# mistakes -----------------------------------------------------------------------------------------
 NOT_PLAIN = "--callback is {}, which has no function on_round(result, t), without async or yield"
 
 
@@ -99,12 +128,13 @@ NOT_PLAIN = "--callback is {}, which has no function on_round(result, t), withou
     ("x = 1", [], NOT_PLAIN),
     ("async def on_round(result, t): pass", [], NOT_PLAIN),
     ("def on_round(result, t): yield t", [], NOT_PLAIN),
-    ("import os\nos._exit(0)", [], "--callback={} ended before the run began"),
     ("def on_round(", [], "--callback is {}, which does not compile: '(' was never closed ({}, line 1)"),
+    ("import time\ntime.sleep(100)", [], "--callback is {}, whose import takes more than 0.5 s"),
     (None, [], "--callback is {}; there is no such file"),
     ("def on_round(result, t): pass", ["--log=x"], f"--log is 'x'; allowed is {LOGS}"),
 ])  # fmt: skip
-def test_a_mistake_is_told_before_the_run_begins(code, more, sentence, tmp_path, said):
+def test_a_mistake_is_a_sentence_before_the_run(code, more, sentence, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(follow, "START_S", 0.5)
     callback = tmp_path / "mine.py"
     if code:
         callback.write_text(code)
@@ -113,63 +143,43 @@ def test_a_mistake_is_told_before_the_run_begins(code, more, sentence, tmp_path,
     assert not (tmp_path / "a.h5").exists()
 
 
-def test_a_callback_that_fails_leaves_the_run_alone(tmp_path, result_of, capfd):
-    callback = text_file(tmp_path / "mine.py", "def on_round(result, t):\n    return 1 / (1 - t)\n")
-    result = result_of(FIELDS, callback=callback)
-    assert result.finished
-    why = f"on_round of {callback} fails: ZeroDivisionError: division by zero ({callback}, line 2)"
-    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n{incomplete(callback, result.path)}"
-    callback = text_file(tmp_path / "long.py", "def on_round(result, t):\n    raise ValueError('x' * 100_000)\n")
-    result = result_of(FIELDS, callback=callback)
-    assert result.finished
-    why = f"on_round of {callback} fails: ValueError: {'x' * 1000} ({callback}, line 2)"
-    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n{incomplete(callback, result.path)}"
-
-
-@pytest.mark.parametrize("code", ["import os; os._exit(0)", "raise KeyboardInterrupt"])
-def test_a_callback_that_ends_its_process_is_named(code, tmp_path, result_of, capfd):
-    callback = text_file(tmp_path / "mine.py", f"def on_round(result, t):\n    {code}\n")
-    result = result_of(FIELDS, callback=callback)
-    assert result.finished
-    assert capfd.readouterr().err == incomplete(callback, result.path)
-
-
-def test_a_log_that_is_a_pipe_is_refused(tmp_path, said):
-    """Nobody may read its other end; a link to a device has no end at all."""
+def test_a_log_that_is_a_pipe_or_a_device_is_refused(tmp_path, said):
     os.mkfifo(pipe := tmp_path / "pipe.jsonl")
     (device := tmp_path / "zero.jsonl").symlink_to("/dev/zero")
-    result = tiny_result.make(tmp_path / "b.h5")
     for log in (pipe, device):
-        allowed = "allowed is tensorboard, wandb, mlflow or FILE.jsonl, a regular file\n"
         flags = [*to_flags(FIELDS), f"--log={log}", f"--out={tmp_path / 'a.h5'}"]
-        assert said(main, *flags, code=2) == f"error: --log is '{log}'; {allowed}"
-        assert said(follow.main, result, f"--log={log}", code=2) == f"error: --log is {log}; {allowed}"
+        assert said(main, *flags, code=2) == f"error: --log is '{log}'; allowed is {LOGS}\n"
 
 
-def test_a_slow_callback_is_waited_for_and_named(tmp_path, result_of, capfd, monkeypatch):
-    """And --watchdog no longer looks on: the wait is no round that hangs."""
-    monkeypatch.setattr(beside, "LEAVING_S", 0.2)
-    monkeypatch.setattr(beside, "MORE_S", 20)
-    ends = []
-    for kind in (beside.Beside, Watch):
-        end = kind.__exit__
-        monkeypatch.setattr(kind, "__exit__", lambda *all, end=end: ends.append(type(all[0])) or end(*all))
-    callback = text_file(tmp_path / "slow.py", "import time\ndef on_round(result, t):\n    time.sleep(100)\n")
-    result = result_of(FIELDS, callback=callback, quiet=False)
-    assert result.finished and ends == [Watch, beside.Beside]
-    out, err = capfd.readouterr()
-    assert out.endswith(f"\nwaiting up to 20 s for --callback={callback}\n") and err == incomplete(
-        callback, result.path
-    )
+FAILS = "on_round of {} fails: "
 
 
-def test_a_callback_whose_file_does_not_end_is_refused(tmp_path, said, monkeypatch):
-    monkeypatch.setattr(beside, "START_S", 3)
-    callback = text_file(tmp_path / "slow.py", "import time\ntime.sleep(100)\n")
-    flags = [*to_flags(FIELDS), f"--callback={callback}", f"--out={tmp_path / 'a.h5'}"]
-    assert said(main, *flags, code=2) == f"error: --callback={callback} did not start in 3 s\n"
+@pytest.mark.parametrize(("body", "why"), [
+    ("return 1 / (1 - t)", FAILS + "ZeroDivisionError: division by zero ({}, line 3)"),
+    ("raise ValueError('x' * 100_000)", FAILS + f"ValueError: {'x' * 1000} ({{}}, line 3)"),
+    ("sys.exit(3)", FAILS + "SystemExit: 3 ({}, line 3)"),
+    ("raise KeyboardInterrupt", "--callback={}: KeyboardInterrupt: "),
+    ("time.sleep(100)", "--callback={} took more than 0.2 s"),
+    ("try: time.sleep(100)\n    except Exception: pass", "--callback={} took more than 0.2 s"),
+])  # fmt: skip
+def test_a_callback_that_fails_or_is_slow_is_switched_off(
+    body, why, tmp_path, result_of, capfd, monkeypatch
+):
+    monkeypatch.setattr(follow, "CALL_S", 0.2 if "sleep" in body else 60.0)
+    code = f"import sys, time\ndef on_round(result, t):\n    {body}\n"
+    callback = text_file(tmp_path / "mine.py", code)
+    assert result_of(FIELDS, callback=callback).finished
+    why = why.replace("{}", callback)
+    assert capfd.readouterr().err == f"warning: {why}; the run goes on without it\n"
 
 
-def incomplete(callback, result):
-    again = f"python -m dpfl_mpi.follow {result} --callback={callback} does it again"
-    return f"warning: --callback={callback} did not get through all rounds; {again}\n"
+def test_a_run_that_is_stopped_waits_less_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(follow, "LEAVING_S", 0.2)
+    code = "import time\ndef on_round(result, t):\n    time.sleep(100)\n"
+    callback = text_file(tmp_path / "mine.py", code)
+    leaving = followers(tiny_result.make(tmp_path / "a.h5"), callback=callback)
+    leaving.followers[0].last = 1  # round 2 is still to be told
+    with pytest.raises(RuntimeError), leaving:
+        raise RuntimeError
+    assert "took more than 0.2 s; the run goes on without it" in capsys.readouterr().err
+    assert sys.exc_info()[0] is None

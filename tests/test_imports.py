@@ -26,7 +26,7 @@ FLOORS = (
     "engine",
     "figures",
     "commands",
-    "sweep follow",  # start the command of one run; read the result of one that goes on
+    "sweep",  # starts the command of one run
 )
 COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "api", "testing"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]

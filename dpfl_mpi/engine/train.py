@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from dpfl_mpi.engine import after, record
-from dpfl_mpi.engine.beside import Beside
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
+from dpfl_mpi.engine.follow import Followers
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.engine.start import agreed, finished_at, forgotten
 from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError
@@ -32,11 +32,14 @@ def train(run: Run, job: Job, world: World) -> Path:
         if not forgotten(path, job, world, checkpoints):
             done_at = world.decide(lambda: finished_at(path, resolved, job, checkpoints.folder))
         if not done_at:
-            with Beside(path, job, world) as beside, Watch(job, world, lock.release, checkpoints.count_hang) as watch:
+            with (
+                Followers(path, job, world) as followers,
+                Watch(job, world, lock.release, checkpoints.count_hang) as watch,
+            ):
                 if world.local_rank == 0:
                     remove_left()
                 parts = build(resolved, job, world)
-                rounds(path, parts, job, checkpoints, watch, beside)
+                rounds(path, parts, job, checkpoints, watch, followers)
         elif world.root and not job.quiet:
             print(f"found, not computed (since {done_at}); --fresh runs anew", flush=True)
         checkpoints.clear()
@@ -45,7 +48,7 @@ def train(run: Run, job: Job, world: World) -> Path:
     return path
 
 
-def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch, beside: Beside) -> None:
+def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch, followers: Followers) -> None:
     """Compute and record what is missing of a Run: preprocessing, rounds, and what is known at the end. Collective."""
     state, recorder = begin(path, parts, checkpoints, watch)
     run, method = parts.run, parts.run.found("method")
@@ -64,7 +67,7 @@ def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: 
             state = state_after(parts, method, state)
             record.write_round(recorder, parts, state)
             progress.line(t)
-            beside.tell(t)
+            followers.tell(t)
             due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
             if due:
                 checkpoints.save(parts, state, recorder)

@@ -8,9 +8,8 @@ from dpfl_mpi.plugins import is_path
 from dpfl_mpi.settings.fields import field
 from dpfl_mpi.settings.values import Every
 
-LIBRARIES = ("tensorboard", "wandb", "mlflow")
-LOGS = "tensorboard, wandb, mlflow or FILE.jsonl, a regular file"
-DONE = 77  # exit code of the process of --log and --callback that has told of all rounds
+TENSORBOARD = "tensorboard"
+LOGS = f"{TENSORBOARD} or FILE.jsonl, a regular file"
 FILE_NAME = "the name of a file, in UTF-8, of at most 200 bytes"
 
 
@@ -26,7 +25,7 @@ def file_name(text: str) -> bool:
 
 def log_name(text: str) -> bool:
     regular = file_name(text) and (Path(text).is_file() or not Path(text).exists())
-    return text in LIBRARIES or (text.endswith(".jsonl") and regular)
+    return text == TENSORBOARD or (text.endswith(".jsonl") and regular)
 
 
 @dataclass(frozen=True)

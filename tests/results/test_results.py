@@ -20,7 +20,6 @@ from dpfl_mpi import export, prepare, show
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.engine import record
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.follow import __main__ as follow
 from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results import recorder as recorders
@@ -242,8 +241,6 @@ def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path,
     for form, lines in (("csv", 1 + 3 * 3 * N), ("clients", 1 + N)):
         said(export.main, unfinished[2], "--format", form, "--out", tmp_path / form)
         assert len((tmp_path / form).read_text().splitlines()) == lines
-    said(follow.main, unfinished[2], "--log", tmp_path / "log.jsonl")
-    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 3
 
 
 def test_an_array_of_another_rank_or_type_is_one_sentence(unfinished, tmp_path):

@@ -1,1 +1,0 @@
-"""Tells others of each round of a run: a log, a callback."""
