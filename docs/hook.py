@@ -19,6 +19,9 @@ PAGES = {
     "index.md": "README.md",
     "benchmarks.md": "benchmarks/README.md",
     "reproduction/index.md": "reproduction/README.md",
+    "reproduction/arena.md": "reproduction/arena.md",
+    "reproduction/network.md": "reproduction/network.md",
+    "reproduction/question.md": "reproduction/question.md",
     "contributing.md": "CONTRIBUTING.md",
     "conduct.md": "CODE_OF_CONDUCT.md",
     "security.md": "SECURITY.md",
@@ -37,12 +40,23 @@ def rooms() -> dict[str, list[str]]:
     return pages
 
 
+def on_config(config: Any) -> Any:
+    """Add the pages of the rooms to the group Inside."""
+    *_, inside = config["nav"]
+    inside["Inside"].append({"Rooms": list(rooms())})
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that lie elsewhere, and those that are made."""
     for address, source in PAGES.items():
         files.append(File.generated(config, address, content=(REPOSITORY / source).read_text()))
-    for picture in REPOSITORY.glob("reproduction/*/*.png"):
-        files.append(File.generated(config, picture.relative_to(REPOSITORY).as_posix(), content=picture.read_bytes()))
+    for picture in (REPOSITORY / "reproduction").rglob("*.png"):
+        files.append(
+            File.generated(
+                config, picture.relative_to(REPOSITORY).as_posix(), content=picture.read_bytes()
+            )
+        )
     for address, modules in rooms().items():
         text = f"# {Path(address).stem}\n\n" + "\n\n".join(f"::: {module}" for module in modules)
         files.append(File.generated(config, address, content=text))

@@ -12,7 +12,7 @@ from dpfl_mpi.settings import option
 from dpfl_mpi.streams import stream
 
 METHOD = Method(title="FedAvg, noisy", topology="server")
-NOISE = 1000  # purpose of the stream: see docs/own-method.md
+NOISE = 1000  # purpose of the stream: see docs/extend-methods.md
 
 
 @dataclass(frozen=True)

@@ -74,13 +74,21 @@ def write(at: Path, **files: str) -> Path:
 
 def folder(at: Path, **files: str) -> Path:
     """Write a folder with a method `mine.py`, a model `nets/net.py`, a data set `trees.py` and what they import; return it."""
-    texts = {"mine": METHOD, "helper": "SCALE = 1.0\n", "nets/__init__": "", "nets/net": MODEL, "trees": DATA}
-    texts["nets/parts"] = "from torch import nn\n\ndef hidden(inputs):\n    return nn.Linear(inputs, 8)\n"
+    texts = {
+        "mine": METHOD,
+        "helper": "SCALE = 1.0\n",
+        "nets/__init__": "",
+        "nets/net": MODEL,
+        "trees": DATA,
+    }
+    texts["nets/parts"] = (
+        "from torch import nn\n\ndef hidden(inputs):\n    return nn.Linear(inputs, 8)\n"
+    )
     return write(at, **(texts | files))
 
 
-def example(page: str) -> str:
-    """Return the complete file that a page of docs/ shows first."""
-    found = re.search(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
-    assert found, f"{page} has no file"
-    return found[1]
+def example(name: str) -> str:
+    """Return the complete file NAME.py that a page of docs/ shows after its mark."""
+    pages = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+    (found,) = re.findall(rf"<!-- {name}\.py -->\n```python\n(.*?)```", pages, re.S)
+    return found

@@ -38,10 +38,16 @@ GOSSIP = {
     "called `step`": ("def round", "def step"),
     "`def round(fed, state)`": ("state, t)", "state)"),
     "star": ('topology="graph"', 'topology="star"'),
-    "without `option`": ('option(0.5, "share of its own model that a client keeps", low=0, high=1)', "0.5"),
+    "without `option`": (
+        'option(0.5, "share of its own model that a client keeps", low=0, high=1)',
+        "0.5",
+    ),
     "kept": {"options": {"kept": 0.7}},
     "keep 2": {"options": {"keep": 2}},
-    "`init` without `fed.evaluate`": ("    w = fed.common_row()\n    fed.evaluate(w)\n", "    w = fed.common_row()\n"),
+    "`init` without `fed.evaluate`": (
+        "    w = fed.common_row()\n    fed.evaluate(w)\n",
+        "    w = fed.common_row()\n",
+    ),
     "without `return`": (RETURN, ""),
     "`round` without `fed.evaluate`": (SCORED, "tau_train)\n"),
     "round` returns": (RETURN, RETURN.replace('"w": w', "")),
@@ -53,10 +59,16 @@ GOSSIP = {
     "0 to 5": ("fed.reachable(k), 0)[: fed.most_senders[k]]", "fed.reachable(k), 0)[:1] * 0 + 5"),
     "its own sender": ("[: fed.most_senders[k]] for", "[:1] * 0 + k for"),
     "a list in place": (COLLECT, "([fed"),
-    "randn_like": ("    mean = ", "    import torch\n\n    w = w + 0.1 * torch.randn_like(w)\n    mean = "),
+    "randn_like": (
+        "    mean = ",
+        "    import torch\n\n    w = w + 0.1 * torch.randn_like(w)\n    mean = ",
+    ),
     "w[0]": (RETURN, RETURN.replace('"w": w', '"w": w[0]')),
     "names": (RETURN, RETURN.replace('"chosen": chosen', '"names": ["a"]')),
-    "0 in fed.ids": (SCORED, SCORED.replace("    fed", "    if 0 in fed.ids:\n        fed.mean(w)\n    fed")),
+    "0 in fed.ids": (
+        SCORED,
+        SCORED.replace("    fed", "    if 0 in fed.ids:\n        fed.mean(w)\n    fed"),
+    ),
     "fed.ids[0]": (RETURN, RETURN.replace('"chosen": chosen', '"mine": int(fed.ids[0])')),
 }
 UNTOLD = {  # mistakes that are not on the page, and their sentences
@@ -69,7 +81,10 @@ BUILD = "def build(shape, classes, layers, dropout):\n    return Net(shape[2], c
 LAST = "        self.head = nn.Linear(widths[-1], classes)\n"
 NET = {
     "called `make`": ("def build(", "def make("),
-    "beside `Options`": (BUILD, "def build(shape, classes):\n    return Net(shape[2], classes, 2, 0.2)"),
+    "beside `Options`": (
+        BUILD,
+        "def build(shape, classes):\n    return Net(shape[2], classes, 2, 0.2)",
+    ),
     "without `return`": ("    return Net(", "    Net("),
     'HEAD = "last"': ('HEAD = "head"', 'HEAD = "last"'),
     "no `HEAD`": ('HEAD = "head"', 'TAIL = "head"'),
@@ -103,27 +118,34 @@ TOPICS = {
     "`client` holds": ("np.array(client)", "np.array(client) * np.nan"),
     "--data FILE": {"data": "FILE"},
 }
-FILES = {"own-method.md": "gossip.py", "own-model.md": "net.py", "own-data.md": "topics.py"}
-MISTAKES = {"own-method.md": GOSSIP, "own-model.md": NET, "own-data.md": TOPICS}
-EACH = [(page, mistake) for page, mistakes in MISTAKES.items() for mistake in mistakes]
-EACH += [("own-method.md", mistake) for mistake in UNTOLD]
+MISTAKES = {"gossip": GOSSIP, "net": NET, "topics": TOPICS}
+# where the sentences of each file's mistakes stand: page, heading
+TABLES = {
+    "gossip": ("extend-methods.md", "in a method"),
+    "net": ("extend-methods.md", "in a model"),
+    "topics": ("extend-data.md", "in a data file"),
+}
+EACH = [(file, mistake) for file, mistakes in MISTAKES.items() for mistake in mistakes]
+EACH += [("gossip", mistake) for mistake in UNTOLD]
 
 
-def table(page):
-    """Return (mistake, sentence) of the rows of a page's table of mistakes."""
-    text = (ROOT / "docs" / page).read_text().partition("## What a mistake says")[2]
+def table(file):
+    """Return (mistake, sentence) of the rows of the table of mistakes in a file of the pages."""
+    page, heading = TABLES[file]
+    text = (ROOT / "docs" / page).read_text().partition(f"## What a mistake says {heading}\n")[2]
+    text = text.partition("\n## ")[0]
     return re.findall(r"^\| (?!mistake)([^|-].*?) \| `(.*)` \|$", text, re.M)
 
 
-def fields_of(tmp_path, page, change):
-    """Write the page's file, with a text replaced or as it is, and return the fields of a Run of it."""
-    path, text = tmp_path / FILES[page], own.example(page)
+def fields_of(tmp_path, file, change):
+    """Write a file of the pages, with a text replaced or as it is, and return the fields of a Run of it."""
+    path, text = tmp_path / f"{file}.py", own.example(file)
     given = change if isinstance(change, dict) else {}
     assert given or change[0] in text
     path.write_text(text if given else text.replace(*change))
     few = {"method": "local", "rounds": 0}
-    kinds = {"own-method.md": FIELDS | {"method": str(path)}, "own-model.md": FIELDS | few | {"model": str(path)}}
-    return kinds.get(page, few | {"dataset": str(path)}) | given
+    kinds = {"gossip": FIELDS | {"method": str(path)}, "net": FIELDS | few | {"model": str(path)}}
+    return kinds.get(file, few | {"dataset": str(path)}) | given
 
 
 AVERAGE = "    mean = fed.average(w, chosen)\n"
@@ -138,66 +160,94 @@ def on_ranks(tmp_path_factory):
     """What two ranks say of each mistake that several alone can make."""
     folder = tmp_path_factory.mktemp("ranks")
     places = {mistake: own.write(folder / mistake, gossip="") for mistake in OF_RANKS}
-    runs = {mistake: fields_of(places[mistake], "own-method.md", change) for mistake, change in OF_RANKS.items()}
+    runs = {
+        mistake: fields_of(places[mistake], "gossip", change)
+        for mistake, change in OF_RANKS.items()
+    }
     return run_many(2, folder, runs, sentences=True)
 
 
-@pytest.mark.parametrize(("page", "mistake"), EACH, ids=[mistake for _, mistake in EACH])
-def test_a_mistake_says_what_the_page_says(tmp_path, on_ranks, page, mistake):
-    *change, sentence = UNTOLD.get(mistake) or [s for text, s in table(page) if mistake in text]
-    fields = fields_of(tmp_path, page, change or MISTAKES[page][mistake])
+@pytest.mark.parametrize(("file", "mistake"), EACH, ids=[mistake for _, mistake in EACH])
+def test_a_mistake_says_what_the_page_says(tmp_path, on_ranks, file, mistake):
+    *change, sentence = UNTOLD.get(mistake) or [s for text, s in table(file) if mistake in text]
+    fields = fields_of(tmp_path, file, change or MISTAKES[file][mistake])
     if mistake == "no `HEAD`":
         fields |= {"method": "fedrep", "rounds": 1}
-    said = on_ranks[mistake] if mistake in on_ranks else refused("", run_here, tmp_path / "a.h5", fields)
+    said = (
+        on_ranks[mistake]
+        if mistake in on_ranks
+        else refused("", run_here, tmp_path / "a.h5", fields)
+    )
     assert sentence in said.replace("nowhere/", "").replace(f"{tmp_path}/", "")
 
 
 def test_every_mistake_of_the_pages_is_made_here():
-    assert [len(table(page)) for page in MISTAKES] == [len(GOSSIP), len(NET), len(TOPICS) + 1]
-    *_, (mistake, sentence) = table("own-data.md")
+    assert [len(table(file)) for file in MISTAKES] == [len(GOSSIP), len(NET), len(TOPICS) + 1]
+    *_, (mistake, sentence) = table("topics")
     refused(sentence, unpickled, b"cposix\nsystem\n(S'true'\ntR.", "partition.pkl")
     assert mistake.startswith("a pickle")
 
 
 def test_the_method_of_the_page_runs(tmp_path, result_of):
     """From a folder of its own; its graph has B_c - 1 senders per client, and at keep = 1 it is every client alone."""
-    method = FIELDS | {"method": str(own.write(tmp_path, gossip=own.example("own-method.md")) / "gossip.py")}
+    method = FIELDS | {
+        "method": str(own.write(tmp_path, gossip=own.example("gossip")) / "gossip.py")
+    }
     gossip, alone = result_of(method), result_of(method | {"options": {"keep": 1}})
     local = result_of(FIELDS | {"method": "local", "budget": None})
     assert gossip.graph(1).sum(1).tolist() == gossip.graph(2).sum(1).tolist() == [2] * 5
     assert gossip["traffic/models_received"].tolist() == [[0] * 5, [2] * 5, [2] * 5]
     assert (alone["round/test_acc"] == local["round/test_acc"]).all()
-    assert (gossip["round/test_loss"][1] == alone["round/test_loss"][1]).all()  # scored before it mixes
+    assert (
+        gossip["round/test_loss"][1] == alone["round/test_loss"][1]
+    ).all()  # scored before it mixes
     assert (gossip["round/test_loss"][2] != alone["round/test_loss"][2]).any()
 
 
 def test_the_switches_of_the_page_have_their_defaults():
-    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| ", (ROOT / "docs" / "own-method.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(.*?)` \| ", (ROOT / "docs" / "extend-methods.md").read_text(), re.M
+    )
     others = {"init", "round", "finetune_gradient", "newcomer", "options", "title", "citation"}
     switches = {f.name: f.default for f in dataclasses.fields(Method) if f.name not in others}
     assert {name: ast.literal_eval(default) for name, default in rows} == switches
 
 
 def test_the_verbs_of_the_page_are_all_that_there_are():
-    page = (ROOT / "docs" / "own-method.md").read_text().partition("## The verbs")[2].partition("\n## ")[0]
+    page = (
+        (ROOT / "docs" / "extend-methods.md")
+        .read_text()
+        .partition("## The verbs")[2]
+        .partition("\n## ")[0]
+    )
     told, collective = set(), set()
     for cell, tick in re.findall(r"^\| (`.*?`) \| (✓?)", page, re.M):
         for name, parameters in re.findall(r"`(\w+)\((.*?)\)`", cell):
             verb = inspect.signature(getattr(Federation, name))
             known = {f"{p.name}={p.default!r}" for p in verb.parameters.values()}
-            assert {text.replace('"', "'") for text in re.findall(r"\w+=[^,]+", parameters)} - {"weights=a"} <= known
+            assert {text.replace('"', "'") for text in re.findall(r"\w+=[^,]+", parameters)} - {
+                "weights=a"
+            } <= known
             told.add(name)
             collective |= {name} if tick else set()
     public = {name: held for name, held in vars(Federation).items() if not name.startswith("_")}
     verbs = {name for name, held in public.items() if callable(held)}
-    assert told == verbs and collective == {name for name in verbs if "Collective." in (public[name].__doc__ or "")}
+    assert told == verbs and collective == {
+        name for name in verbs if "Collective." in (public[name].__doc__ or "")
+    }
     assert [name for name in public if f"`{name}`" not in page and name not in verbs] == []
 
 
 def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
-    text = own.example("own-method.md")
-    own.write(tmp_path, gossip=text, before=text.replace("searches=False,", "searches=False, preprocesses=True,"))
-    plain, before = (Run(method=str(tmp_path / f"{n}.py"), tau_init=3).resolve() for n in ("gossip", "before"))
+    text = own.example("gossip")
+    own.write(
+        tmp_path,
+        gossip=text,
+        before=text.replace("searches=False,", "searches=False, preprocesses=True,"),
+    )
+    plain, before = (
+        Run(method=str(tmp_path / f"{n}.py"), tau_init=3).resolve() for n in ("gossip", "before")
+    )
     assert (plain.tau_init, before.tau_init) == (0, 3) and plain.rounds == 22
     assert plain.key() == Run(method=plain.method).resolve().key()
     assert Run(method=before.method).resolve().rounds == 20
@@ -211,7 +261,7 @@ def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
 ], ids=["verb", "keyword", "option", "on one rank"])  # fmt: skip
 def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, instead, error):
     """On ranks one traceback, the line and the error at its end, exit code 1; nothing runs after it, though a launcher may need a moment."""
-    fields = fields_of(tmp_path, "own-method.md", (text, instead))
+    fields = fields_of(tmp_path, "gossip", (text, instead))
     if "fed.ids" in instead:
         done = mpirun(2, "-m", "dpfl_mpi", *to_flags(fields), cwd=tmp_path)
         said = done.stderr
@@ -225,17 +275,27 @@ def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, inste
 
 
 def test_a_verb_that_only_some_ranks_call_is_named(on_ranks):
-    for mistake, other in (("left out", "the end of round"), ("broken off", "the next pass of fed.every_row")):
-        places = re.search(r"rank 0 is at (.*), rank 1 at (.*): every rank must", on_ranks[mistake]).groups()
+    for mistake, other in (
+        ("left out", "the end of round"),
+        ("broken off", "the next pass of fed.every_row"),
+    ):
+        places = re.search(
+            r"rank 0 is at (.*), rank 1 at (.*): every rank must", on_ranks[mistake]
+        ).groups()
         assert {*places} == {"fed.average", other}
 
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_rows_that_nobody_counts_are_told(tmp_path, result_of, capsys, counted):
-    instead = "    mean = sum(row for _, row in fed.every_row(w)) / fed.n\n" + "    fed.note_received(4)\n" * counted
-    result = result_of(fields_of(tmp_path, "own-method.md", (AVERAGE, instead)))
+    instead = (
+        "    mean = sum(row for _, row in fed.every_row(w)) / fed.n\n"
+        + "    fed.note_received(4)\n" * counted
+    )
+    result = result_of(fields_of(tmp_path, "gossip", (AVERAGE, instead)))
     assert result["traffic/models_received"][1].tolist() == [4 * counted] * 5
-    warning = "warning: round of the method gossip calls fed.every_row and counts no models received"
+    warning = (
+        "warning: round of the method gossip calls fed.every_row and counts no models received"
+    )
     assert (warning in capsys.readouterr().err) is not counted
 
 
@@ -243,7 +303,7 @@ def test_the_figure_of_the_page_draws(tmp_path):
     """From a folder of its own; its numbers are checked by hand; one sentence for a wrong `draw`."""
     for method in ("local", "fedavg"):
         run_here(tmp_path / f"{method}.h5", FIELDS | {"method": method, "budget": None})
-    file = own.write(tmp_path, nine_in_ten=own.example("own-figure.md")) / "nine_in_ten.py"
+    file = own.write(tmp_path, nine_in_ten=own.example("nine_in_ten")) / "nine_in_ten.py"
 
     def drawn(*words):
         done = ended(sys.executable, file, *words, cwd=tmp_path)
@@ -255,26 +315,39 @@ def test_the_figure_of_the_page_draws(tmp_path):
     with Result(tmp_path / "local.h5") as local:
         found, samples = 100 * local["best/test_acc"], local["client/n_train"]
     best, (*labels, shown) = sorted(found), rows[1].split(",")
-    assert labels == ["Digits Patho(5)", "Local", "42", str(samples[0])] and float(shown) == pytest.approx(found[0])
+    assert labels == ["Digits Patho(5)", "Local", "42", str(samples[0])] and float(
+        shown
+    ) == pytest.approx(found[0])
     said = drawn("local.h5")[1].splitlines()
-    assert [c.strip() for c in said[0].split("|")[1:-1]] == ["setting", "row", "nine in ten reach, %"]
+    assert [c.strip() for c in said[0].split("|")[1:-1]] == [
+        "setting",
+        "row",
+        "nine in ten reach, %",
+    ]
     between = 0.6 * best[0] + 0.4 * best[1]  # of the places 0 to 4 of five clients, place 0.4
     assert said[2].split("|")[-2].strip() == f"{between:.2f}"
     code, _, said = drawn()
     assert code == 2 and f"all of them at once: python -m dpfl_mpi.sweep {file}" in said
     file.write_text(file.read_text().replace("return Drawing", "Drawing"))
-    assert drawn("local.h5")[::2] == (2, "error: draw returned a NoneType; it must return a Drawing\n")
+    assert drawn("local.h5")[::2] == (
+        2,
+        "error: draw returned a NoneType; it must return a Drawing\n",
+    )
 
 
 def test_the_model_of_the_page_runs(tmp_path, result_of):
     """A GroupNorm network leaves chance: its norms start at 1; FedRep keeps its head; an option is another Run."""
-    path = text_file(tmp_path / "net.py", own.example("own-model.md"))
+    path = text_file(tmp_path / "net.py", own.example("net"))
     fields = FIELDS | {"model": path, "classes_per_client": 2, "lr": 0.05, "tau_train": 3}
     result = result_of(fields | {"method": "fedrep"}, save_models=True)
-    assert result.run.model == path and result["best/test_acc"].mean() > 0.75  # each client has two classes
+    assert (
+        result.run.model == path and result["best/test_acc"].mean() > 0.75
+    )  # each client has two classes
     images = np.full((3, 8, 8, 1), 7, np.uint8)  # NumPy's or PyTorch's
     outputs = result.model(1)(images)  # the process that ran it need not name the file again
-    assert outputs.shape == (3, 10) and torch.equal(outputs, result.model(1)(torch.from_numpy(images)))
+    assert outputs.shape == (3, 10) and torch.equal(
+        outputs, result.model(1)(torch.from_numpy(images))
+    )
     plugins.ADMITTED.clear()
     with api.Result(result.path) as result:
         refused("own; name it with --model ..., in Python model(k, code=...)", result.model, 1)
@@ -286,11 +359,15 @@ def test_the_model_of_the_page_runs(tmp_path, result_of):
 
 def test_the_data_of_the_page_run(tmp_path, result_of):
     """Its own six clients and the text model by default; every passage is somebody's."""
-    own.write(tmp_path, topics=own.example("own-data.md"))
+    own.write(tmp_path, topics=own.example("topics"))
     result = result_of({"dataset": str(tmp_path / "topics.py"), "rounds": 0, "tau_init": 1})
     run, counts = result.run, result["client/class_counts"]
     assert (run.clients, str(run.partition), run.model, run.rounds) == (6, "natural", "text", 0)
-    assert result["client/of_data"].tolist() == list(range(6)) and counts.sum() > 600 and (counts > 0).all()
+    assert (
+        result["client/of_data"].tolist() == list(range(6))
+        and counts.sum() > 600
+        and (counts > 0).all()
+    )
     assert str(result.file["meta"].attrs["data_note"]) == "passages of Python's help"
 
 
@@ -315,17 +392,29 @@ def test_every_picture_of_the_site_is_found_from_its_page(monkeypatch):
         monkeypatch.setitem(sys.modules, f"mkdocs.{name}", SimpleNamespace(**holds))
     hook = script(ROOT / "docs" / "hook.py")
     pages = hook.PAGES | {page.name: f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
-    of_docs = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".png")]
-    beside = [path.relative_to(ROOT) for path in ROOT.glob("reproduction/*/*.png")]
+    of_docs = [
+        path.relative_to(ROOT / "docs")
+        for path in (ROOT / "docs").rglob("*")
+        if path.suffix in (".md", ".png")
+    ]
+    beside = [path.relative_to(ROOT) for path in (ROOT / "reproduction").rglob("*.png")]
 
     def shown(page, source, there):
         uris = [*hook.PAGES, *map(str, there)]
         of = SimpleNamespace(file=SimpleNamespace(src_uri=page))
-        text = hook.on_page_markdown((ROOT / source).read_text(), of, None, [SimpleNamespace(src_uri=u) for u in uris])
-        return [(ROOT / "docs" / page).parent / target for target in re.findall(r"!\[.*?\]\((.*?)\)", text)]
+        text = hook.on_page_markdown(
+            (ROOT / source).read_text(), of, None, [SimpleNamespace(src_uri=u) for u in uris]
+        )
+        return [
+            (ROOT / "docs" / page).parent / target
+            for target in re.findall(r"!\[.*?\]\((.*?)\)", text)
+        ]
 
     for page, source in pages.items():
-        found = {os.path.relpath(path, ROOT / "docs") for path in shown(page, source, [*of_docs, *beside])}
+        found = {
+            os.path.relpath(path, ROOT / "docs")
+            for path in shown(page, source, [*of_docs, *beside])
+        }
         assert found <= {str(path) for path in (*of_docs, *beside)}, page
         assert len(found) == (ROOT / source).read_text().count("!["), page
         assert shown(page, source, [path for path in of_docs if path.suffix == ".md"]) == [], page
@@ -334,21 +423,34 @@ def test_every_picture_of_the_site_is_found_from_its_page(monkeypatch):
 @pytest.mark.usefixtures("terminal")
 def test_the_notebook(tmp_path):
     """It runs from its first cell to its last, and what it shows is of the cells as they are. On one rank: its time is that of its starts."""
-    nbformat, nbclient, *_ = map(pytest.importorskip, ("nbformat", "nbclient", "ipykernel", "matplotlib"))
+    nbformat, nbclient, *_ = map(
+        pytest.importorskip, ("nbformat", "nbclient", "ipykernel", "matplotlib")
+    )
     stored, notebook = (nbformat.read(ROOT / "docs" / "notebook.ipynb", 4) for _ in range(2))
     for method in ("dpfl", "local"):  # which its first cells find
-        run_here(Run(method=method).resolve().path(tmp_path / "results-notebook"), {"method": method}, save_models=True)
+        run_here(
+            Run(method=method).resolve().path(tmp_path / "results-notebook"),
+            {"method": method},
+            save_models=True,
+        )
     notebook.cells[1].source = notebook.cells[1].source.replace('"ranks": 2', '"ranks": 1')
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Jupyter's own
-        nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        nbclient.NotebookClient(
+            notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}
+        ).execute()
 
     def texts(book):  # what each code cell shows
         cells = [cell.outputs for cell in book.cells if cell.cell_type == "code"]
-        return [" ".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in shown) for shown in cells]
+        return [
+            " ".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in shown)
+            for shown in cells
+        ]
 
     before, now = texts(stored), texts(notebook)
     results = re.findall(r"results-notebook/\S+\.h5", " ".join(now))
-    assert len(results) == 4 and results == re.findall(r"results-notebook/\S+\.h5", " ".join(before))
+    assert len(results) == 4 and results == re.findall(
+        r"results-notebook/\S+\.h5", " ".join(before)
+    )
     accuracy, recorded = re.search(r"'([\d.]+) of \d+ images, recorded ([\d.]+)'", now[-1]).groups()
     assert accuracy == recorded and [bool(text) for text in before] == [bool(text) for text in now]

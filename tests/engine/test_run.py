@@ -134,7 +134,7 @@ def test_a_round_that_does_not_choose(tmp_path, digits_file, off):
 
 def test_where_equal_bits_are_claimed_the_exception_stands(monkeypatch, said):
     """The products of a block have sizes that depend on which clients share a rank, and so have their last bits."""
-    for page in ("README.md", "docs/claims.md", "CHANGELOG.md"):
+    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         claims = re.findall(r"[^.|]*\bbits?\b on any number of ranks[^.|]*", (ROOT / page).read_text())
         assert claims and all(re.search("[Oo]n CPUs", c) and "`--block` is 2" in c for c in claims), page
     monkeypatch.setenv("COLUMNS", "80")

@@ -15,7 +15,7 @@ RESNET = {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "grou
 METHODS = {name: SEVEN | (RESNET if name == "fedbn" else {}) for name in names("method") if name != "replay"}
 OFTEN = {"newcomers": 0.3, "participation": 0.6}
 WHOLE = dict.fromkeys(("dpfl", "fedavg", "pens", "scaffold"), 3)  # also with clients away, and with one that diverges
-PAGES = {"gossip": ("method", "own-method.md"), "net": ("model", "own-model.md"), "topics": ("dataset", "own-data.md")}
+PAGES = {"gossip": "method", "net": "model", "topics": "dataset"}
 AVERAGE, END = "    mean = fed.average(w, chosen)\n", '    return {"client": {"w": w}, "shared": {"chosen"'
 HEAD = "        self.head = nn.Linear(widths[-1], classes)\n"
 ROWS = "    rows = [row for _, row in fed.every_row(w)]\n    fed.note_received(len(rows))\n"
@@ -57,8 +57,8 @@ def suite(tmp_path_factory):
             first.ways, first.stops = (testing.ONE, testing.THREE, testing.STOPPED), (2, 2)
         made += [first, *made_of("method", name, fields)[1 : WHOLE.get(name, 1)]]
     made += made_of("method", "pfedgraph", {"clients": 2, "window_gb": 2e-5})[:1]  # five rows: several passes
-    for name, (kind, page) in PAGES.items():
-        text = own.example(page)
+    for name, kind in PAGES.items():
+        text = own.example(name)
         own.write(at, **{name: text}, both="build = load = print\n", nothing="x = 1\n")
         made += [c for c in made_of(kind, str(at / f"{name}.py"), {}) if "x3" not in c.name]
         for mistake, (old, new, where, _) in BROKEN[name].items():

@@ -36,7 +36,7 @@ IMAGE, VECTOR, TEXT = ((8, 8, 1), "uint8"), ((12,), "float32"), ((10,), "int32")
 @pytest.fixture(scope="module")
 def help_texts(tmp_path_factory):
     """Real text that every Python has: passages of its help, of four topics, held by six clients; a data set's file."""
-    return own.write(tmp_path_factory.mktemp("text"), topics=own.example("own-data.md")) / "topics.py"
+    return own.write(tmp_path_factory.mktemp("text"), topics=own.example("topics")) / "topics.py"
 
 
 class Mixed(nn.Module):
