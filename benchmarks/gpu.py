@@ -28,16 +28,26 @@ from collections.abc import Callable
 import h5py
 import numpy as np
 import torch
-from _ceilings import GPUS, LAUNCH_US, ceilings, launched, of_run, seconds, steps_of, us, work_of_a_step
+from _ceilings import (
+    GPUS,
+    LAUNCH_US,
+    ceilings,
+    launched,
+    of_run,
+    seconds,
+    steps_of,
+    us,
+    work_of_a_step,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.errors import UserError, in_a_sentence
 from dpfl_mpi.models.cnn import build
+from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import pick_device

@@ -19,7 +19,17 @@ from dpfl_mpi.figures.label_flip import chance, edge_share
 from dpfl_mpi.figures.motivation import with_whom
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, curves
-from dpfl_mpi.figures.tables import Parts, by_budget, cell, comparable, interval, markdown, means, paired, told
+from dpfl_mpi.figures.tables import (
+    Parts,
+    by_budget,
+    cell,
+    comparable,
+    interval,
+    markdown,
+    means,
+    paired,
+    told,
+)
 from dpfl_mpi.graph import asymmetry, sparsity
 
 Lines = Iterator[dict[str, str]]

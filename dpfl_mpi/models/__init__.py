@@ -30,7 +30,7 @@ def load(name: str, module: ModuleType) -> ModuleType:
 
 def make(run: Resolved, source: Source) -> Any:
     """Return a resolved Run's model for its data, a module, the same on every rank; `UserError`: it cannot be built or trained (`numerics.model_check`)."""
-    from dpfl_mpi.numerics.model_check import check_module, seeded, in_one_line
+    from dpfl_mpi.numerics.model_check import check_module, in_one_line, seeded
 
     file, name = run.found("model"), short(run.model)
     options = {f.name: f.default for f in dataclasses.fields(file.Options)}

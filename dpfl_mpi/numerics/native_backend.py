@@ -17,7 +17,16 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import SGD, Adam, Backend, Gradient, Learn, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.native import FORMS, Chooser, Epochs, MiniBatch, Native, StepRule, Start, load
+from dpfl_mpi.numerics.native import (
+    FORMS,
+    Chooser,
+    Epochs,
+    MiniBatch,
+    Native,
+    Start,
+    StepRule,
+    load,
+)
 from dpfl_mpi.settings import Job
 
 

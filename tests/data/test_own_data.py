@@ -16,7 +16,15 @@ from test_prepare import stage, unstaged
 
 from dpfl_mpi import describe
 from dpfl_mpi.data.own import arrays_of, numbered
-from dpfl_mpi.data.source import ARRAYS, check, content_sha256, in_file, made_by, open_source, verify
+from dpfl_mpi.data.source import (
+    ARRAYS,
+    check,
+    content_sha256,
+    in_file,
+    made_by,
+    open_source,
+    verify,
+)
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._files import unpickled
 from dpfl_mpi.errors import UserError

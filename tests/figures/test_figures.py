@@ -16,7 +16,17 @@ from sklearn.metrics import adjusted_rand_score
 from tiny_result import draw, module, tiny
 
 from dpfl_mpi import api
-from dpfl_mpi.figures import command, controls_table, frames, names, omega, paper, pareto, style, tables
+from dpfl_mpi.figures import (
+    command,
+    controls_table,
+    frames,
+    names,
+    omega,
+    paper,
+    pareto,
+    style,
+    tables,
+)
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method

@@ -23,8 +23,8 @@ from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.model_check import check_module
-from dpfl_mpi.numerics.select_backend import check_several
 from dpfl_mpi.numerics.recorded import RecordedBackend
+from dpfl_mpi.numerics.select_backend import check_several
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.testing import Suite, checks

@@ -17,7 +17,13 @@ from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import sketches
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.clients import Batch
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, check_fixed_point, fixed_point, from_fixed_point
+from dpfl_mpi.numerics.ensemble import (
+    Block,
+    Ensemble,
+    check_fixed_point,
+    fixed_point,
+    from_fixed_point,
+)
 from dpfl_mpi.numerics.recorded import RecordedBackend, RecordedSteps, block_sizes
 from dpfl_mpi.numerics.sketches import ENTRIES
 

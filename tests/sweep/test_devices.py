@@ -15,8 +15,8 @@ from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import SGD, Backend
 from dpfl_mpi.numerics.device import pick_device, why_hidden
-from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.numerics.recorded import RecordedBackend
+from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.settings import Job
 from dpfl_mpi.sweep import __main__ as sweep
 from dpfl_mpi.sweep import here
