@@ -1,9 +1,14 @@
-"""APFL, a mixture of a personal and the shared model (Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, Algorithm 1).
+"""APFL: a mixture of a personal and the shared model (Deng et al., arXiv 2003.13461, Algorithm 1).
 
-Shared: w, trained as in FedAvg. Personal: v_i (and alpha_i). Scored: the mixture alpha_i v_i + (1 - alpha_i) w_i after local training.
-# Paper: gives the synchronisation gap (every round), not alpha; 0.5 is fixed here, as in later comparisons.
-# Paper: takes v_i's gradient at the mixture with the old w_i, and learns alpha without the pull to 0; both are here as in the authors' code.
-# Paper: alpha's slope is <v_i - w_i, gradient at the mixture>, as here; the code weighs the gradients of its two steps by alpha and 1 - alpha instead.
+Shared: w, trained as in FedAvg.
+Personal: v_i and its weight alpha_i.
+Scored: alpha_i v_i + (1 - alpha_i) w_i after local training.
+
+Paper: does not give alpha; 0.5 is fixed here, as in later comparisons.
+Paper: takes v_i's gradient at the mixture with the old w_i and lets alpha move freely; here, as
+    in the authors' code, at the mixture with the new w_i, and a learned alpha is pulled to 0.
+Paper: alpha's slope is <v_i - w_i, gradient at the mixture>, as here; the code weighs the
+    gradients of its two steps by alpha and 1 - alpha.
 """
 
 from dataclasses import dataclass

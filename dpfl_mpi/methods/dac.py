@@ -1,10 +1,16 @@
-"""DAC, neighbours drawn by similarity (Listo Zec et al., Decentralized adaptive clustering of deep nets is beneficial for client collaboration).
+"""DAC: neighbours drawn by similarity (Listo Zec et al., arXiv 2206.08839).
 
-Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
-In each round client i averages with n others, drawn without replacement with probabilities softmax(tau_t s_i), all alike in the first round. s_ij is
-1 / (loss of w_j on its training images). Of a j that it has never received, s_ij is s_kj of the most similar k among its n that knows j; else 0.
-# Paper: arXiv 2206.08839; read from the published code: s of the `similarity` loss, tau_t = 2 a / (1 + exp(-0.2 t)) - a + 1 with a = 30, the second hop.
-# Paper: the code goes client after client; here all send the models and the s of one moment. n is the budget's B_c - 1 others (5 in the code).
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+In each round client i averages with n others, drawn without replacement with probabilities
+softmax(tau_t s_i). s_ij is 1 / (loss of w_j on i's training images). If i never received w_j,
+s_ij is s_kj of the most similar sender k that knows j, else 0.
+
+Paper: read from the published code: the `loss` similarity, the second hop, and tau_t = 2 a / (1 +
+    exp(-0.2 t)) - a + 1 with a = 30.
+Paper: the code visits one client after the other; here all send at one moment. n is B_c - 1.
 """
 
 from dataclasses import dataclass

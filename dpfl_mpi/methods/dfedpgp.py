@@ -1,10 +1,17 @@
-"""DFedPGP, a body by directed push-sum, a head of one's own (Liu et al., Decentralized Directed Collaboration for Personalized FL, CVPR 2024).
+"""DFedPGP: a body by directed push-sum, a head of one's own (Liu et al., CVPR 2024).
 
-Personal: the head v_i. Shared along a graph of each round's random senders: the body u_i and a scalar mu_i. Scored: (u_i / mu_i, v_i) after training.
-v_i trains at the body z_i = u_i / mu_i; then u_i by the gradients at z_i; then each j shares u_j and mu_j evenly among its receivers and itself:
-u_i = sum_j u_j / (1 + out_j), and mu_i alike, over its senders and itself. Only the body is sent.
-# Paper: arXiv 2405.17876; read from its abstract and from published code: a head epoch, then body epochs; random senders, anew in each round.
-# Paper: the published code's mean has weights alike, so its mu is 1; push-sum as of Assran et al., ICML 2019. One learning rate for both parts.
+Shared: the body u_i and a scalar mu_i, along a graph of random senders.
+Personal: the head v_i.
+Scored: (u_i / mu_i, v_i) after training.
+
+v_i trains at the body z_i = u_i / mu_i, then u_i by the gradients at z_i. Then each client shares
+its body and mu evenly among its receivers and itself: u_i = sum_j u_j / (1 + out_j), and mu_i
+alike.
+
+Paper: read from its abstract and published code (arXiv 2405.17876): head epochs, then body
+    epochs, and new random senders in each round.
+Paper: the published code's weights are equal, so its mu stays 1; push-sum here follows Assran et
+    al. (ICML 2019). Both parts have one learning rate.
 """
 
 from dataclasses import dataclass

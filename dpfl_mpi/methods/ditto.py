@@ -1,6 +1,8 @@
-"""Ditto, a personal model near the global one (Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1).
+"""Ditto: a personal model near the global one (Li et al., ICML 2021, Algorithm 1).
 
-Shared: the model w, trained as in FedAvg. Personal: v_i, which minimises f_i(v_i) + (lambda / 2) ||v_i - w||^2. Scored: v_i.
+Shared: w, trained as in FedAvg.
+Personal: v_i, which minimises f_i(v_i) + (lambda / 2) ||v_i - w||^2.
+Scored: v_i after training.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,9 @@
-"""DPFL: Decentralized Personalized Federated Learning, Algorithm 1 (Kharrat, Canini and Horvath, AISTATS 2025, arXiv 2406.06520)."""
+"""DPFL: collaborators by greedy search (Kharrat et al., AISTATS 2025, Algorithm 1).
+
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+"""
 
 from dpfl_mpi.methods import Federation, Method, State
 

@@ -1,7 +1,11 @@
-"""DPFL whose search departs from Algorithms 2 and 3, one cause at a time; without options it is `dpfl`, bit for bit.
+"""DPFL, other choice: its search departs from Algorithms 2 and 3 as options say.
 
-Each option of `settings.search.Rule` is one departure (docs/controls.md). Own losses cost an evaluation per candidate, and no model more: a search
-receives each once in lines 1 to 7 anyway.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+Without options it is `dpfl`, bit for bit. Each option of `settings.search.Rule` is one departure.
+Own losses cost an evaluation per candidate and no model more: a search receives each one anyway.
 """
 
 from dataclasses import replace

@@ -1,9 +1,16 @@
-"""Facade, one core and a head for each cluster (Biswas et al., Fair Decentralized Learning, IEEE SaTML 2025, arXiv 2410.02541).
+"""Facade: one core, and a head for each cluster (Biswas et al., IEEE SaTML 2025).
 
-Personal: w_i, a core with one of its k heads. Shared along a graph drawn anew in each round: w_i and the number of its head. Scored: w_i after training.
-A client trains its core with the head of the smallest loss on its training images. Cores are averaged with all that come, each head with those of its number.
-# Paper: read from its published code, whose means are plain. There heads start differently at each client; here at each number, alike for all clients.
-# Paper: there the graph is regular and as wide in as out; here a client draws its B_c - 1 senders.
+Shared: w_i and the number of its head, along a graph of random senders.
+Personal: w_i, a core with one of k heads.
+Scored: w_i after training, before averaging.
+
+A client trains its core with the head of the smallest loss on its training images. Cores are
+averaged with all that arrive, heads with those of the same number.
+
+Paper: read from its published code, whose means are plain. Its heads start differently at each
+    client; here at each number, and alike for all clients.
+Paper: its graph is regular, with as many receivers as senders; here a client draws B_c - 1
+    senders.
 """
 
 from dataclasses import dataclass

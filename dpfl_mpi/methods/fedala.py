@@ -1,9 +1,16 @@
-"""FedALA, a learned element-wise mixture of the global and the local model as start (Zhang et al., FedALA, AAAI 2023, Algorithm 1).
+"""FedALA: a learned mixture of the global and the local model as start (Zhang et al., AAAI 2023).
 
-Shared: Theta, the mean of the clients' models. Personal: Theta_i and the mixture's weights W_i, from 0 to 1, of the higher layers. Scored: Theta_i
-after training. A client starts a round from Theta_i + (Theta - Theta_i) * W_i in the higher layers, and from Theta in the lower ones.
-# Paper: learns W_i on a random s % of the client's samples: here the first s % of the mini-batches of its next epoch, whose order is random.
-# Paper: the first time until convergence; in its code that is a standard deviation below 0.1 of the last ten losses, each that of a pass's last batch.
+Shared: Theta, the mean of the clients' models.
+Personal: Theta_i, and the mixture's weights W_i of the higher layers, from 0 to 1.
+Scored: Theta_i after training.
+
+A client starts a round from Theta_i + (Theta - Theta_i) * W_i in the higher layers, and from
+Theta in the lower ones (Algorithm 1).
+
+Paper: learns W_i on a random s % of the client's samples; here on the first s % of the
+    mini-batches of its next epoch, whose order is random.
+Paper: learns until convergence the first time; as in its code, that is a standard deviation below
+    0.1 of the last ten losses, each of a pass's last batch. These steps are not counted.
 """
 
 import math

@@ -1,6 +1,8 @@
-"""FedAvg, one global model (McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, Algorithm 1).
+"""FedAvg: one global model (McMahan et al., AISTATS 2017, Algorithm 1).
 
-Shared: the model w. Personal: nothing. Scored: the global w after aggregation.
+Shared: w.
+Personal: nothing.
+Scored: w after aggregation.
 """
 
 from dpfl_mpi.methods import Federation, Gradient, Method, Predict, State, Tensor

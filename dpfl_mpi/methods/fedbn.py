@@ -1,8 +1,11 @@
-"""FedBN for models without batch statistics: personal normalisation layers (Li et al., FedBN: FL on Non-IID Features via Local BN, ICLR 2021).
+"""FedBN: personal normalisation layers (Li et al., ICLR 2021).
 
-Shared: all layers but the normalisation. Personal: scale and shift of GroupNorm, LayerNorm and the like. Scored: client i's whole model after training.
-# Paper: batch normalisation, whose running statistics are local too. Models here are rows of weights and keep no statistics, so the layers are those
-# that need none.
+Shared: all layers but the normalisation.
+Personal: scale and shift of GroupNorm, LayerNorm and the like.
+Scored: client i's whole model after training.
+
+Paper: batch normalisation, with local running statistics. Models here keep no statistics, so the
+    layers are those that need none.
 """
 
 from dpfl_mpi.errors import UserError

@@ -1,7 +1,10 @@
-"""FedPer, shared base and personal layers (Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, Algorithms 1, 2).
+"""FedPer: a shared base and personal layers (Arivazhagan et al., arXiv 1912.00818).
 
-Shared: the base W_B (all layers but the head). Personal: the head W_P_i. Scored: (W_B_i, W_P_i), both after local training.
-Unlike FedRep, base and head are trained together in all tau_train epochs.
+Shared: the base W_B, all layers but the head.
+Personal: the head W_P_i.
+Scored: (W_B_i, W_P_i) after training.
+
+Unlike FedRep it trains base and head together, in all tau_train epochs (Algorithms 1 and 2).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,10 @@
-"""FedProx, FedAvg with a proximal term (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2).
+"""FedProx: FedAvg with a proximal term (Li et al., MLSys 2020, Algorithm 2).
 
-Shared: the model w. Personal: nothing. Scored: the global w after aggregation. Client i minimises h_i(w_i; w) = f_i(w_i) + (mu / 2) ||w_i - w||^2.
+Shared: w.
+Personal: nothing.
+Scored: w after aggregation.
+
+Client i minimises h_i(w_i; w) = f_i(w_i) + (mu / 2) ||w_i - w||^2.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,11 @@
-"""FedRep, a shared representation and personal heads (Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021, Algorithm 1).
+"""FedRep: a shared representation and personal heads (Collins et al., ICML 2021, Algorithm 1).
 
-Shared: the base phi (all layers but the head). Personal: the head h_i. Scored: (phi_i, h_i), both after local training.
-# Paper: does not give the epochs; of tau_train epochs the last `base_epochs` train the base, the others the head (4 + 1, as in its repository).
+Shared: the base phi, all layers but the head.
+Personal: the head h_i.
+Scored: (phi_i, h_i) after training.
+
+Paper: does not give the epochs; of tau_train epochs the last `base_epochs` train the base, the
+    others the head (4 + 1, as in its repository).
 """
 
 from dataclasses import dataclass

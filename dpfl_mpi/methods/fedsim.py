@@ -1,9 +1,14 @@
-"""FedSim, averages weighted by similarity (Listo Zec et al., On the effects of similarity metrics in decentralized deep learning, arXiv 2409.10720).
+"""FedSim: averages weighted by similarity (Listo Zec et al., arXiv 2409.10720).
 
-Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL. Neighbours are drawn as by DAC, and w_i becomes
-sum_j s_ij w_j / sum_j s_ij over them and itself; s_ii is the similarity of w_i with itself. A negative s_ij counts as 0.
-# Paper: only its abstract and summaries could be read: the aggregation is weighted by similarity, the cosine of weights or of gradients is the robust one.
-# Paper: that s_ii has this weight, how s scales, and the cosine of weights as the default are taken here.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+Neighbours are drawn as in DAC. w_i becomes sum_j s_ij w_j / sum_j s_ij over them and itself.
+
+Paper: only its abstract and summaries could be read. Decided here: s_ii is the similarity of w_i
+    with itself, a negative s_ij counts as 0, s is not scaled, and the default is the cosine of
+    weights.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,12 @@
-"""kNN-Per, a global model and each client's memory (Marfoq et al., Personalized FL through Local Memorization, ICML 2022, Algorithm 1).
+"""kNN-Per: a global model and each client's memory (Marfoq et al., ICML 2022, Algorithm 1).
 
-Shared: w, trained by FedAvg. Personal: the representations of the client's own training images. Scored: the mixture
-lambda p_knn(y | x) + (1 - lambda) p_w(y | x), where p_knn weighs the k nearest neighbours by exp(-||z - z_i||^2 / s), normalised.
-# Paper: weighs by a kernel of the distance; the authors' code has s = F, the length of a representation. 1 is the default here.
+Shared: w, trained as in FedAvg.
+Personal: the representations of the client's own training images.
+Scored: lambda p_knn(y | x) + (1 - lambda) p_w(y | x).
+
+p_knn weighs the k nearest neighbours by exp(-||z - z_i||^2 / s), normalised.
+
+Paper: leaves s open; the authors' code has s = F, the length of a representation. Here it is 1.
 """
 
 import math

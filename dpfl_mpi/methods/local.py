@@ -1,4 +1,9 @@
-"""Local: every client trains alone, w_k <- LocalOpt(w_k, tau_train)."""
+"""Local: every client trains alone, w_k <- LocalOpt(w_k, tau_train).
+
+Shared: nothing.
+Personal: w_i.
+Scored: w_i after training.
+"""
 
 from typing import Any
 

@@ -1,12 +1,18 @@
-"""Nearest: DPFL along a graph of the most similar clients, found without receiving a model. A choice of this project, no paper's.
+"""Nearest: a graph of the most similar clients, found before receiving a model (this project's).
 
-Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
-u_i sums what client i's own training has moved. Averages are not part of it: else whom a client has averaged with seems more and more like it. After the
-epochs before round 1, and in each round up to `until`, all tell sketches of u_i, a byte per entry; later movements tell one's own images more than one's
-kind. Client i averages with B_c - 1 reachable j of the largest cos_ij - r_j / 2, r_j the mean of client j's own B_c - 1 largest cosines. Without r_j
-a few models that are near to all, hubs (Radovanovic, Nanopoulos and Ivanovic, JMLR 2010), are in the averages of very many. This order is that of CSLS
-(Conneau et al., ICLR 2018), 2 cos_ij - r_i - r_j. A j less than half (`alike`) as like client i as its nearest is left out, though the budget has room.
-Of `pool` times as many in this order B_c - 1 are drawn: the nearest are often one another's, and what others of their kind know comes late.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+u_i sums what client i's own training has moved, without averages. After preprocessing, and in
+each round up to `until`, every client sends a sketch of u_i, a byte per entry; later changes say
+more of a client's own images than of its kind.
+
+Client i prefers the largest cos_ij - r_j / 2, where r_j is the mean of client j's own B_c - 1
+largest cosines. Without r_j a few hubs would be in very many averages (Radovanovic et al., JMLR
+2010; the order is that of CSLS, Conneau et al., ICLR 2018). A client less than `alike` times as
+similar as the nearest is left out. B_c - 1 are drawn from the first `pool` times as many: the
+nearest are often one another's, so news from the rest of their kind would arrive late.
 """
 
 from dataclasses import dataclass

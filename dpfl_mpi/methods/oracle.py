@@ -1,7 +1,11 @@
-"""The oracle: a client's collaborators are those that hold the most of its classes, which no real client knows.
+"""Oracle: the clients that share the most classes, which no real client knows.
 
-Omega_k is the B_c - 1 reachable clients that share the most classes with client k; of equal ones those with the larger p, then the
-smaller number. A client that shares no class is not among them, so Omega_k may be smaller. C_k = Omega_k in every round.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+Omega_k is the B_c - 1 reachable clients that share the most classes with client k; ties go to the
+larger p, then to the smaller number. A client that shares no class is left out. C_k = Omega_k.
 """
 
 import numpy as np

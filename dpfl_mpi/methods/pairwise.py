@@ -1,7 +1,11 @@
-"""Pairwise: DPFL without the combination. A client's collaborators are the models that are best by themselves on its validation images.
+"""Pairwise: the models that do best alone on a client's validation images, as in PENS.
 
-Omega_k is the B_c - 1 reachable clients whose models have the smallest loss there, each scored alone (as in PENS, arXiv 2107.08517); of equal
-ones those with the smaller number. C_k = Omega_k in every round; with --omega_period P they are chosen anew in every P-th.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+DPFL without the combination: Omega_k is the B_c - 1 reachable clients whose models have the
+smallest loss, each scored alone; ties go to the smaller number. C_k = Omega_k in every round.
 """
 
 import numpy as np

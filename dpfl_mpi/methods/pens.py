@@ -1,10 +1,16 @@
-"""PENS, neighbours by the loss of their models (Onoszko et al., Decentralized FL of deep neural networks on non-iid data, arXiv 2107.08517).
+"""PENS: neighbours by the loss of their models (Onoszko et al., arXiv 2107.08517).
 
-Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
-First step: a client receives n models of random others, averages its own with the m of the lowest loss on its training images, and counts how often
-each was among them. Second step: it averages with n random ones of those that it took more often than chance would have.
-# Paper: gossip at random moments; here rounds, as in the published code. n is the budget's B_c - 1 others (10 in the paper, 20 in that code).
-# Paper: averages count all models alike; here by their share p_i of the samples, as in every other method.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+First step: a client receives the models of n random others, averages its own with the m of the
+lowest loss on its training images, and counts how often each was among them. Second step: it
+averages with n random ones of those that it took more often than chance would have.
+
+Paper: gossip at random moments; here rounds, as in the published code. n is B_c - 1 (10 in the
+    paper, 20 in that code).
+Paper: averages weigh all models alike; here by p_i, as in every other method.
 """
 
 from collections.abc import Sequence

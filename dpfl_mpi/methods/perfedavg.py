@@ -1,6 +1,8 @@
-"""Per-FedAvg, first order (Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020, Algorithm 1).
+"""Per-FedAvg: a model that one step adapts, first order (Fallah et al., NeurIPS 2020).
 
-Shared: w, an initial model that one gradient step adapts. Personal: nothing. Scored: the global w plus one inner step on a training batch.
+Shared: w.
+Personal: nothing.
+Scored: w plus one inner step on a training batch.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,14 @@
-"""pFedGraph, weights by the similarity of updates (Ye et al., Personalized Federated Learning with Inferred Collaboration Graphs, ICML 2023).
+"""pFedGraph: weights by the similarity of updates (Ye et al., ICML 2023).
 
-The server infers for each client the weights x of all models from cosine similarity, and sends it their weighted mean.
-Shared: nothing. Personal: w_i. Scored: the better by validation of the mean that was received and the model trained from it.
+Shared: nothing; a server weighs models.
+Personal: w_i.
+Scored: the better by validation of the mean received and the model trained from it.
+
+The server infers for each client the weights x of all models from their cosine similarity, and
+sends it their weighted mean.
+
+Paper: the term lambda has the sign of the published code, which pushes w_i away from the mean
+    that it received.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,13 @@
-"""pFedMe, personal models by Moreau envelopes (T. Dinh, Tran and Nguyen, Personalized FL with Moreau Envelopes, NeurIPS 2020, Algorithm 1).
+"""pFedMe: personal models by Moreau envelopes (T. Dinh et al., NeurIPS 2020, Algorithm 1).
 
-Shared: the model w. Personal: theta_i, which minimises f_i(theta_i) + (lambda / 2) ||theta_i - w_i||^2. Scored: theta_i after the round.
-# Paper: solves for theta_i to an accuracy nu; here K steps of plain gradient descent on the mini-batch, from the last theta_i, as in its code
-# (without that code's decay of 0.001). A local round r is a mini-batch of the tau_train epochs.
-# Paper: all clients train and a sample is averaged; here absent clients do not train, as in every other method.
+Shared: w.
+Personal: theta_i, which minimises f_i(theta_i) + (lambda / 2) ||theta_i - w_i||^2.
+Scored: theta_i after the round.
+
+Paper: solves for theta_i to an accuracy nu; here K steps of plain gradient descent on the
+    mini-batch, from the last theta_i, as in its code (without its decay of 0.001). A local round
+    is a mini-batch of the tau_train epochs, so a round takes K times as many gradients.
+Paper: all clients train and a sample is averaged; here absent clients do not train.
 """
 
 from dataclasses import dataclass

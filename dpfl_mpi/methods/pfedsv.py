@@ -1,11 +1,20 @@
-"""pFedSV, averages weighted by Shapley values (Wu et al., A Coalition Formation Game Approach for Personalized Federated Learning, arXiv 2202.02502).
+"""pFedSV: averages weighted by Shapley values (Wu et al., arXiv 2202.02502).
 
-Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
-Client i receives the n models of the largest relevance r_ij. phi_j is the Shapley value of each, and of its own, in the game whose coalitions are worth the
-plain mean of their models. r_ij becomes 0.2 r_ij + 0.8 phi_j, and w_i the mean with weights max(phi_j, 0); its own where all are 0.
-# Paper: read from its abstract and another's published code of it: n, r, phi and the weights are as there. n is the budget's B_c - 1 others.
-# Paper: that code takes the accuracy on training images, of nobody 0; here a coalition is worth minus its loss there, and nobody -ln C, as a guess.
-# Paper: that code goes through all orders, B_c!; here through `orders` random ones, 0 for all. Of equal relevance those come first that a shuffle says.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+Client i receives the n models of the largest relevance r_ij. phi_j is the Shapley value of each,
+and of its own, in the game whose coalitions are worth the plain mean of their models. r_ij
+becomes 0.2 r_ij + 0.8 phi_j, and w_i the mean with weights max(phi_j, 0); its own where all are
+0.
+
+Paper: read from its abstract and another's code: n, r, phi and the weights are as there; n is B_c
+    - 1.
+Paper: that code takes accuracy on training images as worth, 0 for nobody; here minus the loss
+    there, and -ln C for nobody, as a guess.
+Paper: that code visits all B_c! orders; here `orders` random ones, 0 for all. Equal relevance is
+    ordered by a shuffle.
 """
 
 import itertools

@@ -1,7 +1,11 @@
-"""The random graph baseline: DPFL whose collaborators are drawn, not chosen (Kharrat, Canini and Horvath, AISTATS 2025, section 4).
+"""Random graph: DPFL whose collaborators are drawn (Kharrat et al., AISTATS 2025, section 4).
 
-Omega_k is B_c - 1 of the reachable clients, drawn uniformly, and C_k = Omega_k in every round: the schedule of DPFL without its rewards.
-With --graphs RESULT a client has in each round as many collaborators as in that run: DPFL keeps fewer than B_c - 1.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+Omega_k is B_c - 1 of the reachable clients, drawn uniformly, and C_k = Omega_k in every round.
+With --graphs RESULT a client has in each round as many as in that result: DPFL keeps fewer.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,11 @@
-"""Replay: the graphs that another run recorded (--graphs), taken as they are or changed (docs/controls.md): what they are worth without a search.
+"""Replay: the graphs that another run recorded (--graphs), as they are or changed.
 
-The budget must allow the most that the graphs ask for: of `reversed` that may be more than the run's own budget.
+Shared: nothing; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+The budget must allow the most that the graphs ask for: of `reversed` that may be more than in the
+recorded run.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,12 @@
-"""SCAFFOLD, FedAvg with control variates (Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for FL, ICML 2020, Algorithm 1).
+"""SCAFFOLD: FedAvg with control variates (Karimireddy et al., ICML 2020, Algorithm 1).
 
-Shared: the model x and the server's control c. Personal: the control c_i. Scored: the global x after aggregation.
-# Paper: line 12, option II, c_i - c + (x - y_i) / (K eta_l), is the mean of the K gradients on the way from x to y_i. Taken is that mean itself:
-# the same number where a step is plain SGD, and right with momentum, decay, clipping and Adam too.
-# Paper: all clients weigh alike; here by their share p_i of the samples, in x and in c, as in every other method.
+Shared: the model x and the server's control c.
+Personal: the control c_i.
+Scored: x after aggregation.
+
+Paper: line 12, option II, is the mean of the K gradients on the way from x to y_i if a step is
+    plain SGD. Here it is that mean, so it also holds with momentum, decay, clipping and Adam.
+Paper: weighs all clients alike; here by p_i, in x and in c, as in every other method.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,14 @@
-"""Sketch, signatures first: a client receives the models whose signatures are the most similar to its own.
+"""Sketch: models with the most similar signatures (in the way of SemanticDFL, Dogani et al., 2026).
 
-Personal: w_i. Shared: nothing. Scored: w_i after training, before averaging, as DPFL.
-Each client tells all in reach its signature: the P entries of w_i - w_0 that are largest in size, w_0 the common initial row. It averages with the
-B_c - 1 of the largest cosine of signatures. In the way of SemanticDFL (Dogani et al., 2026: a compact top-P signature, the K most similar models are
-pulled), whose overlay network is left out; what a signature is of, and the cosine, are taken here.
+Shared: a signature of each client, to all; models move along a graph.
+Personal: w_i.
+Scored: w_i after training, before averaging.
+
+A signature is the P largest entries of w_i - w_0, w_0 the common initial row. A client averages
+with the B_c - 1 of the largest cosine of signatures.
+
+Paper: what a signature is made of, and the cosine, are decided here; the overlay network is left
+    out.
 """
 
 from dataclasses import dataclass

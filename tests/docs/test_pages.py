@@ -371,6 +371,11 @@ def test_the_data_of_the_page_run(tmp_path, result_of):
     assert str(result.file["meta"].attrs["data_note"]) == "passages of Python's help"
 
 
+def test_the_tables_of_methods_are_those_of_the_files():
+    made = script(ROOT / "docs" / "methods_table.py")
+    assert made.page() == made.PAGE.read_text(), "run python docs/methods_table.py"
+
+
 def test_the_first_page_shows_the_default_run(tmp_path):
     """Its picture holds the numbers of the drawing that the printed command makes; what it says the run prints is printed."""
     graph_evolution = pytest.importorskip("dpfl_mpi.figures.graph_evolution")
