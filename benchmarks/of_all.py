@@ -21,7 +21,7 @@ import numpy as np
 from _scale import make_data, numbers
 from mpi4py import MPI
 
-from dpfl_mpi.engine import record
+from dpfl_mpi.engine.record import Record
 from dpfl_mpi.engine.train import train
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.mpi.window import route
@@ -59,10 +59,11 @@ def kept(clients: int) -> None:
     if world.root:
         folder = tempfile.mkdtemp()
         make_data(Path(folder, "data.h5"), clients, 30, 5, 8)
-    path, write = Path(world.first(folder)), record.write_round
+    path, write = Path(world.first(folder)), Record.round
 
-    def look(recorder: Any, parts: Any, state: Any) -> None:
-        write(recorder, parts, state)
+    def look(record: Record, state: Any) -> None:
+        write(record, state)
+        parts = record.parts
         if parts.round == 0 or world.rank == 0:
             return
         found = dict[str, int]()
@@ -74,7 +75,7 @@ def kept(clients: int) -> None:
             print(f"{size / clients:8.1f} {name}", flush=True)
         print(f"{sum(found.values()) / clients:8.1f} in all, bytes per client of the run", flush=True)
 
-    record.write_round = look
+    Record.round = look  # type: ignore[method-assign]
     run = Run(**RUN, data=str(path / "data.h5"), clients=clients, tau_init=1, tau_train=1)
     train(run, Job(quiet=True, out=str(path / "run.h5")), world)
 

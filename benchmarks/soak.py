@@ -14,7 +14,8 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from dpfl_mpi.engine import record, train
+from dpfl_mpi.engine import train
+from dpfl_mpi.engine.record import Record
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.settings import Job, Run
 
@@ -31,14 +32,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rounds", nargs="?", type=int, default=5000)
     rounds = parser.parse_args().rounds
-    world, seen, whole = World(MPI.COMM_WORLD), {}, record.write_round
+    world, seen, whole = World(MPI.COMM_WORLD), {}, Record.round
 
-    def watched(recorder, fed, state):
-        whole(recorder, fed, state)
-        if fed.round % max(1, rounds // 10) == 0:
-            seen[fed.round] = usage()
+    def watched(record, state):
+        whole(record, state)
+        if record.parts.round % max(1, rounds // 10) == 0:
+            seen[record.parts.round] = usage()
 
-    record.write_round = watched
+    Record.round = watched
     run = Run(clients=4, rounds=rounds, model="mlp", tau_init=1, tau_train=1, budget=2).resolve()
     with tempfile.TemporaryDirectory() as folder:
         out = world.decide(lambda: folder)

@@ -19,7 +19,7 @@ import pytest
 from launch import ROOT, environment, run_here
 from making import labelled
 
-from dpfl_mpi.engine import record
+from dpfl_mpi.engine.record import Record
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import to_flags
@@ -178,16 +178,16 @@ class Cut(Exception):
 
 def cut_after(t: int, out: Path, fields: dict[str, Any] | None = None, **job: Any) -> None:
     """Compute the small run up to the records of round t, no further."""
-    whole = record.write_round
+    whole = Record.round
 
-    def cut(recorder, fed, state):
-        whole(recorder, fed, state)
-        if fed.round == t:
-            fed.close()  # MPI names windows that are open at its end
+    def cut(record, state):
+        whole(record, state)
+        if record.parts.round == t:
+            record.parts.close()  # MPI names windows that are open at its end
             raise Cut
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(record, "write_round", cut)
+        patch.setattr(Record, "round", cut)
         here(out, fields, **({"checkpoint_every": "1"} | job))
 
 

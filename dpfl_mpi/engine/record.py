@@ -1,4 +1,4 @@
-"""What a run writes and shows: at its start, after each round, after tuning, at its end. Gathered from all ranks by name, written by root."""
+"""What a run writes and shows, gathered from all ranks by name."""
 
 import json
 import time
@@ -24,220 +24,240 @@ from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job
 from dpfl_mpi.transport.speeds import NS
 
-COLUMNS = "   val %  test %  best %  received  seconds    left"  # best: of each client's best model by validation; received: models
+# "best" is the test accuracy of each client's best model by validation; "received" counts models
+COLUMNS = "   val %  test %  best %  received  seconds    left"
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
-# what clients have come to: names in `Parts.state` -> datasets; beside them stand the confusion matrices
-BEST = {"best_round": "best/round", "best_val": "best/val_acc", "best_test": "best/test_acc"}
-BEST |= {"last_test": "last/test_acc", "epochs": "client/epochs"}
+# datasets of the clients' best and last scores, by their names in `Parts.state`
+BEST = {
+    "best_round": "best/round",
+    "best_val": "best/val_acc",
+    "best_test": "best/test_acc",
+    "last_test": "last/test_acc",
+    "epochs": "client/epochs",
+}
 
 
-def open_recorder(
-    path: Path, parts: Parts, start: dict[str, Any], snapshot: Path | None, still_ours: Callable[[], object]
-) -> Recorder | None:
-    """Return the Recorder on root, None elsewhere; arguments and errors are its own, the errors on every rank. Collective."""
-    opened: list[Recorder] = []
-    known = {} if snapshot else of_clients(parts)
+class Record:
+    """What a run writes into its results file. Every method is collective, and root writes.
+
+    `recorder` is None on the other ranks. An error of writing is raised on every rank.
+    """
+
+    def __init__(self, parts: Parts, recorder: Recorder | None):
+        self.parts = parts
+        self.recorder = recorder
+
+    def write(self, on_root: Callable[[Recorder], None]) -> None:
+        """Call `on_root` with the Recorder on root."""
+
+        def with_recorder() -> None:
+            assert self.recorder is not None
+            with self.recorder.explained():
+                on_root(self.recorder)
+
+        self.parts.world.decide(with_recorder)
+
+    def round(self, state: State) -> None:
+        """Write the round that `parts` is in: one gather of 18 numbers per client."""
+        parts, mail, wire = self.parts, self.parts.mail, self.parts.mail.wire
+        with parts.log.clock("write"):
+            clients = parts.members.gather(parts.log.notes | best_of(parts))
+            clock = wire.settle()
+            counts = [parts.training.steps.sum(), mail.bytes_put, parts.world.bytes_collective]
+            steps, bytes_rma, bytes_collective = parts.world.sum_int64(np.array(counts))
+        seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
+
+        def on_root(recorder: Recorder) -> None:
+            start = time.perf_counter()
+            empty = CollaborationGraph.empty(parts.n)
+            omega: CollaborationGraph = state["shared"].get("omega", empty)
+            chosen = parts.members.among_active(state["shared"].get("chosen", omega))
+            if parts.round == 0:
+                senders = omega.senders.astype(np.int32)
+                recorder.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": senders})
+            recorder.append_graph(chosen)
+            mixed = ("val_acc", "test_acc") if parts.scoring.mixed else ()
+            row = {
+                "round/number": np.int64(parts.round),
+                "round/epochs": clients["client/epochs"].max(),
+                "round/gradient_steps": steps,
+                **{f"round/{name}": clients[name] for name in SCORES},
+                "round/best_test_acc": clients["best/test_acc"],
+                **{f"mixed/{name}": clients[f"mixed_{name}"] for name in mixed},
+                "graph/cases": clients["cases"].astype(np.int32),
+                "graph/evaluations": clients["evaluations"].astype(np.int32),
+                "traffic/models_received": clients["models_received"].astype(np.int32),
+                "traffic/bytes_rma": bytes_rma,
+                "traffic/bytes_collective": bytes_collective,
+            }
+            if parts.run.churn:
+                row["round/there"] = parts.members.there
+                row |= {f"graph/{name}": clients[name].astype(np.int32) for name in REPAIR}
+            if clock:
+                times = clock.spent | {"end": clock.now}
+                row |= {f"network/{name}": values / NS for name, values in times.items()}
+                row["network/waited_for"] = clock.waited_for.astype(np.int32)
+                row["network/age"] = wire.age.astype(np.int32)
+            if wire.counts:
+                row["traffic/bytes_sent"] = wire.bytes
+            recorder.append(row)
+            # root writes while the others go on
+            seconds[PHASES.index("write"), 1:] += time.perf_counter() - start
+            of_phases = zip(PHASES, seconds, strict=True)
+            recorder.append({f"seconds/{name}": values for name, values in of_phases})
+            self._write_best(recorder, clients)
+
+        self.write(on_root)
+
+    def series(
+        self, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]]
+    ) -> None:
+        """Write the notes `[K]` that came after so many local epochs each, in a group of the file."""
+        stacked = {name: np.stack([note[name] for note in notes], 1) for name in notes[0]}
+        arrays = {f"{group}/epochs": epochs}
+        for name, values in self.parts.members.gather(stacked).items():
+            arrays[f"{group}/{name}"] = values.T.astype(np.int32 if name in COUNTS else values.dtype)
+        self.write(lambda recorder: recorder.write(arrays))
+
+    def tuned(self, steps: np.ndarray) -> None:
+        """Write all ranks' gradient steps up to each epoch of tuning, and the best that came of it."""
+        clients = self.parts.members.gather(best_of(self.parts))
+
+        def on_root(recorder: Recorder) -> None:
+            recorder.write({"finetune/gradient_steps": steps})
+            self._write_best(recorder, clients)
+
+        self.write(on_root)
+
+    def _write_best(self, recorder: Recorder, clients: Mapping[str, np.ndarray]) -> None:
+        """Write the clients' best so far, and in which rounds they diverged or stopped. On root."""
+        members = self.parts.members
+        recorder.write({name: clients[name] for name in BEST.values()})
+        recorder.write({"client/diverged_round": members.diverged_round})
+        if self.parts.run.patience:
+            recorder.write({"client/stopped_round": members.stopped_round})
+        best = float(mean(clients["best/test_acc"][members.benign]))  # NaN where there is none
+        recorder.flush(members.round, best)
+
+    def rows(self, name: str, rows_K: np.ndarray) -> None:
+        """Write all ranks' `[K, ...]` as one array `[N, ...]`: root receives a few rows at a time."""
+        n, size = self.parts.n, rows_K.itemsize * int(np.prod(rows_K.shape[1:], dtype=np.int64))
+        step = max(1, GATHERED // max(1, size))
+        for first in range(0, n, step):
+            now = slice(first, min(first + step, n))
+            values: Any = self.parts.members.to_root(rows_K, now)  # None but on root
+            self.write(partial(Recorder.write_rows, name=name, values=values, n=n, first=first))
+
+    def finish(self, job: Job) -> None:
+        """Write what is known at the end, save the models where asked or small, close the file."""
+        parts, ensemble = self.parts, self.parts.backend.ensemble
+        self.rows("best/confusion", parts.scoring.best_confusion.astype(np.int32))
+        save = saves_models(job, parts.n, ensemble.size)
+        if save:
+            self.rows("model/best", parts.scoring.best[:, : ensemble.size].cpu().numpy())
+        success = None
+        if parts.training.attack.kind == "backdoor":
+            success = parts.members.to_root(backdoor_success(parts.scoring))
+
+        def on_root(recorder: Recorder) -> None:
+            if parts.run.patience:  # a client may have stopped after the last record
+                recorder.write({"client/stopped_round": parts.members.stopped_round})
+            if success is not None:
+                recorder.write({"attack/success": success})
+            if save:
+                names = json.dumps(ensemble.names)
+                shapes = json.dumps([list(ensemble.shapes[name]) for name in ensemble.names])
+                recorder.file["model"].attrs.update(names=names, shapes=shapes)
+            recorder.close("finished")
+
+        self.write(on_root)
+
+
+def open_record(
+    path: Path,
+    parts: Parts,
+    start: dict[str, Any],
+    snapshot: Path | None,
+    still_ours: Callable[[], object],
+) -> Record:
+    """Return the Record of a run; arguments and errors are those of the Recorder. Collective."""
+    record = Record(parts, None)
+    clients = {} if snapshot else facts_of_clients(parts)
 
     def create() -> None:
-        opened.append(Recorder(path, parts.run, parts.about, start, snapshot, still_ours))
-        opened[0].write(known)
+        record.recorder = Recorder(path, parts.run, parts.about, start, snapshot, still_ours)
+        record.recorder.write(clients)
 
     parts.world.decide(create)
-    return opened[0] if opened else None
+    return record
 
 
-def of_clients(parts: Parts) -> dict[str, np.ndarray]:
+def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:
     """Return what is known of the clients before the first round, by name in the file."""
-    run, limits, dealt, reach = parts.run, parts.members.limits, parts.partition, parts.members.reach
+    run, members, partition = parts.run, parts.members, parts.partition
+    limits, reach, clock = members.limits, members.reach, parts.mail.wire.clock
     out = {
-        "client/p": parts.members.p,
-        "client/budget": parts.members.most_senders + run.budget_counts_self,
+        "client/p": members.p,
+        "client/budget": members.most_senders + run.budget_counts_self,
         "client/flipped": limits.flipped,
-        "client/class_counts": dealt.class_counts,
-        **{f"client/n_{part}": dealt.sizes(part) for part in PARTS},
+        "client/class_counts": partition.class_counts,
+        **{f"client/n_{part}": partition.sizes(part) for part in PARTS},
     }
-    if dealt.of_data is not None:
-        out["client/of_data"] = dealt.of_data
+    if partition.of_data is not None:
+        out["client/of_data"] = partition.of_data
     if run.attack:
         out["client/liars"] = limits.liars
     if run.newcomers:
         out["client/newcomers"] = limits.newcomers
     if run.drift:
-        out |= {"client/drifted": parts.drift.drifted, "client/drift_classes": parts.drift.classes}
-    if clock := parts.mail.wire.clock:
+        out["client/drifted"] = parts.drift.drifted
+        out["client/drift_classes"] = parts.drift.classes
+    if clock:
         out |= {f"network/{name}": values for name, values in vars(clock.speeds).items()}
     if reach is not None:
         out |= {"graph/reach/indptr": reach.indptr, "graph/reach/senders": reach.senders}
     return out
 
 
-def gather(parts: Parts, mine: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return on root, else {}, all clients' arrays `[N, ...]` by the names of this rank's `[K, ...]`; as float64, exact up to 2^53. Collective."""
-    widths = [int(np.prod(values.shape[1:], dtype=np.int64)) for values in mine.values()]
-    columns = [values.reshape(len(parts.ids), width) for values, width in zip(mine.values(), widths, strict=True)]
-    table = parts.members.to_root(np.concatenate(columns, 1, dtype=np.float64))
-    if table is None:
-        return {}
-    pieces = np.split(table, np.cumsum(widths)[:-1], 1)
-    return {
-        name: piece.reshape(parts.n, *values.shape[1:]).astype(values.dtype)
-        for (name, values), piece in zip(mine.items(), pieces, strict=True)
-    }
-
-
-def on_root(recorder: Recorder | None, parts: Parts, write: Callable[[Recorder], None]) -> None:
-    """Let root write; where it cannot, every rank has the error. Collective."""
-
-    def with_recorder() -> None:
-        assert recorder is not None
-        with recorder.explained():
-            write(recorder)
-
-    parts.world.decide(with_recorder)
-
-
-def best_so_far(parts: Parts) -> dict[str, np.ndarray]:
-    """Return this rank's best and last scores and epochs, `[K]` each, by their names in the file."""
-    mine, _ = parts.state()
-    return {stored: mine[name] for name, stored in BEST.items()}
-
-
-def left(parts: Parts) -> dict[str, np.ndarray]:
-    """Return in which rounds clients diverged or stopped, `[N]`, by their names in the file."""
-    stopped = {"client/stopped_round": parts.members.stopped_round} if parts.run.patience else {}
-    return {"client/diverged_round": parts.members.diverged_round} | stopped
-
-
-def best_mean(parts: Parts, everyone: Mapping[str, np.ndarray]) -> float:
-    """Return the benign clients' mean best test accuracy, NaN where there is none. On root."""
-    return float(mean(everyone["best/test_acc"][parts.members.benign]))
-
-
-def write_round(recorder: Recorder | None, parts: Parts, state: State) -> None:
-    """Write the records of the round that `parts` is in. Collective; one gather of 18 numbers per client."""
-    with parts.log.clock("write"):
-        best = best_so_far(parts)
-        everyone = gather(parts, parts.log.notes | best)
-        moved = parts.mail.bytes_put, parts.world.bytes_collective
-        wire, clock = parts.mail.wire, parts.mail.wire.settle()
-        totals = parts.world.sum_int64(np.array([parts.training.steps.sum(), *moved]))
-    seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
-
-    def write(to: Recorder) -> None:
-        start = time.perf_counter()
-        ended, mean_best = left(parts), best_mean(parts, everyone)
-        omega: CollaborationGraph = state["shared"].get("omega", CollaborationGraph.empty(parts.n))
-        if parts.round == 0:
-            to.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)})
-        to.append_graph(parts.members.among_active(state["shared"].get("chosen", omega)))
-        cases, evaluations, received = (everyone[name].astype(np.int32) for name in COUNTS)
-        mixed = ("val_acc", "test_acc") if parts.scoring.mixed else ()
-        row = {
-            "round/number": np.int64(parts.round),
-            "round/epochs": everyone["client/epochs"].max(),
-            "round/gradient_steps": totals[0],
-            **{f"round/{name}": everyone[name] for name in SCORES},
-            "round/best_test_acc": everyone["best/test_acc"],
-            **{f"mixed/{name}": everyone[f"mixed_{name}"] for name in mixed},
-            "graph/cases": cases,
-            "graph/evaluations": evaluations,
-            "traffic/models_received": received,
-            "traffic/bytes_rma": totals[1],
-            "traffic/bytes_collective": totals[2],
-        }
-        if parts.run.churn:
-            row["round/there"] = parts.members.there
-            row |= {f"graph/{name}": everyone[name].astype(np.int32) for name in REPAIR}
-        if clock:
-            row |= {f"network/{name}": values / NS for name, values in (clock.spent | {"end": clock.now}).items()}
-            row["network/waited_for"] = clock.waited_for.astype(np.int32)
-            row["network/age"] = wire.age.astype(np.int32)
-        if wire.counts:
-            row["traffic/bytes_sent"] = wire.bytes
-        to.append(row)
-        seconds[PHASES.index("write"), 1:] += time.perf_counter() - start  # root writes while the others go on
-        to.append({f"seconds/{name}": row for name, row in zip(PHASES, seconds, strict=True)})
-        to.write({name: everyone[name] for name in best} | ended)
-        to.flush(parts.round, mean_best)
-
-    on_root(recorder, parts, write)
-
-
-def write_series(
-    recorder: Recorder | None, parts: Parts, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]]
-) -> None:
-    """Write what came after the rounds, in a group of the file: `notes` `[K]` by name after each of so many local `epochs`. Collective."""
-    everyone = gather(parts, {name: np.stack([note[name] for note in notes], 1) for name in notes[0]})
-    kept = {f"{group}/{name}": (v.astype(np.int32) if name in COUNTS else v).T for name, v in everyone.items()}
-    on_root(recorder, parts, lambda to: to.write({f"{group}/epochs": epochs} | kept))
-
-
-def write_tuned(recorder: Recorder | None, parts: Parts, steps: np.ndarray) -> None:
-    """Write all ranks' gradient steps up to each epoch of tuning, and the best that came of it. Collective."""
-    everyone = gather(parts, best_so_far(parts))
-
-    def write(to: Recorder) -> None:
-        to.write({"finetune/gradient_steps": steps} | everyone | left(parts))
-        to.flush(parts.round, best_mean(parts, everyone))
-
-    on_root(recorder, parts, write)
-
-
-def write_clients(recorder: Recorder | None, parts: Parts, name: str, rows: np.ndarray) -> None:
-    """Write all ranks' `[K, ...]` as one array `[N, ...]`, of which root holds, beside the file, no more than `GATHERED` bytes twice. Collective."""
-    at_once = max(1, GATHERED // max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
-    for first in range(0, parts.n, at_once):
-        some: Any = parts.members.to_root(rows, slice(first, min(first + at_once, parts.n)))  # None but on root
-        on_root(recorder, parts, partial(Recorder.write_rows, name=name, values=some, n=parts.n, first=first))
-
-
-def finish(recorder: Recorder | None, parts: Parts, job: Job) -> None:
-    """Write what is known at the end, confusion matrices and, where asked or small, the best models, and close the file. Collective."""
-    write_clients(recorder, parts, "best/confusion", parts.scoring.best_confusion.astype(np.int32))
-    best = parts.scoring.best[:, : parts.backend.ensemble.size]
-    save = saves_models(job, parts.n, best.shape[1])
-    if save:
-        write_clients(recorder, parts, "model/best", best.cpu().numpy())
-    backdoor = parts.training.attack.kind == "backdoor"
-    success = parts.members.to_root(backdoor_success(parts.scoring)) if backdoor else None
-
-    def write(to: Recorder) -> None:
-        if parts.run.patience:  # once more: the last may have stopped after the last record
-            to.write({"client/stopped_round": parts.members.stopped_round})
-        if success is not None:
-            to.write({"attack/success": success})
-        if save:
-            shapes = [list(parts.backend.ensemble.shapes[n]) for n in parts.backend.ensemble.names]
-            to.file["model"].attrs.update(names=json.dumps(parts.backend.ensemble.names), shapes=json.dumps(shapes))
-        to.close("finished")
-
-    on_root(recorder, parts, write)
+def best_of(parts: Parts) -> dict[str, np.ndarray]:
+    """Return this rank's best and last scores and epochs, `[K]` each, by name in the file."""
+    arrays, _ = parts.state()
+    return {dataset: arrays[name] for name, dataset in BEST.items()}
 
 
 class Progress:
-    """One line per round, shown by root; all ranks take part in the means."""
+    """One line per round, printed by root; all ranks take part in the means."""
 
     def __init__(self, parts: Parts, quiet: bool):
-        self.parts, self.start = parts, time.perf_counter()
+        run, ranks = parts.run, parts.world.size
+        self.parts = parts
         self.shows = parts.world.root and not quiet
-        self.total, self.took = parts.run.rounds + parts.run.finetune_epochs, list[float]()
+        self.total = run.rounds + run.finetune_epochs
+        self.start = time.perf_counter()
+        self.seconds = list[float]()  # of each round so far
         if self.shows:
-            run, ranks = parts.run, f"{parts.world.size} rank{'s' * (parts.world.size > 1)}"
-            on = f"{short(run.method)} on {short(run.dataset)}, {run.clients} clients, {ranks}, means over clients"
-            simulated = "  simulated" if run.network else ""
-            print(f"{on}\n{'round':>11}{COLUMNS}{simulated}", flush=True)
+            method = f"{short(run.method)} on {short(run.dataset)}, {run.clients} clients"
+            plural = "s" if ranks > 1 else ""
+            print(f"{method}, {ranks} rank{plural}, means over clients")
+            print(f"{'round':>11}{COLUMNS}{'  simulated' if run.network else ''}", flush=True)
 
     def line(self, t: int) -> None:
-        """Show a round. Collective."""
-        notes, benign = self.parts.log.notes, self.parts.members.benign
-        mine = {"val": notes["val_acc"], "test": notes["test_acc"], "best": self.parts.scoring.best_test}
-        everyone = gather(self.parts, mine | {"received": notes["models_received"]})
+        """Print a round and the time left. Collective."""
+        members, notes = self.parts.members, self.parts.log.notes
+        best, clock = self.parts.scoring.best_test, self.parts.mail.wire.clock
+        scores = {"val": notes["val_acc"], "test": notes["test_acc"], "best": best}
+        clients = members.gather(scores | {"received": notes["models_received"]})
         if not self.shows:
             return
-        scores = "".join(f"{100 * mean(everyone[name][benign]):8.2f}" for name in mine).replace("nan", "  -")
-        seconds, self.start = time.perf_counter() - self.start, time.perf_counter()
-        self.took += [seconds] if t else []  # preprocessing tells nothing about a round
-        left = duration((self.total - t) * float(np.mean(self.took))) if self.took else ""
-        place, received, clock = f"{t}/{self.total}", everyone["received"].mean(), self.parts.mail.wire.clock
+        now = time.perf_counter()
+        seconds, self.start = now - self.start, now
+        left = ""
+        if t:  # preprocessing tells nothing about a round
+            self.seconds.append(seconds)
+            left = duration((self.total - t) * float(np.mean(self.seconds)))
+        means = (100 * mean(clients[name][members.benign]) for name in scores)
+        percents = "".join(f"{value:8.2f}" for value in means).replace("nan", "  -")
+        received = clients["received"].mean()
         simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
-        print(f"{place:>11}{scores}{received:10.1f}{seconds:9.2f}{left:>8}{simulated}", flush=True)
+        place = f"{t}/{self.total}"
+        print(f"{place:>11}{percents}{received:10.1f}{seconds:9.2f}{left:>8}{simulated}", flush=True)

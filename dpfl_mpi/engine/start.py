@@ -1,4 +1,4 @@
-"""Before a Run is computed: it is checked on all ranks, and what lies under the name of its result is found, or may be overwritten."""
+"""Before a Run is computed: check it on all ranks, and look for its finished result."""
 
 import os
 from pathlib import Path
@@ -13,62 +13,70 @@ from dpfl_mpi.storage.files import check_apart
 from dpfl_mpi.storage.foreign import Unreadable
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
+HEX = 8  # digits at the end of a result's name, which change with an edited file
 
-def agreed(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
-    """Return the resolved Run and the path of its result; errors on every rank. Collective."""
 
-    def look() -> Resolved:  # once: the files that a Run names are read here
+def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
+    """Return the resolved Run and the path of its result, checked on every rank. Collective."""
+
+    def resolved_here() -> Resolved:
         resolved = run.resolve()
-        check(resolved)  # it may have been made by hand
+        check(resolved)  # a Run may have been made by hand
         check(job)
-        check_apart(job.out, resolved.graphs)  # else a result that --fresh would overwrite
+        check_apart(job.out, resolved.graphs)  # else --fresh would overwrite what it reads
+        load_code(resolved)
         return resolved
 
-    resolved = world.each_rank(look)
-    if codes(resolved.contents):
-        world.each_rank(lambda: load_code(resolved))
+    resolved = world.each_rank(resolved_here)
     path = Path(job.out) if job.out else resolved.path(job.results)
     slug = resolved.slug()
-    if path.stem != slug and path.stem[:-8] == slug[:-8]:  # begun, it may be, before an edit
+    if path.stem != slug and path.stem[:-HEX] == slug[:-HEX]:
         now = f"this is {slug} (a file that it names was edited)"
         raise UserError(f"--out is {path}, the name of another Run; {now}")
     return resolved, path
 
 
 def load_code(run: Resolved) -> None:
-    """Execute the code of one's own that a Run names: the very same as root resolved, or a `UserError`."""
-    for kind, held in codes(run.contents).items():
-        if admit(kind, name := getattr(run, kind)) != held:
-            raise UserError(f"--{kind} is {name}, of which this is another version than the one that root read")
+    """Execute the code of the user's that a Run names, where it is the version that root read."""
+    for kind, sha256 in codes(run.contents).items():
+        name = getattr(run, kind)
+        if admit(kind, name) != sha256:
+            other = "of which this is another version than the one that root read"
+            raise UserError(f"--{kind} is {name}, {other}")
         find(kind, name)
 
 
-def forgotten(path: Path, job: Job, world: World, checkpoints: Checkpoints) -> bool:
-    """Return whether all is computed anew (--fresh), and forget what was computed. Collective; errors on every rank."""
-    # a requeued job has the same command line, and goes on from what it kept; not every launcher tells all ranks
-    requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0
-    if not job.fresh or world.decide(lambda: requeued and checkpoints.exist()):
-        return False
-    world.decide(lambda: check_ours(path))
-    checkpoints.clear(sure=True)
-    return True
+def find_finished(
+    path: Path, run: Resolved, job: Job, world: World, checkpoints: Checkpoints
+) -> str | None:
+    """Return when the Run's result was computed ("": unknown), None where there is none. Collective.
+
+    With --fresh there is none, and its checkpoints are deleted; but a requeued job, which has the
+    same command line, goes on from them. Raises `UserError` where another file is in the way.
+    """
+    requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0  # on root, at least
+    if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
+        world.decide(lambda: check_ours(path))
+        checkpoints.clear(sure=True)
+        return None
+    date: str | None = world.decide(lambda: finished_at(path, run, job, checkpoints.folder))
+    return date
 
 
-def finished_at(path: Path, run: Resolved, job: Job, folder: Path) -> str:
-    """Return when this Run's finished result was computed, "" where it is to be computed; refuse to overwrite any other file. On root."""
+def finished_at(path: Path, run: Resolved, job: Job, checkpoints: Path) -> str | None:
+    """Return when the result at this path was computed, as `find_finished`. On root."""
     if not os.path.lexists(path):
-        return ""
+        return None
     try:
         result = result_of(run, path)
     except UserError as error:
-        # ours, torn: a checkpoint has a copy of what was recorded
-        if isinstance(error, Unreadable) and folder.is_dir() and torn(path):
-            return ""
+        # a checkpoint has a copy of what a torn result recorded
+        if isinstance(error, Unreadable) and checkpoints.is_dir() and torn(path):
+            return None
         raise UserError(f"{error}; move it away, and the same command computes it anew") from None
     with result:
         if not result.finished:
-            return ""
+            return None
         check_current(result, run, job)
         starts = result.starts()
-    time = str(starts[-1].get("time", ""))[:16] if starts else ""
-    return time.replace("T", " ") or "a time that it does not say"
+    return str(starts[-1].get("time", ""))[:16].replace("T", " ") if starts else ""

@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from dpfl_mpi.engine import after, record
+from dpfl_mpi.engine import after
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.follow import Followers
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
-from dpfl_mpi.engine.start import agreed, finished_at, forgotten
+from dpfl_mpi.engine.record import Progress, Record, open_record
+from dpfl_mpi.engine.start import agree, find_finished
 from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import short
-from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
@@ -22,16 +22,17 @@ from dpfl_mpi.survival.signals import Heard, Watch, again_text
 
 
 def train(run: Run, job: Job, world: World) -> Path:
-    """Compute a Run on all ranks, from its checkpoint where there is one; return its results file. `Leave` on every rank: stopped, a checkpoint was kept."""
-    resolved, path = agreed(run, job, world)
+    """Compute a Run on all ranks, from its checkpoint if there is one; return its results file.
+
+    Raises `Leave` on every rank where the run was stopped and kept a checkpoint.
+    """
+    resolved, path = agree(run, job, world)
     lock = Lock(path, lambda text: world.abort(1, f"error: {text}"))
     world.decide(lock.acquire)
     try:
-        checkpoints = Checkpoints(path, resolved, job, world, lock.check)
-        done_at = ""
-        if not forgotten(path, job, world, checkpoints):
-            done_at = world.decide(lambda: finished_at(path, resolved, job, checkpoints.folder))
-        if not done_at:
+        checkpoints = Checkpoints(path, resolved.key(), job, world, lock.check)
+        date = find_finished(path, resolved, job, world, checkpoints)
+        if date is None:
             with (
                 Followers(path, job, world) as followers,
                 Watch(job, world, lock.release, checkpoints.count_hang) as watch,
@@ -39,95 +40,111 @@ def train(run: Run, job: Job, world: World) -> Path:
                 if world.local_rank == 0:
                     remove_left()
                 parts = build(resolved, job, world)
-                rounds(path, parts, job, checkpoints, watch, followers)
+                compute(path, parts, job, checkpoints, watch, followers)
         elif world.root and not job.quiet:
-            print(f"found, not computed (since {done_at}); --fresh runs anew", flush=True)
+            print(f"already finished ({date or 'date unknown'}); --fresh recomputes", flush=True)
         checkpoints.clear()
     finally:
         lock.release()
     return path
 
 
-def rounds(path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch, followers: Followers) -> None:
-    """Compute and record what is missing of a Run: preprocessing, rounds, and what is known at the end. Collective."""
-    state, recorder = begin(path, parts, checkpoints, watch)
+def compute(
+    path: Path,
+    parts: Parts,
+    job: Job,
+    checkpoints: Checkpoints,
+    watch: Watch,
+    followers: Followers,
+) -> None:
+    """Compute and record what a Run lacks: preprocessing, rounds, what follows them. Collective."""
+    state, record = begin(path, parts, job, checkpoints, watch)
     run, method = parts.run, parts.run.found("method")
-    total = run.rounds
     try:
         first = parts.round + 1 if state else 0
-        tuned = run.finetune_epochs and not (state or run.newcomers or run.churn)
-        if tuned and after.from_base(job, parts, recorder):
-            first = total + 1  # the base Run has computed the rounds
-        progress = record.Progress(parts, job.quiet)
-        for t in range(first, total + 1):
+        may_copy = run.finetune_epochs and not (state or run.newcomers or run.churn)
+        if may_copy and after.from_base(job, parts, record):
+            first = run.rounds + 1
+        progress = Progress(parts, job.quiet)
+        for t in range(first, run.rounds + 1):
             watch.begin(t)
             parts.begin_round(t)
             if parts.members.all_stopped:
                 break
             state = state_after(parts, method, state)
-            record.write_round(recorder, parts, state)
+            record.round(state)
             progress.line(t)
             followers.tell(t)
-            due, stop = checkpoints.due(t, watch.stop(t < total, checkpoints.seconds))
+            more = t < run.rounds
+            due, stop = checkpoints.due(t, watch.stop(more, checkpoints.seconds))
             if due:
-                checkpoints.save(parts, state, recorder)
+                checkpoints.save(parts, state, record.recorder)
                 watch.code = REQUEUE
-            if stop and t < total:
+            if stop and more:
                 parts.close()
-                why, again = Heard.name or "a signal", again_text(job)
-                raise Leave(REQUEUE, f"stopped after round {t} of {total} ({why}); {again} goes on from there")
+                done = f"stopped after round {t} of {run.rounds} ({Heard.name or 'a signal'})"
+                raise Leave(REQUEUE, f"{done}; {again_text(job)} goes on from there")
         if run.finetune_epochs:
-            for t in after.tune(recorder, parts, method):
+            for t in after.tune(record, parts, method):
                 watch.begin(t)
                 progress.line(t)
         if run.newcomers:
             assert state is not None
-            for t in after.arrive(recorder, parts, state, method):
+            for t in after.add_newcomers(record, parts, state, method):
                 watch.begin(t)
-        record.finish(recorder, parts, job)
+        record.finish(job)
     except UserError:
-        if parts.world.all_stop():  # met by every rank: MPI warns of a window that is open at its end
+        if parts.world.all_stop():  # MPI warns of a window that is open at its end
             parts.close()
         raise
     finally:
-        if recorder:
-            recorder.abandon()
+        if record.recorder:
+            record.recorder.abandon()
     parts.close()
 
 
-def begin(path: Path, parts: Parts, checkpoints: Checkpoints, watch: Watch) -> tuple[State | None, Recorder | None]:
-    """Return what this start goes on with: the method's state (None before round 0), and on root the Recorder. Collective."""
+def begin(
+    path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch
+) -> tuple[State | None, Record]:
+    """Return the method's state that this start goes on from, None before round 0. Collective.
+
+    And the Record, which goes on from the same checkpoint.
+    """
     hosts = parts.world.hosts()
     start = describe_start(hosts, parts) if parts.world.root else {}
     state = checkpoints.restore(parts)
-    job = checkpoints.job
     if parts.world.root and not job.quiet:
         if state:
             print(f"goes on after round {parts.round}", flush=True)
         elif path.exists() and not job.fresh:
-            print(f"starts over: no checkpoint was kept (--checkpoint_every {job.checkpoint_every})", flush=True)
+            why = f"no checkpoint was kept (--checkpoint_every {job.checkpoint_every})"
+            print(f"starts over: {why}", flush=True)
     if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
-    recorder = record.open_recorder(path, parts, start, checkpoints.results, checkpoints.still_ours)
-    if recorder and checkpoints.results:
-        warn_of_change(recorder.starts[-1], start)
-    return state, recorder
+    record = open_record(path, parts, start, checkpoints.results, checkpoints.still_ours)
+    if record.recorder and checkpoints.results:
+        warn_of_change(record.recorder.starts[-1], start)
+    return state, record
 
 
 def state_after(parts: Parts, method: Method, before: State | None) -> State:
-    """Return the method's state after the round that `parts` is in, checked; `before` is that of the round before, None for round 0."""
+    """Return the method's checked state after this round; `before` is None in round 0."""
     if before is not None and method.topology == "server" and not parts.members.present.any():
         return before  # there is no mean of nobody
-    given = before and {part: dict.fromkeys(before[part]) for part in before}  # names now: a round may change `before`
-    drawn = global_generators() if parts.own else ()
+    # names are copied now, because a round may change `before`
+    names = before and {part: dict.fromkeys(before[part]) for part in before}
+    generators = global_generators() if parts.own else ()
     try:
-        state = method.init(parts.fed) if before is None else method.round(parts.fed, before, parts.round)
+        if before is None:
+            state = method.init(parts.fed)
+        else:
+            state = method.round(parts.fed, before, parts.round)
     except Nobody:
         if before is None or not parts.members.participants.any():
             raise
         return before  # all that take part have diverged, others have not
     parts.meet(f"the end of {'round' if parts.round else 'init'}")
-    check_state(short(parts.run.method), state, parts, given, method.topology == "graph")
+    check_state(short(parts.run.method), state, parts, names, method.topology == "graph")
     if parts.own:
-        check_own(parts, state, drawn)
+        check_own(parts, state, generators)
     return state

@@ -37,7 +37,7 @@ from dpfl_mpi.methods import State
 from dpfl_mpi.mpi.slurm import job_number
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
-from dpfl_mpi.settings import NUMERICS, Job, Resolved
+from dpfl_mpi.settings import NUMERICS, Job
 from dpfl_mpi.storage.files import checkpoints_of, explained, manifests, reason, replacing, write
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, sha256
 from dpfl_mpi.storage.lock import content
@@ -62,11 +62,18 @@ class Checkpoints:
     """
 
     def __init__(
-        self, results: Path, run: Resolved, job: Job, world: World, still_ours: Callable[[], object] = lambda: None
+        self,
+        results: Path,
+        key: Mapping[str, Any],
+        job: Job,
+        world: World,
+        still_ours: Callable[[], object] = lambda: None,
     ):
         self.still_ours = still_ours
         self.folder = checkpoints_of(results)
-        self.run, self.job, self.world = run, job, world
+        self.key = key  # of the Run
+        self.job = job
+        self.world = world
         self.unit, self.period = job.checkpoint_every.unit, job.checkpoint_every.amount
         self.last = time.monotonic()  # when the last one was saved
         self.round = -1  # the newest round that is safe
@@ -93,7 +100,7 @@ class Checkpoints:
     def _key(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Return what must be the same for a run to go on: the Run, which arrays its results have, and what was found out `about` its data."""
         more = {"mixed": self.job.mixed, "version of the numbers": NUMERICS}
-        return self.run.key() | more | {name: about.get(name) for name in DATA}
+        return {**self.key} | more | {name: about.get(name) for name in DATA}
 
     # writing -----------------------------------------------------------------------------------------------------------
     def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:

@@ -1,6 +1,6 @@
 """`Placement`: which rank computes each client."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -40,6 +40,23 @@ class Placement:
         mine = rows[(self.ids >= first) & (self.ids < end)]
         gathered = self.world.gather(mine, self.owner[first:end])
         return None if gathered is None else gathered[np.argsort(order)]
+
+    def gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return on root `[N, ...]` from every rank's `[K, ...]`, by name; elsewhere {}. Collective.
+
+        They travel together as float64, which holds whole numbers up to 2^53.
+        """
+        k = len(self.ids)
+        widths = [int(np.prod(values.shape[1:], dtype=np.int64)) for values in arrays.values()]
+        flat = [values.reshape(k, w) for values, w in zip(arrays.values(), widths, strict=True)]
+        table = self.to_root(np.concatenate(flat, 1, dtype=np.float64))
+        if table is None:
+            return {}
+        pieces = np.split(table, np.cumsum(widths)[:-1], 1)
+        return {
+            name: piece.reshape(self.n, *values.shape[1:]).astype(values.dtype)
+            for (name, values), piece in zip(arrays.items(), pieces, strict=True)
+        }
 
     def of_all(self, rows: np.ndarray) -> np.ndarray:
         """Return on every rank `[N, ...]` in client order from every rank's `[K, ...]`. Collective."""

@@ -1,5 +1,7 @@
 """What comes after the rounds: +FT (--finetune_epochs), from the base Run's models or with its rounds computed again, and --newcomers."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -149,10 +151,10 @@ def test_newcomers_of_dpfl_choose_among_the_frozen(monkeypatch):
         new = fed.members.limits.newcomers
         assert not new[state["shared"]["omega"].senders].any() and (state["shared"]["omega"].degrees()[new] == 0).all()
         best = fed.scoring.best.clone()
-        monkeypatch.setattr(after, "write_series", lambda *args: caught.extend(args[-1]))
+        record = Mock(series=lambda group, epochs, notes: caught.extend(notes))
         bggc, graphs = fed.bggc, []
         fed.bggc = lambda w: graphs.append((w.clone(), bggc(w))) or graphs[-1][1]
-        list(after.arrive(None, fed._parts, state, find("method", "dpfl")))
+        list(after.add_newcomers(record, fed._parts, state, find("method", "dpfl")))
         assert len(graphs) == 3
         for rows, omega in graphs:
             assert torch.equal(rows[fed.row_of[~new]], best[fed.row_of[~new]])

@@ -208,7 +208,7 @@ def checkpoint(folder: Path) -> Reader:
     kept |= {"r.h5.checkpoint/begun_from": b"3\n"}
 
     def read(where: Path) -> None:
-        mine = Checkpoints(where / "r.h5", fed.run, job, fed.world)
+        mine = Checkpoints(where / "r.h5", fed.run.key(), job, fed.world)
         mine.restore(fed)
         mine.note_start()
         mine._forget("")

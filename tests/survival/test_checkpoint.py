@@ -52,7 +52,7 @@ def begun(out: Path, still_ours=lambda: None, **job: object):
     fed.begin_round(0)
     state = find("method", fed.run.method).init(fed)
     try:
-        yield fed, state, recorder, Checkpoints(out, fed.run, Job(out=str(out), **job), fed.world, still_ours)
+        yield fed, state, recorder, Checkpoints(out, fed.run.key(), Job(out=str(out), **job), fed.world, still_ours)
     finally:
         recorder.abandon()
         fed.close()
@@ -301,12 +301,12 @@ def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
     assert then != now and out.read_bytes() == before
     Path("data/cifar10.h5").unlink()
     starts.here(out, shipped, quiet=False)  # a result stands without its data
-    assert "found, not computed" in capsys.readouterr().out and out.read_bytes() == before
+    assert "already finished" in capsys.readouterr().out and out.read_bytes() == before
     stage(2)
     with Result(starts.here(out, shipped, fresh=True)) as result:
         assert result.fact("data_sha256") == now and len(result.starts()) == 1
     starts.here(out, shipped, quiet=False)
-    assert "found, not computed" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_tuning_does_not_start_from_models_of_other_data(shipped, capfd):
