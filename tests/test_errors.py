@@ -131,7 +131,7 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
     ("--partition motivation --clients 5", "--clients is 5; --partition motivation has three: allowed is 3"),
     ("--preset authors_code", "--preset is authors_code, which digits does not have: allowed is paper"),
     ("--staleness 1", "--staleness is 1 and --network is not given"),
-    ("--staleness 1 --network phones --method fedavg", "--staleness is 1; the server of fedavg waits for all: allowed is 0"),
+    ("--staleness 1 --network phones --method fedavg", "--staleness is 1; fedavg has a server that waits for all: allowed is 0"),
     ("--codec int8 --method fedavg", "--codec is int8; fedavg sends nothing along a graph: allowed is none"),
     ("--send layers=body --method pairwise", "--send is layers=body; pairwise scores models as they come"),
     ("--candidates 5 --method random_graph", "--candidates is 5; random_graph asks for no models to choose: allowed is inf"),

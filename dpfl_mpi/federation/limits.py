@@ -68,7 +68,7 @@ def limits_of(run: Resolved, world: World) -> Limits:
         graph = reach_graph(run)
         reach = {} if graph is None else vars(graph)
         available = run.available.table if run.available else np.zeros((0, run.clients), np.int64)
-        events = run.churn.events if run.churn and run.churn.path else np.zeros((0, 3))
+        events = run.churn.table if run.churn and run.churn.path else np.zeros((0, 3))
         return {"most_senders": most_senders(run), "available": available, "events": events} | reach
 
     told = world.share(held)
@@ -113,7 +113,7 @@ def reach_graph(run: Resolved) -> CollaborationGraph | None:
     near = np.zeros((n, n), bool)
     rng = streams.stream(run.seed, streams.REACH, 0, 0)
     if reach.kind == "file":
-        near[reach.edges[:, 0], reach.edges[:, 1]] = True
+        near[reach.table[:, 0], reach.table[:, 1]] = True
     elif reach.kind == "geometric":
         place = rng.random((n, 2))
         for k in range(n):  # row by row: all at once would take 32 N^2 bytes

@@ -68,7 +68,9 @@ def slug(name: str) -> str:
 def budget_order(run: Run) -> float:
     """Return a resolved run's budget as a number to sort by: of a range its middle, of a file of budgets 0."""
     b = run.budget
-    return {"number": float(b.low), "uniform": (b.low + b.high) / 2, "inf": float("inf")}.get(b.kind, 0.0)
+    if b.kind == "uniform":
+        return float(b.low + b.high) / 2
+    return float("inf") if b.kind == "inf" else float(b.fields.get("number", 0))
 
 
 def rank(run: Run) -> tuple[float, float, int]:

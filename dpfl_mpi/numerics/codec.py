@@ -22,7 +22,7 @@ LEVELS = 127  # of int8, on either side of 0
 class Encoder:
     def __init__(self, run: Resolved, ensemble: Ensemble, start_W: Tensor, columns_W: Tensor | None):
         """Take the common initial row, and which columns are sent; None: all."""
-        self.kind, self.share = run.codec.kind, run.codec.share
+        self.kind, self.share = run.codec.kind, run.codec.density
         self.ensemble, self.start = ensemble, start_W
         sent = ensemble.zeros(1) + 1 if columns_W is None else columns_W[None]
         self.layers = [name for name, part in ensemble.layers(sent[:, : ensemble.size]).items() if bool(part.any())]
@@ -85,7 +85,7 @@ def encoded(difference: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 def columns_of(run: Resolved, ensemble: Ensemble, head: str) -> Tensor | None:
     """Return which columns leave a client, bool `[W]`, None where all do (--send, or as the method says): "body" is all but the head."""
-    if not (layers := run.send.layers if run.send else run.found("method").sends):
+    if not (layers := run.send.names if run.send else run.found("method").sends):
         return None
     if not head and {"head", "body"} & set(layers.split(",")):
         what = f"--send is {run.send}" if run.send else f"--method {short(run.method)} sends its {layers}"

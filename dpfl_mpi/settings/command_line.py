@@ -1,4 +1,7 @@
-"""The command line: one flag per field of `Run` and `Job`. `given` is what it says, by name; what it leaves open is not in there."""
+"""The command line: one flag per field of `Run` and `Job`.
+
+`given` returns what it says, by name. What it leaves open is not in there.
+"""
 
 import argparse
 import contextlib
@@ -20,6 +23,11 @@ from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, read_text
 # what the help shows for a value, by type or by name
 PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}
 SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}
+HELP = ("-h", "--help")
+EPILOG = (
+    "Where no default is shown it is the paper's value for the data set; --print_config shows the "
+    "values that a run would use. `python -m dpfl_mpi.testing FILE` checks code of your own."
+)
 
 
 class Help(argparse.HelpFormatter):
@@ -27,17 +35,19 @@ class Help(argparse.HelpFormatter):
         if not action.option_strings:
             return super()._format_action_invocation(action)
         if isinstance(action, argparse.BooleanOptionalAction):
-            return f"--[no-]{action.dest}" if "[no]" not in str(action.help) else f"--{action.dest}"
-        return f"{action.option_strings[0]} {action.metavar}" if action.metavar else ", ".join(action.option_strings)
+            return f"--{action.dest}" if "[no]" in str(action.help) else f"--[no-]{action.dest}"
+        if action.metavar:
+            return f"{action.option_strings[0]} {action.metavar}"
+        return ", ".join(action.option_strings)
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, with the name of the flag first."""
 
-    def __init__(self, **how: Any):
-        super().__init__(
-            formatter_class=partial(Help, max_help_position=29), allow_abbrev=False, conflict_handler="resolve", **how
-        )
+    def __init__(self, **arguments: Any):
+        form = partial(Help, max_help_position=29)
+        arguments |= {"formatter_class": form, "conflict_handler": "resolve"}
+        super().__init__(allow_abbrev=False, **arguments)
         for kind in (int, float):
             self.register("type", kind, partial(number, kind))
 
@@ -48,23 +58,25 @@ class Parser(argparse.ArgumentParser):
 class Config(argparse.Action):
     """--config FILE: its settings stand where the flag stands, so flags after it win."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        held, lines = in_file(Path(values))
-        vars(namespace).update(held)
-        for of, options in ((of, o) for of, o in held.items() if isinstance(o, Mapping)):
-            for name in options:
-                vars(namespace).pop(f"{of}.{name}", None)  # it stands before
-        namespace.config = (namespace.config or {}) | {name: (held[name], lines[name]) for name in held}
+    def __call__(self, parser: Any, namespace: Any, path: Any, option_string: Any = None) -> None:
+        settings, lines = in_file(Path(path))
+        vars(namespace).update(settings)
+        for name, options in settings.items():
+            for option in options if isinstance(options, Mapping) else ():
+                vars(namespace).pop(f"{name}.{option}", None)  # a flag that stands before
+        found = {name: (settings[name], lines[name]) for name in settings}
+        namespace.config = (namespace.config or {}) | found
 
 
 @contextlib.contextmanager
 def naming_lines(said: Mapping[str, Any]) -> Iterator[None]:
-    """Let a `UserError` inside begin with the file and the line of the setting that it is about, where --config set that."""
+    """Let a `UserError` about a setting of --config begin with the file and the line."""
     try:
         yield
     except UserError as error:
         flag = re.match(r"--(\w*)", str(error))
-        if not (where := (said.get("config") or {}).get(flag and flag[1])):
+        where = (said.get("config") or {}).get(flag and flag[1])
+        if not where:
             raise
         raise UserError(f"--config is {where}: {error}") from None
 
@@ -73,102 +85,129 @@ def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings of a YAML file as texts, and its path and their lines, by name."""
     import yaml
 
-    # a few lines of anchors fill all memory; a tag says what only the flag knows
-    odd = yaml.AnchorToken | yaml.AliasToken | yaml.TagToken
+    # a few lines of anchors can fill all memory; what a tag says the flag's type says
+    refused = yaml.AnchorToken | yaml.AliasToken | yaml.TagToken
     try:
         text = read_text(path, SMALL)
-        if any(isinstance(token, odd) for token in yaml.scan(text, yaml.SafeLoader)):
+        if any(isinstance(token, refused) for token in yaml.scan(text, yaml.SafeLoader)):
             raise UserError("it has anchors (& or *) or tags (!); write the settings out")
         loader = yaml.SafeLoader(text)
-        kinds = loader.yaml_implicit_resolvers.items()  # as YAML 1.1: 010 is 8, 1:30 is 90
-        texts = {c: [k for k in of if k[0].endswith((":null", ":merge"))] for c, of in kinds}
-        loader.yaml_implicit_resolvers = texts
-        held = loader.get_single_data() or {}
-    except (UserError, yaml.YAMLError, *UNREADABLE) as error:
-        what = str(error) if isinstance(error, UserError) else f"it is not YAML ({' '.join(str(error).split())[:200]})"
+        # words stay texts: in YAML 1.1 010 is 8 and 1:30 is 90
+        loader.yaml_implicit_resolvers = {
+            first: [kind for kind in kinds if kind[0].endswith((":null", ":merge"))]
+            for first, kinds in loader.yaml_implicit_resolvers.items()
+        }
+        settings = loader.get_single_data() or {}
+    except UserError as error:
+        raise UserError(f"--config is {path}: {error}") from None
+    except (yaml.YAMLError, *UNREADABLE) as error:
+        what = f"it is not YAML ({' '.join(str(error).split())[:200]})"
         raise UserError(f"--config is {path}: {what}") from None
-    if not isinstance(held, Mapping):
+    if not isinstance(settings, Mapping):
         raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
-    nodes = [yaml.compose(text, yaml.SafeLoader)] if held else []
-    lines = {name: str(path) for name in held}
-    for node in nodes:  # the settings, and mappings among their values
-        places: dict[str, str] = {}
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            where = f"{path}, line {key.start_mark.line + 1}"
-            if before := places.get(key.value):
-                raise UserError(f"--config is {where}: {key.value} stands in {before.rpartition(', ')[2]} already")
-            places[key.value] = where
-            nodes.append(value)
-        lines = lines if node is not nodes[0] else lines | places
-    for name in held:
+    root = yaml.compose(text, yaml.SafeLoader) if settings else None
+    lines = {name: str(path) for name in settings} | lines_of(path, root)
+    for name in settings:
         if name not in SCHEMA:
             where = lines.get(str(name), str(path))
             raise unknown(str(name), f"--config is {where}: there is no setting {name}", "")
-    return dict(held), lines
+    return dict(settings), lines
+
+
+def lines_of(path: Path, node: Any) -> dict[str, str]:
+    """Return path and line of each key of a YAML mapping; a key that stands twice is an error."""
+    out: dict[str, str] = {}
+    for key, value in node.value if getattr(node, "id", "") == "mapping" else ():
+        where = f"{path}, line {key.start_mark.line + 1}"
+        if before := out.get(key.value):
+            line = before.rpartition(", ")[2]
+            raise UserError(f"--config is {where}: {key.value} stands in {line} already")
+        out[key.value] = where
+        lines_of(path, value)
+    return out
 
 
 def unknown(name: str, text: str, before: str = "--") -> UserError:
-    """Return the error of a setting that does not exist, with the one that may be meant, by its name or its help, `before` its name."""
-    close = difflib.get_close_matches(name.replace("-", "_"), [*SCHEMA, "config", "print_config"], 1)
-    words = re.escape(re.sub("[-_]", " ", name))
-    told = {f.name: f.metadata["help"] for kind in (Run, Job) for f in fields(kind)} if len(name) > 3 else {}
-    close += [n for n, text in told.items() if re.match(rf"{words}\b", text, re.I)]
+    """Return the error of a setting that does not exist, with the one that may be meant.
+
+    That is one of a similar name, or whose help begins with the name. `before` stands before it.
+    """
+    known = [*SCHEMA, "config", "print_config"]
+    close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
+    words = re.compile(re.escape(re.sub("[-_]", " ", name)) + r"\b", re.IGNORECASE)
+    for f in (*fields(Run), *fields(Job)):
+        if len(name) > 3 and words.match(f.metadata["help"]):
+            close.append(f.name)
     lists = "--help lists all flags" if before else "`python -m dpfl_mpi --help` lists all"
     return UserError(f"{text}; " + (f"did you mean {before}{close[0]}?" if close else lists))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a run to a parser, in the groups that their metadata name."""
-    words = "YAML file with these settings; flags after it win"
-    parser.add_argument("--config", action=Config, metavar="FILE", help=words)
+    text = "YAML file with these settings; flags after it win"
+    parser.add_argument("--config", action=Config, metavar="FILE", help=text)
     groups: dict[str, Any] = {}
-    for f, kind in ((f, types(settings)[f.name]) for settings in (Run, Job) for f in fields(settings)):
+    for f in (*fields(Run), *fields(Job)):
+        kind = types(SCHEMA[f.name])[f.name]
         title = f.metadata["group"]
-        group = groups.setdefault(title, parser.add_argument_group(title))
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
         text = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in KINDS else "")
         if f.default is not None:
             text += f" [{('yes' if f.default else 'no') if kind is bool else f.default}]"
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if kind is not bool:
-            how = {"metavar": "|".join(choices(kind)) or PLACEHOLDERS.get(f.name) or PLACEHOLDERS.get(kind, "NAME")}
-        group.add_argument(f"--{f.name}", help=text.replace("%", "%%"), default=argparse.SUPPRESS, **how)
+            usual = PLACEHOLDERS.get(kind, "NAME")
+            how = {"metavar": "|".join(choices(kind)) or PLACEHOLDERS.get(f.name, usual)}
+        how |= {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+        groups[title].add_argument(f"--{f.name}", **how)
 
 
 def parser() -> Parser:
     out = Parser(
         prog="python -m dpfl_mpi",
         usage="mpirun -n RANKS python -m dpfl_mpi [--config FILE] [--SETTING VALUE ...]",
-        description="Train N simulated clients that each pick their own collaborators, on all ranks of mpirun or srun.",
-        epilog="Where no default is shown it is the paper's value for the data set; --print_config shows the values that a run would use. "
-        "`python -m dpfl_mpi.testing FILE` checks code of your own.",
+        description="Train N simulated clients on all ranks of mpirun or srun. "
+        "Each client picks its own collaborators.",
+        epilog=EPILOG,
     )
-    out.add_argument("--print_config", action="store_true", help="print the settings of the run and exit")
+    text = "print the settings of the run and exit"
+    out.add_argument("--print_config", action="store_true", help=text)
     add_flags(out)
     return out
 
 
 def add_options(parser: argparse.ArgumentParser, said: Mapping[str, Any]) -> None:
-    """Add the options of the method and the model that a command line names to what the help shows."""
+    """Add the options of the method and the model of a command line to what the help shows."""
     for kind, field in (("method", "options"), ("model", "model_options")):
-        if name := said.get(kind):
-            admit(kind, name)
-            schema = find(kind, name).options if kind == "method" else find(kind, name).Options
-            known = fields(schema)
-            group = parser.add_argument_group(f"options of the {kind} {short(name)}", None if known else "none")
-            for f in known:
-                limits = allowed(f, types(schema)[f.name]).removeprefix("is ").removeprefix("are ")
-                text = f"{f.metadata['help']}: {limits} [{f.default}]".replace("%", "%%")
-                group.add_argument(f"--{field}.{f.name}", metavar="X", help=text)
+        name = said.get(kind)
+        if not name:
+            continue
+        admit(kind, name)
+        code = find(kind, name)
+        schema = code.options if kind == "method" else code.Options
+        options = fields(schema)
+        title = f"options of the {kind} {short(name)}"
+        group = parser.add_argument_group(title, None if options else "none")
+        for f in options:
+            limits = allowed(f, types(schema)[f.name]).removeprefix("is ").removeprefix("are ")
+            text = f"{f.metadata['help']}: {limits} [{f.default}]".replace("%", "%%")
+            group.add_argument(f"--{field}.{f.name}", metavar="X", help=text)
 
 
 def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return what a command line says, by name: settings by their type, other flags of the parser as they are; a mistake is a `UserError`."""
-    if {"-h", "--help"} & {*arguments}:
-        add_options(parser, vars(parser.parse_known_args([w for w in arguments if w not in ("-h", "--help")])[0]))
+    """Return what a command line says, by name; a mistake is a `UserError`.
+
+    Settings have their types, other flags of the parser are as they are.
+    """
+    if {*HELP} & {*arguments}:
+        others, _ = parser.parse_known_args([word for word in arguments if word not in HELP])
+        add_options(parser, vars(others))
     else:
-        named = (word.partition("=")[0] for word in arguments if re.match(r"--(model_)?options\.", word))
-        for flag in dict.fromkeys(named):
-            parser.add_argument(flag, dest=flag[2:], default=argparse.SUPPRESS)
+        flags = [word.partition("=")[0] for word in arguments]
+        for flag in dict.fromkeys(flags):
+            if flag.startswith(("--options.", "--model_options.")):
+                parser.add_argument(flag, dest=flag[2:], default=argparse.SUPPRESS)
     known, odd = parser.parse_known_args(arguments)
     if odd:
         flag = odd[0].partition("=")[0].removeprefix("--").removeprefix("no-")
@@ -176,16 +215,17 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
     said: dict[str, Any] = vars(known)
     for flag in [flag for flag in said if "." in flag]:
         field, _, option = flag.partition(".")
-        value, held = said.pop(flag), said.get(field) or {}
-        said[field] = {**held, option: value} if isinstance(held, Mapping) else held
-    of_files = (said.get("config") or {}).items()  # flags that come later win
-    said["config"] = {name: where for name, (value, where) in of_files if said[name] is value}
+        value, options = said.pop(flag), said.get(field) or {}
+        said[field] = {**options, option: value} if isinstance(options, Mapping) else options
+    in_files = (said.get("config") or {}).items()  # flags that come later win
+    said["config"] = {name: where for name, (value, where) in in_files if said[name] is value}
     with naming_lines(said):
         return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in said.items()}
 
 
 def run_and_job(said: Mapping[str, Any]) -> tuple[Run, Job]:
-    """Return the Run and the Job of settings by name; the Run is checked where it is resolved, the Job here."""
+    """Return the Run and the Job of settings by name. The Job is checked, the Run is not."""
     run, job = ({n: v for n, v in said.items() if SCHEMA.get(n) is kind} for kind in (Run, Job))
-    check(out := Job(**job))
+    out = Job(**job)
+    check(out)
     return Run(**run), out

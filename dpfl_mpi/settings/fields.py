@@ -1,7 +1,8 @@
-"""Fields of a settings dataclass. Each knows its default, help and range; one check and one sentence serve them all.
+"""Fields of a settings dataclass: each has its default, its help and its range.
 
-The range of a number is in the field's metadata: `low` and `high` are allowed themselves, `above` and `below` are not. Named choices are
-the field's type, `Literal["a", "b"]`. A field whose default is `None` may be left open.
+The range of a number is in the field's metadata: `low` and `high` are allowed themselves, `above`
+and `below` are not. Named choices are the field's type, `Literal["a", "b"]`. A field whose default
+is `None` may be left open.
 """
 
 import dataclasses
@@ -17,31 +18,32 @@ from dpfl_mpi.settings.values import number, written
 from dpfl_mpi.storage.foreign import encodable
 
 SWITCH = {"true": True, "yes": True, "false": False, "no": False}
-# values of other types are checked where they are read
+# values of other types are checked where they are parsed
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-def field(default: Any, group: str, text: str, **limits: Any) -> Any:
+def field(group: str, default: Any, text: str, **limits: Any) -> Any:
     """Return a dataclass field with the group and the help that the command line shows.
 
-    `limits` are low, high, above, below; `valid`, a function that says whether a text is right; `what`, the words for what is allowed;
-    `of`, the partitions that read the field; `when`, the name of another field and its values with which this one is read.
+    `limits` are low, high, above, below; `valid`, a function that returns whether a text is right;
+    `what`, the words for what is allowed; `of`, the partitions that read the field; `when`, another
+    field and its values with which this one is read.
     """
     return dataclasses.field(default=default, metadata={"group": group, "help": text, **limits})
 
 
 def fields(settings: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields that a user can set, of a dataclass or an instance of one: all that are not `derived`."""
+    """Return the fields of a dataclass or an instance that a user can set: not `derived` ones."""
     return [f for f in dataclasses.fields(settings) if not f.metadata.get("derived")]
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
-    """Return what a user can set, by name, as a file of settings says it."""
+    """Return what a user can set, by name, as a file of settings has it."""
     return {f.name: written(getattr(settings, f.name)) for f in fields(settings)}
 
 
 def changed(settings: Any) -> dict[str, Any]:
-    """Return those that differ from their defaults."""
+    """Return what differs from the defaults, as `as_dict` does."""
     defaults = {f.name: f.default for f in fields(settings)}
     return {name: value for name, value in as_dict(settings).items() if value != defaults[name]}
 
@@ -49,9 +51,11 @@ def changed(settings: Any) -> dict[str, Any]:
 @functools.cache
 def types(schema: type) -> dict[str, Any]:
     """Return the type of every field by name; of an optional one the type that is not None."""
-    hints = get_type_hints(schema)
-    optional = {name: [t for t in get_args(hint) if t is not NoneType] for name, hint in hints.items()}
-    return {n: optional[n][0] if NoneType in get_args(h) and len(optional[n]) == 1 else h for n, h in hints.items()}
+    out = {}
+    for name, hint in get_type_hints(schema).items():
+        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+        out[name] = kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint
+    return out
 
 
 def choices(kind: Any) -> tuple[str, ...]:
@@ -60,20 +64,24 @@ def choices(kind: Any) -> tuple[str, ...]:
 
 
 def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
-    """Raise `UserError` for the first field that is of another type or, with `ranges`, out of its range; `prefix` comes before its name."""
-    schema: type = type(settings)
-    kinds = types(schema)
+    """Raise `UserError` for the first field of another type or, with `ranges`, out of its range.
+
+    `prefix` comes before the name of the field.
+    """
+    kinds = types(type(settings))
     for f in fields(settings):
-        value = getattr(settings, f.name)
-        if getattr(value, "ndim", 0):  # which cannot be compared
-            raise UserError(f"--{prefix}{f.name} is an array; allowed are numbers, texts, and paths of files of tables")
-        if not (value is None and f.default is None) and not fits(value, kinds[f.name], f.metadata if ranges else {}):
+        value, kind = getattr(settings, f.name), kinds[f.name]
+        if getattr(value, "ndim", 0):  # it cannot be compared
+            allowed_types = "numbers, texts, and paths of files of tables"
+            raise UserError(f"--{prefix}{f.name} is an array; allowed are {allowed_types}")
+        is_open = value is None and f.default is None
+        if not is_open and not fits(value, kind, f.metadata if ranges else {}):
             text = f"[{', '.join(map(str, value))}]" if isinstance(value, list) else repr(value)
-            raise UserError(f"--{prefix}{f.name} is {text}; allowed {allowed(f, kinds[f.name])}")
+            raise UserError(f"--{prefix}{f.name} is {text}; allowed {allowed(f, kind)}")
 
 
 def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
-    """Return the value of a field from a word of the command line or what a file of settings says, else a `UserError`.
+    """Return the value of a field from a word of a command line or a file, else a `UserError`.
 
     A whole number may stand for a number or a text: 1 and 1.0 are one setting, and so one Run.
     """
@@ -102,22 +110,23 @@ def fits(value: Any, kind: Any, limits: Any) -> bool:
         return stored and ("valid" not in limits or bool(limits["valid"](value)))
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return False
-    if not abs(value) < 2**63:  # beyond what arrays count, or any float in use; nan
+    if not abs(value) < 2**63:  # more than arrays count, or not a number
         return False
-    low, high = limits.get("low", -math.inf), limits.get("high", math.inf)
-    return low <= value <= high and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
+    closed = limits.get("low", -math.inf) <= value <= limits.get("high", math.inf)
+    return closed and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
 
 
 def allowed(f: dataclasses.Field[Any], kind: Any) -> str:
-    """Return what a field takes, such as "are paper, authors_code" or "is a whole number of at least 1"."""
+    """Return what a field takes: "are paper, authors_code", "is a whole number of at least 1"."""
     if choices(kind):
         return f"are {', '.join(choices(kind))}"
-    m = f.metadata
-    what = m.get("what", KINDS.get(kind, "a text"))
-    if "low" in m and "high" in m:
-        return f"is {what} from {m['low']} to {m['high']}"
-    ends = (("low", "of at least"), ("above", "above"), ("high", "at most"), ("below", "below"))
-    return f"is {what} {' and '.join(f'{words} {m[end]}' for end, words in ends if end in m)}".rstrip()
+    limits = f.metadata
+    what = limits.get("what", KINDS.get(kind, "a text"))
+    if "low" in limits and "high" in limits:
+        return f"is {what} from {limits['low']} to {limits['high']}"
+    words = {"low": "of at least", "above": "above", "high": "at most", "below": "below"}
+    ends = [f"{word} {limits[end]}" for end, word in words.items() if end in limits]
+    return f"is {what} {' and '.join(ends)}".rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,45 +135,64 @@ class NoOptions:
 
 
 def options_of(whose: str, module: Any) -> type:
-    """Return the dataclass `Options` of a file of a data set, a method or a model, if flags can set all its fields."""
+    """Return the dataclass `Options` of a data set, method or model; flags can set its fields."""
     options: Any = getattr(module, "Options", NoOptions)
-    known = dataclasses.fields(options) if isinstance(options, type) and dataclasses.is_dataclass(options) else None
-    if known is not None and all(f.metadata and type(f.default) in (bool, int, float, str) for f in known):
-        return options
-    what = "its fields are option(default, text), with true or false, a number or a text as the default"
+    if isinstance(options, type) and dataclasses.is_dataclass(options):
+        known = dataclasses.fields(options)
+        if all(f.metadata and type(f.default) in (bool, int, float, str) for f in known):
+            return options
+    what = "with true or false, a number or a text as the default"
+    what = f"its fields are option(default, text), {what}"
     raise UserError(f"Options of {whose} must be a dataclass; {what}")
 
 
-def method_options(method: str, schema: type, given: Mapping[str, Any] | None, tuned: bool) -> dict[str, Any]:
-    """Return all options of a method by name, checked, the defaults filled in; those of the tuning alone as given only where the Run is `tuned`."""
+def method_options(
+    method: str, schema: type, given: Mapping[str, Any] | None, tuned: bool
+) -> dict[str, Any]:
+    """Return all options of a method by name, checked, with defaults filled in.
+
+    Options that only fine-tuning reads have their defaults, unless the Run is `tuned`.
+    """
     out = chosen("options.", f"the method {method}", schema, given)
-    tuning = {f.name: f.default for f in dataclasses.fields(schema) if f.metadata.get("tuning")}
-    return out | ({} if tuned else tuning)
+    for f in dataclasses.fields(schema):
+        if f.metadata.get("tuning") and not tuned:
+            out[f.name] = f.default
+    return out
 
 
 def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options of a model that differ from its defaults, checked, None where none does; without any given its file is not loaded."""
+    """Return the options of a model that differ from its defaults, checked, or None.
+
+    The model's file is loaded only if any are given.
+    """
     if not given:
         return None
     schema = find("model", model).Options
     out = chosen("model_options.", f"the model {short(model)}", schema, given)
-    return {f.name: out[f.name] for f in dataclasses.fields(schema) if out[f.name] != f.default} or None
+    defaults = {f.name: f.default for f in dataclasses.fields(schema)}
+    return {name: value for name, value in out.items() if value != defaults[name]} or None
 
 
-def chosen(prefix: str, whose: str, schema: type, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return all options of a dataclass of them by name, checked; a whole number may stand for a number, a number for a text."""
+def chosen(
+    prefix: str, whose: str, schema: type, given: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return all options of a dataclass of them by name, checked, as `read` returns them."""
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        what = f"names and values, as --{prefix}NAME VALUE"
+        raise UserError(f"--{prefix[:-1]} is {given}; allowed are {what}")
     kinds = types(schema)
-    if not isinstance(given or {}, Mapping):
-        raise UserError(f"--{prefix[:-1]} is {given}; allowed are names and values, as --{prefix}NAME VALUE")
-    for name in (name for name in given or {} if name not in kinds):
-        raise UserError(f"--{prefix}{name}: {whose} has no such option; its options: {', '.join(kinds) or 'none'}")
-    options = schema(**{name: read(schema, name, value, prefix) for name, value in (given or {}).items()})
+    for name in given:
+        if name not in kinds:
+            known = f"its options: {', '.join(kinds) or 'none'}"
+            raise UserError(f"--{prefix}{name}: {whose} has no such option; {known}")
+    options = schema(**{name: read(schema, name, value, prefix) for name, value in given.items()})
     check(options, prefix)
     return {name: read(schema, name, value) for name, value in dataclasses.asdict(options).items()}
 
 
 def to_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command line of these fields of Run and Job, such as `changed(run) | changed(job)`; what is None is left open."""
+    """Return the command line of these fields of Run and Job; what is None is left open."""
     out = []
     for name, value in settings.items():
         if name in ("options", "model_options"):

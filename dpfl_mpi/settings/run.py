@@ -1,7 +1,8 @@
-"""`Run` says what decides the numbers, in one documented field per line. `resolve` makes it a value: filled in, checked, found, read.
+"""`Run` says what decides the numbers, one documented field per entry. `resolve` makes it a value.
 
-A `Run` is the key of its result: `Run(...).resolve().path("results")` is the file, on a cluster and on a laptop alike. This room therefore
-imports neither torch nor MPI, and neither do the data set and method modules that it asks for their defaults.
+A `Run` is the key of its result: `Run(...).resolve().path("results")` is the file, on a cluster and
+on a laptop alike. So this room imports neither torch nor MPI, and neither do the data sets and
+methods that it asks for their defaults.
 """
 
 import dataclasses
@@ -9,172 +10,226 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal, Self
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
-from dpfl_mpi.settings.fields import (
-    as_dict,
-    changed,
-    check,
-    field,
-    fields,
-    method_options,
-    model_options,
-    read,
-)
+from dpfl_mpi.settings import fields as schema
+from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields
 from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
 from dpfl_mpi.settings.values import (
     HONEST,
     PARSED,
-    Attack,
-    Budget,
-    Dealing,
-    Drift,
-    Reach,
+    SHAPES,
     Text,
     is_file,
+    parse,
+    with_file,
     written,
 )
 
-NUMERICS = 1  # raised by hand with every change that alters numbers: it is part of each result's name
-REPEATED = ("seed", "partition_seed", "data", "preset")  # fields in which repetitions of one Run may differ
-UNREAD = {"budget": 1, "tau_init": 0}  # values of fields that a method does not read; any other has its default
+NUMERICS = 1  # raised by hand when numbers change: it is part of each result's name
+REPEATED = ("seed", "partition_seed", "data", "preset")  # may differ between repetitions of a Run
+UNREAD = {"budget": 1, "tau_init": 0}  # of fields a method does not read; others: their default
 NOTHING: Mapping[str, str] = MappingProxyType({})
-REMOVED = {"averaging": "synchronous"}  # fields of older results, with the one value that is computed still
+# fields of older results, with the one value that is still computed
+REMOVED = {"averaging": "synchronous"}
+DATA, MODEL, METHOD, GRAPH, LIMITS, NETWORK, OPTIMISER, SCORING = (
+    partial(field, group)
+    for group in ["data", "model", "method", "graph", "limits", "network", "optimiser", "scoring"]
+)
+SEEDS = {"low": 0, "high": 2**32 - 1}
+SHARE = {"low": 0, "high": 1, "what": "a share"}
+SOME = {"above": 0, "high": 1, "what": "a share"}
+ADAM = {"when": ("optimizer", "adam", "adamw")}
 
 
 def option(default: Any, text: str, tuning: bool = False, **limits: float) -> Any:
-    """Return a field of a method's `Options`; a number lies from `low` to `high`; one of the `tuning` is read with --finetune_epochs alone."""
-    return field(default, "options", text, tuning=tuning, **limits)
+    """Return a field of the `Options` of a method, a model or a data set.
+
+    A number lies from `low` to `high`. With `tuning` it is read with --finetune_epochs alone.
+    """
+    return field("options", default, text, tuning=tuning, **limits)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything that decides the numbers. A field whose default is `None` has the paper's value for the dataset once it is resolved."""
+    """Everything that decides the numbers.
+
+    A field whose default is `None` has the paper's value for the data set once it is resolved.
+    """
 
     # fmt: off
-    dataset: str = field("digits", "data", f"the data set: {{names}}, or {FORMS}")
-    data: str | None = field(None, "data", "file made by dpfl_mpi.prepare (data/DATASET.h5)")
-    partition: Dealing | Any = field(None, "data", "pathological, dirichlet, natural, fedrep, motivation or file:PATH")
-    classes_per_client: int = field(None, "data", "classes a client holds: 3 is the paper's Patho(3)", low=1, of=("pathological", "fedrep"))
-    dirichlet_alpha: float = field(None, "data", "alpha of Dir(alpha) over clients or class holders", above=0, of=("pathological", "dirichlet"))
-    min_per_class: int = field(None, "data", "fewest samples of a class (pathological)", low=0, of=("pathological",))
-    min_samples: int = field(None, "data", "fewest samples of a client (dirichlet, natural)", low=2, of=("dirichlet", "natural"))
-    missing_classes: int = field(0, "data", "classes that each natural client loses, from all three sets", low=0, of=("natural",))
-    overlap: bool = field(True, "data", "fedrep: clients share images, as in the original construction", of=("fedrep",))
-    clients: int = field(None, "data", "number of clients N", low=1)
-    partition_seed: int = field(None, "data", "seed of the partition (that of --seed)", low=0, high=2**32 - 1)
+    dataset: str = DATA("digits", f"the data set: {{names}}, or {FORMS}")
+    data: str | None = DATA(None, "prepared file, made by dpfl_mpi.prepare (data/DATASET.h5)")
+    partition: Any = DATA(None, "pathological, dirichlet, natural, fedrep, motivation or file:PATH")
+    classes_per_client: int = DATA(
+        None, "classes per client; 3 is the paper's Patho(3)", low=1, of=("pathological", "fedrep"))
+    dirichlet_alpha: float = DATA(
+        None, "alpha of Dir(alpha), over clients or the holders of a class",
+        above=0, of=("pathological", "dirichlet"))
+    min_per_class: int = DATA(
+        None, "fewest samples that a client has of its class (pathological)",
+        low=0, of=("pathological",))
+    min_samples: int = DATA(
+        None, "fewest samples per client (dirichlet, natural)", low=2, of=("dirichlet", "natural"))
+    missing_classes: int = DATA(
+        0, "classes that each natural client loses, in all three sets", low=0, of=("natural",))
+    overlap: bool = DATA(
+        True, "fedrep: clients share images, as in the original construction", of=("fedrep",))
+    clients: int = DATA(None, "number of clients N", low=1)
+    partition_seed: int = DATA(None, "seed of the partition (that of --seed)", **SEEDS)
 
-    model: str = field(None, "model", f"{{names}}, or {FORMS}; cnn is the paper's")
-    precision: Literal["float32", "tf32", "bf16"] = field("float32", "model", "of matrix products; tf32 needs a GPU")
-    init: Literal["kaiming", "torch", "own"] = field(
-        "kaiming", "model", "initial weights w: fan-in gain sqrt 2, PyTorch's, or as the model is built")
+    model: str = MODEL(None, f"{{names}}, or {FORMS}; cnn is the paper's")
+    precision: Literal["float32", "tf32", "bf16"] = MODEL(
+        "float32", "precision of matrix products; tf32 needs a GPU")
+    init: Literal["kaiming", "torch", "own"] = MODEL(
+        "kaiming", "initial weights: fan-in with gain sqrt 2, PyTorch's, or those of the model")
 
-    method: str = field("dpfl", "method", f"{{names}}, or {FORMS}")
-    preset: Literal["paper", "authors_code"] = field("paper", "method", "defaults from the paper or its code")
-    rounds: int = field(None, "method", "communication rounds T after preprocessing", low=0)
-    tau_init: int = field(None, "method", "local epochs before the first graph, tau_init", low=0)
-    tau_train: int = field(None, "method", "local epochs per round, tau_train", low=1)
-    finetune_epochs: int = field(0, "method", "epochs of fine-tuning at the end: +FT is 2 tau_train", low=0)
+    method: str = METHOD("dpfl", f"{{names}}, or {FORMS}")
+    preset: Literal["paper", "authors_code"] = METHOD(
+        "paper", "take defaults from the paper or from its authors' code")
+    rounds: int = METHOD(None, "communication rounds T after preprocessing", low=0)
+    tau_init: int = METHOD(None, "local epochs before the first graph, tau_init", low=0)
+    tau_train: int = METHOD(None, "local epochs per round, tau_train", low=1)
+    finetune_epochs: int = METHOD(
+        0, "epochs of fine-tuning at the end; the paper's +FT is 2 tau_train", low=0)
 
-    budget: Budget | Any = field(None, "graph", "B_c, models averaged: a number, 0.1N, inf, uniform:2:20 or a file")
-    budget_counts_self: bool = field(True, "graph", "B_c counts the client's own model")
-    ggc_period: int = field(1, "graph", "P: choose anew every P-th round", low=1)
-    ggc_off_rounds: Literal["reuse", "skip"] = field("reuse", "graph", "in between: average over the last choice, or not")
-    ggc_repeats: int = field(1, "graph", "m: searches per choice; the best reward counts", low=1, high=999)
-    omega_period: float | Any = field("inf", "graph", "search Omega anew every so many rounds")
-    candidates: float | Any = field("inf", "graph", "M: search Omega among the M whose sketches of what they learnt are nearest")
-    graphs: str | None = field(None, "graph", "result whose graphs are taken: replay, random_graph")
+    budget: Any = GRAPH(
+        None, "B_c, models per average: a number, 0.1N, inf, uniform:2:20 or a file")
+    budget_counts_self: bool = GRAPH(True, "B_c counts the client's own model")
+    ggc_period: int = GRAPH(1, "P: choose senders in every P-th round", low=1)
+    ggc_off_rounds: Literal["reuse", "skip"] = GRAPH(
+        "reuse", "other rounds: average over the last choice, or do not average")
+    ggc_repeats: int = GRAPH(
+        1, "m: searches per choice; the one with the best reward counts", low=1, high=999)
+    omega_period: Any = GRAPH("inf", "search Omega again every so many rounds")
+    candidates: Any = GRAPH("inf", "M: search Omega among only the M most similar clients")
+    graphs: str | None = GRAPH(None, "result whose graphs replay and random_graph use")
 
-    reach: Reach | Any = field(None, "limits", "geometric:R, sites:S, groups:0,1;2,3 or a file")
-    participation: float = field(1.0, "limits", "share of the clients in a round", above=0, high=1, what="a share")
-    available: Any = field(None, "limits", "file: a line per round, 0 or 1 per client")
-    flip_share: float = field(0.0, "limits", "share of clients with labels C - 1 - y", low=0, high=1, what="a share")
-    flipped_run_ggc: bool = field(True, "limits", "flipped clients choose and average, too")
-    attack: Attack | Any = field(None, "limits", "KIND:SHARE of clients that lie, see docs/controls.md")
-    drift: Drift | Any = field(None, "limits", "SHARE:ROUND, clients whose classes change then")
-    newcomers: float = field(0.0, "limits", "share of clients that come after the last round", low=0, below=1, what="a share")
+    reach: Any = LIMITS(
+        None, "who can reach whom: geometric:R, sites:S, groups:0,1;2,3 or a file")
+    participation: float = LIMITS(1.0, "share of the clients that take part in a round", **SOME)
+    available: Any = LIMITS(None, "file with a line per round, 0 or 1 per client")
+    flip_share: float = LIMITS(0.0, "share of the clients with labels C - 1 - y", **SHARE)
+    flipped_run_ggc: bool = LIMITS(True, "clients with flipped labels choose and average too")
+    attack: Any = LIMITS(None, "KIND:SHARE of the clients that lie (docs/controls.md)")
+    drift: Any = LIMITS(None, "SHARE:ROUND, clients whose classes change in that round")
+    newcomers: float = LIMITS(
+        0.0, "share of the clients that join after the last round", low=0, below=1, what="a share")
 
-    network: Any = field(None, "network", "clocks and links of the clients: phones, hospitals, campus or a file")
-    churn: Any = field(None, "network", "who comes and leaves: LEAVE:JOIN, chances in a round, or a file")
-    staleness: int = field(0, "network", "S: rounds that a neighbour's model may be old", low=0, high=16)
-    codec: Any = field(None, "network", "what is sent: none, int8 or topk:SHARE")
-    send: Any = field(None, "network", "what leaves a client: all, layers=body or layers=NAMES")
+    network: Any = NETWORK(
+        None, "speeds and links of the clients: phones, hospitals, campus or a file")
+    churn: Any = NETWORK(
+        None, "clients leave and join: LEAVE:JOIN, chances per round, or a file")
+    staleness: int = NETWORK(0, "S: most rounds by which a received model is late", low=0, high=16)
+    codec: Any = NETWORK(None, "how models are compressed: none, int8 or topk:SHARE")
+    send: Any = NETWORK(None, "layers that clients send: all, layers=body or layers=NAMES")
 
-    lr: float = field(None, "optimiser", "learning rate eta", above=0)
-    lr_schedule: Literal["constant", "step", "cosine"] = field("constant", "optimiser", "eta over the rounds; lr_decay comes on top")
-    lr_step: int = field(30, "optimiser", "step: rounds between two steps", low=1, when=("lr_schedule", "step"))
-    lr_gamma: float = field(0.1, "optimiser", "step: factor on eta at each step", above=0, high=1, when=("lr_schedule", "step"))
-    lr_final: float = field(0.0, "optimiser", "cosine: share of eta it goes down to", low=0, high=1, what="a share", when=("lr_schedule", "cosine"))
-    optimizer: Literal["sgd", "adam", "adamw"] = field("sgd", "optimiser", "of local training")
-    momentum: float = field(0.9, "optimiser", "momentum of SGD", low=0, below=1, when=("optimizer", "sgd"))
-    beta1: float = field(0.9, "optimiser", "Adam: decay of the mean gradient", low=0, below=1, when=("optimizer", "adam", "adamw"))
-    beta2: float = field(0.999, "optimiser", "Adam: decay of the mean squared gradient", low=0, below=1, when=("optimizer", "adam", "adamw"))
-    adam_eps: float = field(1e-8, "optimiser", "Adam: epsilon in the denominator", above=0, when=("optimizer", "adam", "adamw"))
-    momentum_state: Literal["keep", "reset"] = field("keep", "optimiser", "whether momentum (Adam: its means) outlives a round")
-    weight_decay: float = field(None, "optimiser", "weight decay (the paper's '1e-3 decay')", low=0)
-    lr_decay: float = field(None, "optimiser", "factor on eta every 10 rounds", above=0, high=1)
-    batch_size: int = field(None, "optimiser", "mini-batch size S", low=1, high=2**20)
-    clip_norm: float = field(20.0, "optimiser", "largest gradient norm (0: any)", low=0)
-    augment: bool = field(None, "optimiser", "crop and flip training images")
+    lr: float = OPTIMISER(None, "learning rate eta", above=0)
+    lr_schedule: Literal["constant", "step", "cosine"] = OPTIMISER(
+        "constant", "eta over the rounds; lr_decay multiplies it")
+    lr_step: int = OPTIMISER(
+        30, "step: rounds between two steps", low=1, when=("lr_schedule", "step"))
+    lr_gamma: float = OPTIMISER(
+        0.1, "step: factor on eta at each step", above=0, high=1, when=("lr_schedule", "step"))
+    lr_final: float = OPTIMISER(
+        0.0, "cosine: final share of eta", when=("lr_schedule", "cosine"), **SHARE)
+    optimizer: Literal["sgd", "adam", "adamw"] = OPTIMISER("sgd", "optimiser of local training")
+    momentum: float = OPTIMISER(
+        0.9, "momentum of SGD", low=0, below=1, when=("optimizer", "sgd"))
+    beta1: float = OPTIMISER(0.9, "Adam: decay of the mean gradient", low=0, below=1, **ADAM)
+    beta2: float = OPTIMISER(
+        0.999, "Adam: decay of the mean squared gradient", low=0, below=1, **ADAM)
+    adam_eps: float = OPTIMISER(1e-8, "Adam: epsilon in the denominator", above=0, **ADAM)
+    momentum_state: Literal["keep", "reset"] = OPTIMISER(
+        "keep", "keep momentum (Adam: its means) between rounds, or reset it")
+    weight_decay: float = OPTIMISER(None, "weight decay (the paper's '1e-3 decay')", low=0)
+    lr_decay: float = OPTIMISER(None, "factor on eta every 10 rounds", above=0, high=1)
+    batch_size: int = OPTIMISER(None, "mini-batch size S", low=1, high=2**20)
+    clip_norm: float = OPTIMISER(20.0, "largest gradient norm (0: no limit)", low=0)
+    augment: bool = OPTIMISER(None, "crop and flip training images")
 
-    metric: Literal["sample", "batch"] = field("sample", "scoring", "means over images, or over mini-batches as in the authors' code")
-    search_share: float = field(1.0, "scoring", "share of validation images for the search alone", above=0, high=1, what="a share")
-    patience: int = field(0, "scoring", "a client stops after so many rounds no better (0: never)", low=0)
-    tie: Literal["latest", "earliest"] = field("latest", "scoring", "which of equal rounds is the best")
-    seed: int = field(42, "scoring", "seed of all draws but the partition", low=0, high=2**32 - 1)
-    on_divergence: Literal["stop", "exclude"] = field("stop", "scoring", "what to do about a model that is not finite")
+    metric: Literal["sample", "batch"] = SCORING(
+        "sample", "average over images, or over mini-batches as the authors' code")
+    search_share: float = SCORING(
+        1.0, "share of the validation images that only the search uses", **SOME)
+    patience: int = SCORING(
+        0, "a client stops after so many rounds without a better model (0: never)", low=0)
+    tie: Literal["latest", "earliest"] = SCORING("latest", "which of equally good rounds counts")
+    seed: int = SCORING(42, "seed of all draws but the partition's", **SEEDS)
+    on_divergence: Literal["stop", "exclude"] = SCORING(
+        "stop", "when a model is not finite: stop the run, or exclude the client")
 
-    options: dict[str, Any] = field(None, "method options", "as --options.NAME VALUE; --method M --help lists them")
-    model_options: dict[str, Any] = field(None, "model options", "as --model_options.NAME VALUE; --model M --help lists them")
+    options: dict[str, Any] = field(
+        "method options", None, "as --options.NAME VALUE; --method M --help lists them")
+    model_options: dict[str, Any] = field(
+        "model options", None, "as --model_options.NAME VALUE; --model M --help lists them")
     # fmt: on
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> "Resolved":
-        """Return the Run with every default filled in, every field checked, and the files that it names read, but those of `gone`.
+        """Return the Run with all defaults filled in, its fields checked and its files read.
 
-        That is what files held that are not here, as `Resolved.contents` of a result has it. What is not allowed is a `UserError`.
+        Files in `gone` are not read: it has their SHA-256, as `Resolved.contents` of a result.
+
+        Raises:
+            UserError: a field has a value that is not allowed.
         """
         code = {kind: admit(kind, getattr(self, kind)) for kind in ("dataset", "method")}
         dataset, method = find("dataset", self.dataset), find("method", self.method)
         check(self)
         filled = filled_in(self, dataset, method)
         code["model"] = admit("model", filled["model"])
-        filled["model_options"] = model_options(filled["model"], self.model_options)
+        filled["model_options"] = schema.model_options(filled["model"], self.model_options)
         filled = only_read(filled)
-        budget = str(Budget.parse(filled["budget"]))
-        filled = {name: read(Run, name, value) for name, value in valued(filled, gone).items()}
+        budget = parse("budget", filled["budget"])
+        filled = {
+            name: schema.read(Run, name, value) for name, value in valued(filled, gone).items()
+        }
         check_method(filled, method)
-        code = {kind: sha for kind, sha in code.items() if sha}
-        held = contents(filled, dataset, gone)
-        if held.get("graphs") == "":
-            raise UserError(f"--graphs is {filled['graphs']}; there is no such file (a result, whose graphs are taken)")
-        told = facts(filled, code, method, dataset) | ({"budget": {"name": budget}} if budget.endswith("N") else {})
-        run = Resolved(**filled, contents=held | code, declared=told)
-        check(run)  # once more: now with the defaults, of which the data set's module gives some
+        code = {kind: sha256 for kind, sha256 in code.items() if sha256}
+        known = contents(filled, dataset, gone)
+        if known.get("graphs") == "":
+            why = "there is no such file (a result with graphs)"
+            raise UserError(f"--graphs is {filled['graphs']}; {why}")
+        declared = facts(filled, code, method, dataset)
+        if budget.kind == "fraction":
+            declared["budget"] = {"name": budget.text}
+        elif "high" in filled["budget"].fields and budget.kind == "file":
+            declared["budget"] = {"most": filled["budget"].high}
+        run = Resolved(**filled, contents=known | code, declared=declared)
+        check(run)  # again: some defaults come from the module of the data set
         return run
 
     def untuned(self) -> "Resolved":
-        """Return the Run without fine-tuning: its rounds are this one's."""
+        """Return the Run without fine-tuning, whose rounds are the same."""
         run = self.resolve()
         return dataclasses.replace(run, finetune_epochs=0, options=run.options | run.tuning)
 
     def slug(self) -> str:
-        """Return `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`, the name of the result without its folder; `-B<b>` where it has a budget."""
+        """Return the name of the result: `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`.
+
+        `-B<b>` is there where the method reads the budget.
+        """
         run = self.resolve()
         text = json.dumps({"numerics": NUMERICS, **run.key()}, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         budget = "-Bfile" if "budget" in run.contents else f"-B{run.budget}".replace(":", "-")
         budget = "" if "budget" in run.declared.get("method", {}).get("unread", ()) else budget
-        return f"{short(run.dataset)}-{run.partition.kind}-{short(run.method)}{budget}-s{run.seed}-{digest}"
+        names = f"{short(run.dataset)}-{run.partition.kind}-{short(run.method)}"
+        return f"{names}{budget}-s{run.seed}-{digest}"
 
     def path(self, folder: str | Path = "results") -> Path:
         return Path(folder) / f"{self.slug()}.h5"
 
     def key(self) -> dict[str, Any]:
-        """Return the fields that decide numbers and differ from the schema's defaults (so a later field orphans no result); it needs its files."""
+        """Return the fields that decide numbers and differ from the schema's defaults.
+
+        So a later field orphans no result. The Run's files are read.
+        """
         return self.resolve().key()
 
     def to_json(self) -> str:
@@ -183,121 +238,150 @@ class Run:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the Run that `to_json` wrote; fields that this version does not know are an error."""
-        stored = {name: value for name, value in json.loads(text).items() if (name, value) not in REMOVED.items()}
+        """Return the Run that `to_json` wrote; a field that is unknown here is a `UserError`."""
+        stored = json.loads(text)
+        stored = {n: value for n, value in stored.items() if (n, value) not in REMOVED.items()}
         if unknown := ", ".join(sorted(set(stored) - {f.name for f in fields(cls)})):
-            raise UserError(f"this result was written by another version of dpfl_mpi: it does not know {unknown}")
+            version = "this result was written by another version of dpfl_mpi"
+            raise UserError(f"{version}: it does not know {unknown}")
         return cls(**stored)
 
 
 @dataclasses.dataclass(frozen=True)
 class Resolved(Run):
-    """A Run that is a value: every field is filled in and checked, the files that it names were read, and no method reads them again.
+    """A Run that is a value: complete, checked, and its files are read.
 
-    `None` are only the fields that its partition does not read, and files that it does not name. To change a field, change the Run and
-    resolve it again.
+    `None` are only fields that its partition does not read, and files that it does not name. On
+    other ranks than root, and of a stored result, what its files hold is a `LookupError`. To change
+    a field, change the Run and resolve it again.
     """
 
-    # SHA-256 of the files and of the code that it names, by field, as `key` has them
+    # SHA-256 of its files and its code, by field, as `key` has them
     contents: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"derived": True})
-    # what readers of its result must know of its method, and of code that is not shipped, which they do not execute: see `facts`
-    declared: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, metadata={"derived": True})
+    # what its method and code of one's own say of themselves, see `facts`
+    declared: dict[str, Any] = dataclasses.field(
+        default_factory=dict, compare=False, metadata={"derived": True}
+    )
 
     def __post_init__(self) -> None:
-        """Parse what is written as a text: of a Run that was stored, or told by root, without the content of its files."""
-        for name, parse in PARSED.items():
-            if not isinstance(value := getattr(self, name), Text | None):
-                object.__setattr__(self, name, parse(value))
+        """Parse the settings of a Run that was stored or sent by root: they are texts."""
+        for name in PARSED:
+            value = getattr(self, name)
+            if not isinstance(value, Text | None):
+                object.__setattr__(self, name, parse(name, value))
+        most = self.declared.get("budget", {}).get("most")
+        if most and not self.budget.fields:
+            budget = dataclasses.replace(self.budget, fields={"high": most})
+            object.__setattr__(self, "budget", budget)
 
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> Self:
         return self
 
     def found(self, kind: str) -> Any:
-        """Return its `dataset`, `method` or `model` (which imports torch); code that nobody has named in this process is a `UserError`."""
+        """Return its `dataset`, `method` or `model` (which imports torch).
+
+        Code of one's own that this process was not asked to execute is a `UserError`.
+        """
         return find(kind, getattr(self, kind))
 
     @property
     def most_senders(self) -> int:
-        """The most senders that any client may average with: B_c - 1 when B_c counts the client's own model, of those that it asks."""
+        """The most senders that any client may average with.
+
+        That is B_c - 1 if B_c counts the client's own model, and at most `asked`.
+        """
         return min(self.budget.most(self.clients, self.budget_counts_self), self.asked)
 
     @property
     def asked(self) -> int:
-        """Of how many clients one asks for the models before it chooses, at most."""
+        """The most clients that a client asks for their models before it chooses."""
         return int(min(self.clients - 1, self.candidates))
 
     @property
     def said_budget(self) -> str:
-        """B_c as it was typed: a share of the clients, or else as `budget` has it."""
+        """B_c as it was typed: a share of the clients, or as `budget` has it."""
         return str(self.declared.get("budget", {}).get("name", self.budget))
 
     @property
     def tuning(self) -> dict[str, Any]:
-        """The defaults of its method's options that concern the tuning alone."""
+        """The defaults of the method's options that only fine-tuning reads."""
         return dict(self.declared.get("method", {}).get("tuning", {}))
 
     def key(self) -> dict[str, Any]:
-        for name in (name for name, held in self.contents.items() if not held):
+        for name in (name for name, sha256 in self.contents.items() if not sha256):
             path = str(getattr(self, name)).removeprefix("file:")
             if name == "data":
                 raise no_data(self.dataset, path)
             make = "make it with `python -m dpfl_mpi.describe --save PATH`"
             raise UserError(f"--{name} is {path}; there is no such file: {make}")
-        decisive = {n: v for n, v in changed(self).items() if n not in ("preset", "data", "options")}
-        tuning = {n: v for n, v in self.options.items() if v != self.tuning.get(n, v)}  # beside the fields
-        options = {n: v for n, v in self.options.items() if n not in self.tuning}
-        return decisive | tuning | ({"options": options} if options else {}) | self.contents
+        decisive = changed(self)
+        for name in ("preset", "data", "options"):
+            decisive.pop(name, None)
+        for name, value in self.options.items():
+            if name not in self.tuning:
+                decisive.setdefault("options", {})[name] = value
+            elif value != self.tuning[name]:
+                decisive[name] = value
+        return decisive | self.contents
 
 
-# the steps of `Run.resolve`; fields are dicts here, by name ------------------------------------------------------------------
+# the steps of `Run.resolve`; fields are dicts here, by name ---------------------------------------
 def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
-    """Return all fields of a Run, what it leaves open from its data set and its method."""
+    """Return all fields of a Run; open ones are filled in from its data set and its method."""
     if run.data is not None and hasattr(dataset, "load"):
-        name = short(run.dataset)
-        raise UserError(f"--data is {run.data}; the data set {name} makes its data itself, and reads no file")
+        why = f"the data set {short(run.dataset)} makes its data itself, and reads no file"
+        raise UserError(f"--data is {run.data}; {why}")
     filled = {f.name: getattr(run, f.name) for f in fields(run)}
     for name in ("data", "available", "graphs"):  # always paths
         filled[name] = filled[name] and str(filled[name]).removeprefix("file:")
-    filled |= {name: value for name, value in defaults_of(run, dataset, method).items() if filled[name] is None}
-    filled["options"] = method_options(short(run.method), method.options, run.options, tuned=run.finetune_epochs > 0)
-    filled |= {f.name: UNREAD.get(f.name, f.default) for f in fields(run) if f.name in method.unread}
-    return filled | {"partition": Dealing.parse(filled["partition"])}
+    for name, value in defaults_of(run, dataset, method).items():
+        filled[name] = value if filled[name] is None else filled[name]
+    filled["options"] = schema.method_options(
+        short(run.method), method.options, run.options, tuned=run.finetune_epochs > 0
+    )
+    unread = [f for f in fields(run) if f.name in method.unread]
+    filled |= {f.name: UNREAD.get(f.name, f.default) for f in unread}
+    return filled | {"partition": parse("partition", filled["partition"])}
 
 
 def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
-    """Return what the fields are that a Run leaves open."""
+    """Return the values of the fields that a Run leaves open."""
     out = {**dataset.PAPER, "partition_seed": run.seed, "data": dataset.DATA}
     if run.preset == "authors_code":
         if not hasattr(dataset, "AUTHORS_CODE"):
-            raise UserError(f"--preset is authors_code, which {short(run.dataset)} does not have: allowed is paper")
+            why = f"{short(run.dataset)} does not have: allowed is paper"
+            raise UserError(f"--preset is authors_code, which {why}")
         out |= dataset.AUTHORS_CODE
-    if getattr(dataset, "OWN_DATA", False) and is_file(run.data or out["data"]):
+    data = run.data or out["data"]
+    if getattr(dataset, "OWN_DATA", False) and is_file(data):
         least = out["min_samples"] if run.min_samples is None else run.min_samples
-        dealt = str(run.partition or (out["partition"] if "partition" in dataset.SAID else "natural"))
-        known = own_defaults(str(run.data or out["data"]), dealt == "natural", least)
+        usual = out["partition"] if "partition" in dataset.SAID else "natural"
+        natural = str(run.partition or usual) == "natural"
+        known = own_defaults(str(data), natural, least)
         out |= {name: value for name, value in known.items() if name not in dataset.SAID}
-    dealing = Dealing.parse(run.partition or out["partition"])
+    partition = parse("partition", run.partition or out["partition"])
     own_alpha = run.dataset not in shipped("dataset") and "dirichlet_alpha" in dataset.SAID
-    if dealing.kind == "dirichlet" and not own_alpha:
-        out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); the shipped data sets name the 0.5 inside Patho(3)
+    if partition.kind == "dirichlet" and not own_alpha:
+        out["dirichlet_alpha"] = 0.1  # the paper's Dir(0.1); PAPER has the 0.5 of Patho(3)
     if not method.preprocesses:
-        out["rounds"] = dataset.PAPER["rounds"] + 2  # preprocessing costs DPFL two rounds; the others train them
-    if dealing.kind == "motivation":
+        out["rounds"] = dataset.PAPER["rounds"] + 2  # DPFL's preprocessing costs two rounds
+    if partition.kind == "motivation":
         out["clients"] = 3
         if run.clients not in (None, 3):
-            raise UserError(f"--clients is {run.clients}; --partition motivation has three: allowed is 3")
-    if dealing.path and run.clients is None:
-        out["clients"] = len(partition_file(dealing.path)["clients"])
+            why = "--partition motivation has three: allowed is 3"
+            raise UserError(f"--clients is {run.clients}; {why}")
+    if partition.path and run.clients is None:
+        out["clients"] = len(partition_file(partition.path)["clients"])
     return out
 
 
 def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields, with its default for each that this Run does not read: it names no different Run."""
-    schema, kind, out = fields(Run), filled["partition"].kind, dict(filled)
-    out |= {f.name: f.default for f in schema if kind not in f.metadata.get("of", (kind,))}
-    for f in (f for f in schema if "when" in f.metadata):
-        other, *wanted = f.metadata["when"]
-        out[f.name] = out[f.name] if out[other] in wanted else f.default
+    """Return the fields; those that this Run does not read have their defaults."""
+    kind, out = filled["partition"].kind, dict(filled)
+    for f in fields(Run):
+        other, *wanted = f.metadata.get("when", ("",))
+        if kind not in f.metadata.get("of", (kind,)) or (other and out[other] not in wanted):
+            out[f.name] = f.default
     if kind == "file":
         out["partition_seed"] = out["seed"]  # nothing is drawn from it
     if filled["flip_share"] == 0 and not str(filled["attack"]).startswith("label_flip"):
@@ -306,72 +390,100 @@ def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields with those that are texts as values, the files that they name read, but those of `gone`."""
+    """Return the fields with texts as values, and their files read, except those in `gone`."""
     n, rounds, flips = filled["clients"], filled["rounds"], filled["flip_share"]
-    whole = {"reach": (n,), "drift": (rounds,)}  # what their sentences say is allowed
-    given = {n: parse for n, parse in PARSED.items() if filled[n] is not None or n in ("omega_period", "candidates")}
-    out = dict(filled) | {name: parse(filled[name], *whole.get(name, ())) for name, parse in given.items()}
-    context = {"budget": (n, filled["budget_counts_self"]), "reach": (n,), "available": (n, rounds)}
-    context |= {"network": (n,), "churn": (n, -1 if filled["network"] else rounds)}
-    for name, known in context.items():  # without a file a budget alone depends on them
-        if out[name] and name not in gone and (out[name].path or name in ("budget", "available")):
-            out[name] = out[name].resolved(*known)
+    bounds = {"reach": n, "drift": rounds}
+    out = dict(filled)
+    for name in PARSED:
+        if filled[name] is not None or name in ("omega_period", "candidates"):
+            out[name] = parse(name, filled[name], bounds.get(name))
+    out["budget"] = out["budget"].of_all(n, filled["budget_counts_self"])
+    for name in SHAPES:
+        if out[name] and out[name].kind == "file" and name not in gone:
+            seconds = name == "churn" and filled["network"]
+            out[name] = with_file(name, out[name], n, -1 if seconds else rounds)
     if out["candidates"] >= n - 1:  # it leaves out nobody
         out["candidates"] = math.inf
     if (attack := out["attack"]) and flips > 0:
-        raise UserError(f"--attack is {attack} and --flip_share is {flips:g}; both draw the same clients: use one")
+        why = "both draw the same clients: use one"
+        raise UserError(f"--attack is {attack} and --flip_share is {flips:g}; {why}")
     return out
 
 
 def check_method(filled: Mapping[str, Any], method: Any) -> None:
-    """Raise `UserError` where the filled-in fields of a Run do not go together, or ask something of its method that it does not do."""
+    """Raise `UserError` where filled-in fields exclude each other or its method cannot do one."""
     name, graph = short(filled["method"]), method.topology == "graph"
-    asks, lies = graph and (method.searches or method.asks_all), filled["attack"] and filled["attack"].falsifies
-    rules = [  # a field, when the value that it has is a mistake, and what the sentence says behind the value
-        ("candidates", filled["candidates"] < math.inf and not asks, f"; {name} asks for no models to choose: allowed is inf"),
-        ("optimizer", filled["optimizer"] not in method.optimizers, f"; {name} takes steps of its own, allowed is {', '.join(method.optimizers)}"),
-        ("finetune_epochs", not method.finetunes, f"; {name} is scored by more than its model: allowed is 0"),
-        ("attack", lies and not method.sends_models, f"; {name} sends more than models; allowed are {', '.join(HONEST)}"),
-        ("staleness", not filled["network"], " and --network is not given: without clocks nothing is late, allowed is 0"),
-        ("staleness", method.topology == "server", f"; the server of {name} waits for all: allowed is 0"),
-        ("staleness", not method.sends_models, f"; {name} sends more than models, of the same round: allowed is 0"),
-        ("send", method.sends, f"; {name} says itself what it sends: allowed is all"),
-        ("codec", not graph, f"; {name} sends nothing along a graph: allowed is none"),
-        ("send", not graph, f"; {name} sends nothing along a graph: allowed is all"),
-        ("send", method.asks_all or method.every_row, f"; {name} scores models as they come, which needs whole ones: allowed is all"),
-    ]  # fmt: skip
+    asks = graph and (method.searches or method.asks_all)
+    lies = filled["attack"] and filled["attack"].falsifies
+    whole = method.asks_all or method.every_row
+    steps = f"takes steps of its own, allowed is {', '.join(method.optimizers)}"
+    clocks = "--network is not given: without clocks nothing is late, allowed is 0"
+    candidates = filled["candidates"] < math.inf
+    # a field, when its value is a mistake, and the rest of the sentence
+    rules = [
+        ("candidates", candidates and not asks, "asks for no models to choose: allowed is inf"),
+        ("optimizer", filled["optimizer"] not in method.optimizers, steps),
+        ("finetune_epochs", not method.finetunes, "is scored by more than its model: allowed is 0"),
+        (
+            "attack",
+            lies and not method.sends_models,
+            f"sends more than models; allowed are {', '.join(HONEST)}",
+        ),
+        ("staleness", not filled["network"], clocks),
+        ("staleness", method.topology == "server", "has a server that waits for all: allowed is 0"),
+        (
+            "staleness",
+            not method.sends_models,
+            "sends more than models, of the same round: allowed is 0",
+        ),
+        ("send", method.sends, "says itself what it sends: allowed is all"),
+        ("codec", not graph, "sends nothing along a graph: allowed is none"),
+        ("send", not graph, "sends nothing along a graph: allowed is all"),
+        ("send", whole, "scores models as they come, which needs whole ones: allowed is all"),
+    ]
     for flag, wrong, why in rules:
         if filled[flag] and wrong:
+            why = f" and {why}" if why is clocks else f"; {name} {why}"
             raise UserError(f"--{flag} is {filled[flag]}{why}")
 
 
 def facts(
     filled: Mapping[str, Any], code: Mapping[str, str], method: Any, dataset: ModuleType
 ) -> dict[str, dict[str, Any]]:
-    """Return what readers of a result must know without executing its code: the short name of what is not shipped, its title, what `Method` says.
+    """Return what readers of a result must know without executing its code, by kind of code.
 
-    `unread` are the fields of `Run` that it does not read, `tuning` the defaults of its options that concern the tuning alone.
+    The short name of what is not shipped, its title, and what `Method` says. `unread` are fields
+    that the method does not read, `tuning` the defaults of options that only tuning reads.
     """
-    out: dict[str, dict[str, Any]] = {kind: {"name": short(filled[kind])} for kind in ("method", *code)}
-    told = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
-    tuning = {f.name: f.default for f in dataclasses.fields(method.options) if f.metadata.get("tuning")}
-    out["method"] |= {n: v for n, v in told.items() if isinstance(v, str | int)}
-    out["method"] |= {"unread": sorted(method.unread), "tuning": tuning}
+    out: dict[str, dict[str, Any]] = {k: {"name": short(filled[k])} for k in ("method", *code)}
+    about = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+    out["method"] |= {n: value for n, value in about.items() if isinstance(value, str | int)}
+    options = dataclasses.fields(method.options)
+    out["method"] |= {
+        "unread": sorted(method.unread),
+        "tuning": {f.name: f.default for f in options if f.metadata.get("tuning")},
+    }
     if "dataset" in out:
         out["dataset"]["title"] = dataset.TITLE
     return out
 
 
 def stored_run(attributes: Mapping[str, Any]) -> tuple[Resolved, dict[str, Any]]:
-    """Return the Run and the key that a result or a checkpoint keeps; damaged ones are a `ValueError`, those of a later version a `UserError`."""
-    key, told = json.loads(str(attributes["key"])), json.loads(str(attributes.get("declared", "{}")))
+    """Return the Run and the key that a result or a checkpoint keeps.
+
+    Damaged ones are a `ValueError`, those of another version a `UserError`.
+    """
+    key = json.loads(str(attributes["key"]))
+    declared = json.loads(str(attributes.get("declared", "{}")))
     run = Resolved.from_json(str(attributes["run"]))
     try:
         check(run, ranges=False)
     except UserError as error:
         raise ValueError(str(error)) from None
-    facts = {"name": str, "title": str, "tuning": dict}
-    if not all(isinstance(of.get(name, kind()), kind) for of in told.values() for name, kind in facts.items()):
-        raise ValueError(f"declared is {told}")
-    held = {name: key[name] for name in (*FILES, *KINDS) if name in key and key[name] != written(getattr(run, name))}
-    return dataclasses.replace(run, contents=held, declared=told), key
+    for about in declared.values():
+        for name, kind in (("name", str), ("title", str), ("tuning", dict), ("most", int)):
+            if not isinstance(about.get(name, kind()), kind):
+                raise ValueError(f"declared is {declared}")
+    names = [name for name in (*FILES, *KINDS) if name in key]
+    known = {name: key[name] for name in names if key[name] != written(getattr(run, name))}
+    return dataclasses.replace(run, contents=known, declared=declared), key

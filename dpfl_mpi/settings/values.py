@@ -1,36 +1,38 @@
-"""Settings that are written as a short text, each parsed once into a frozen value; `str(value)` is the text of the flag and of the key.
+"""Settings that are written as a short text. Each is parsed once, into a frozen value.
 
-`parse` reads the text alone, None where it changes nothing. `resolved` fills in what depends on the Run, and reads the file that the text names.
-Both raise `UserError` with what is allowed. A text names a file only where it is written as a path: `file:PATH`, or with a slash or a suffix such as
-`.txt`.
+`SETTINGS` is the table of what may be written. `parse` reads the text alone. `with_file` reads the
+file that a text names. A mistake is a `UserError` that says what is allowed. A text names a file
+only where it is written as a path: `file:PATH`, or with a slash or a suffix such as `.txt`.
 """
 
 import hashlib
 import math
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text, refused_as
 
-NEVER = ("inf", ".inf", "Infinity")  # as Python, YAML and JSON write it
-SHARE = r"([0-9]{0,9}\.?[0-9]{1,18})"
+SHARE, WHOLE = r"[0-9]{0,9}\.?[0-9]{1,18}", "[0-9]{1,18}"
+POSITIVE = "0*[1-9][0-9]{0,17}"
+NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|inf|nan"
+LEAST = 1e-18  # of what must be above 0
 PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
 ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
-LIES = ("sign_flip", "noise", "scale", "stale")  # of them those that falsify what is sent
+LIES = ("sign_flip", "noise", "scale", "stale")  # these falsify what is sent
 HONEST = tuple(kind for kind in ATTACKS if kind not in LIES)
 NETWORKS = ("phones", "hospitals", "campus")
-JOINS = ("join", "leave")  # in a file of --churn
-# of a client, in a file of --network: the least that is allowed, and the most
-SPEEDS = {"step": (1e-9, 1e3), "image": (0, 1e3), "up": (1e-3, math.inf), "down": (1e-3, math.inf), "latency": (0, 1e3)}
+SECONDS = {"s": 1, "min": 60, "h": 3600}
+# of a client in a file of --network: the smallest and the largest value
+SPEEDS = {"step": (1e-9, 1e3), "image": (0, 1e3)}
+SPEEDS |= {"up": (1e-3, math.inf), "down": (1e-3, math.inf), "latency": (0, 1e3)}
 
 
 def file_of(text: str) -> str:
@@ -41,18 +43,8 @@ def file_of(text: str) -> str:
 
 
 def is_file(path: Any) -> bool:
-    """Return whether there is a file of this name; a text that can be no name, such as a long one, names none."""
+    """Return whether there is a file of this name. A text that can be no name names none."""
     return isinstance(path, str) and os.path.isfile(Path(path))
-
-
-def lines_of(flag: str, path: str, what: str = "") -> tuple[list[list[str]], str]:
-    """Return the words of each line of a text file that is not empty, and its SHA-256; `what` it must hold is said where there is none."""
-    if not is_file(path):
-        raise UserError(f"--{flag} is {path}; there is no such file{what and f' ({what})'}")
-    with refused_as(f"--{flag} is {path}, which is not a readable text file", (Unreadable,)):
-        text = read_text(Path(path), TEXT).removeprefix("\ufeff")
-    words = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
-    return words, hashlib.sha256(text.encode()).hexdigest()
 
 
 def number(kind: type, text: str) -> Any:
@@ -63,359 +55,355 @@ def number(kind: type, text: str) -> Any:
 
 
 def whole(word: str) -> bool:
-    """Return whether a word is a whole number of a size that arrays hold."""
-    return word.isascii() and word.isdecimal() and len(word) <= 18
+    """Return whether a word is a whole number that fits into an array."""
+    return re.fullmatch(WHOLE, word) is not None
 
 
 def nearest(share: float | str, count: int) -> int:
-    """Return a share of a count as the nearest whole number, halves up: exact, where 0.29 * 50 in floats is below 14.5."""
+    """Return a share of a count as the nearest whole number, halves up.
+
+    The fraction is exact: as floats 0.29 * 50 is below 14.5.
+    """
     return math.floor(Fraction(str(share)) * count + Fraction(1, 2))
 
 
+# the values ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Text:
-    """A setting that is written as a text."""
+    """A setting that is written as a text; `str` returns the text of the flag and of the key.
+
+    The fields of its form are attributes: of `0.5:10` for --drift `share` and `round`.
+    """
 
     text: str
-    path: str = field(default="", kw_only=True)  # of the file that it names, "" where it names none
-    sha256: str = field(default="", kw_only=True, compare=False, repr=False)  # of that file, once it is read
+    kind: str  # of its form: the word before the first field, or the name of this field; or "file"
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    path: str = ""  # of the file that it names
+    sha256: str = field(default="", compare=False, repr=False)  # of that file
+    content: Any = field(default=None, compare=False, repr=False)  # of that file
 
     def __str__(self) -> str:
         return self.text
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a field of its form."""
+        if name in vars(self).get("fields", ()):
+            return self.fields[name]
+        raise AttributeError(f"{self.text} has no {name}")
 
-@dataclass(frozen=True)
+    @property
+    def table(self) -> Any:
+        """The array in its file, None without one; `LookupError` on a rank that did not read it."""
+        if self.path and self.content is None:
+            raise LookupError(f"{self.path} was not read on this rank")
+        return self.content
+
+    @property
+    def falsifies(self) -> bool:
+        """Whether an attack changes what is sent, and not only what was trained on."""
+        return self.kind in LIES
+
+
 class Budget(Text):
-    """B_c, how many models a client may average: one number for all, inf, drawn for each client, or a file with a number for each."""
+    """B_c, how many models a client may average."""
 
-    kind: str  # number, share, inf, uniform, file
-    low: int = 0  # the number, or the least that is drawn
-    high: int = 0
-    each: tuple[int, ...] = field(default=(), compare=False, repr=False)  # of a file [N]
-
-    @classmethod
-    def parse(cls, value: Any) -> Self:
-        text = str(value).strip()
-        if text in NEVER:
-            return cls("inf", "inf")
-        if drawn := re.fullmatch(r"uniform:([0-9]{1,9}):([0-9]{1,9})", text):
-            low, high = map(int, drawn.groups())
-            if 1 <= low <= high:
-                return cls(f"uniform:{low}:{high}", "uniform", low, high)
-        elif share := re.fullmatch(rf"{SHARE}\s*\*?\s*N", text):
-            if Fraction(share[1]) > 0:
-                return cls(f"{share[1]}N", "share")
-        elif re.fullmatch(r"[0-9]{1,18}", text):
-            if int(text) > 0:
-                return cls(str(int(text)), "number", int(text))
-        elif path := file_of(text):
-            return cls(text, "file", path=path)
-        raise UserError(
-            f"--budget is {value}; allowed is a whole number of at least 1, a share of the clients such as 0.1N, or inf; "
-            "for a budget per client uniform:LOW:HIGH, or a file"
-        )
-
-    def resolved(self, clients: int, counts_self: bool) -> "Budget":
-        """Return the budget of so many clients: a share as the nearest whole number, at least 1; inf where it does not bind; a file with what it holds."""
-        if self.kind == "share":
-            return Budget.parse(max(1, nearest(self.text[:-1], clients))).resolved(clients, counts_self)
-        if self.kind == "number" and clients <= self.low - counts_self + 1 and self.low != 1:
-            return Budget("inf", "inf")
-        if self.kind != "file":
-            return self
-        lines, sha256 = lines_of("budget", self.path)
-        words = [word for line in lines for word in line]
-        if len(words) != clients or not all(w == "inf" or (whole(w) and int(w) >= 1) for w in words):
-            raise UserError(f"--budget is {self.text}, which must hold {clients} numbers: whole and at least 1, or inf")
-        return replace(self, each=tuple(clients + 1 if w == "inf" else int(w) for w in words), sha256=sha256)
+    def of_all(self, clients: int, counts_self: bool) -> "Budget":
+        """Return the budget of so many clients: a share as a number, inf where it does not bind."""
+        if self.kind == "fraction":
+            number = max(1, nearest(self.fraction, clients))
+            budget = Budget(str(number), "number", {"number": number})
+            return budget.of_all(clients, counts_self)
+        free = self.kind == "number" and clients <= self.number - counts_self + 1
+        return Budget("inf", "inf") if free and self.number != 1 else self
 
     def most(self, clients: int, counts_self: bool) -> int:
-        """Return the most models that any client may receive for one average."""
-        most = {"number": self.low, "uniform": self.high}.get(self.kind, max(self.each, default=clients))
-        return min(most - counts_self, clients - 1)
+        """Return the most models that any client may receive for one average.
+
+        A `LookupError` where they are in a file that was not read on this rank.
+        """
+        if self.kind == "file" and "high" not in self.fields:
+            raise LookupError(f"{self.path} was not read on this rank")
+        most = self.fields.get("high", self.fields.get("number", clients))
+        return int(min(most - counts_self, clients - 1))
 
     def of_clients(self, clients: int, counts_self: bool, rng: np.random.Generator) -> np.ndarray:
-        """Return how many models each client may receive for one average, int64 `[N]`; `rng` draws the budgets that are drawn."""
+        """Return how many models each client may receive for one average, int64 `[N]`.
+
+        `rng` draws the budgets that are drawn.
+        """
         if self.kind == "uniform":
             budgets = rng.integers(self.low, self.high + 1, clients)
         elif self.kind == "file":
-            budgets = np.array(self.each, np.int64)
+            budgets = self.table
         else:
             return np.full(clients, self.most(clients, counts_self))
         return np.minimum(budgets - counts_self, clients - 1)
 
 
-@dataclass(frozen=True)
-class Reach(Text):
-    """Whom a client can receive from: those within a distance, of its site, of its groups, or the pairs of a file."""
-
-    kind: str  # geometric, sites, groups, file
-    radius: float = 0.0
-    sites: int = 0
-    groups: tuple[tuple[int, ...], ...] = ()
-    edges: Any = field(default=None, compare=False, repr=False)  # of a file, int64 [E, 2]: receiver, sender
-
-    @classmethod
-    def parse(cls, value: Any, clients: int | None = None) -> Self:
-        text = str(value)
-        kind, _, rest = text.partition(":")
-        room = math.inf if clients is None else clients
-        if kind == "geometric" and re.fullmatch(SHARE, rest) and float(rest) > 0:
-            return cls(text, kind, radius=float(rest))
-        if kind == "sites" and re.fullmatch(r"0*[1-9][0-9]{0,17}", rest) and int(rest) <= room:
-            return cls(text, kind, sites=int(rest))
-        if kind == "groups" and re.fullmatch(r"[0-9]{1,18}([,;][0-9]{1,18})*", rest):
-            groups = tuple(tuple(map(int, group.split(","))) for group in rest.split(";"))
-            if max(map(max, groups)) < room:
-                return cls(text, kind, groups=groups)
-        elif path := file_of(text):
-            return cls(text, "file", path=path)
-        most, last = ("N", "N - 1") if clients is None else (clients, clients - 1)
-        raise UserError(
-            f"--reach is {text}; allowed are geometric:R with R above 0, sites:S with S from 1 to {most}, groups of clients 0 to {last} "
-            "such as groups:0,1;2,3, or a file of lines 'receiver sender'"
-        )
-
-    def resolved(self, clients: int) -> Self:
-        lines, sha256 = lines_of("reach", self.path)
-        if not all(len(words) == 2 and all(whole(w) and int(w) < clients for w in words) for words in lines):
-            what = f"lines of two client numbers from 0 to {clients - 1}: receiver sender"
-            raise UserError(f"--reach is {self.text}, which must hold {what}")
-        return replace(self, edges=np.array(lines, np.int64).reshape(-1, 2), sha256=sha256)
-
-
-@dataclass(frozen=True)
-class Available(Text):
-    """Who can take part in which round, by a file."""
-
-    table: Any = field(default=None, compare=False, repr=False)  # [T or more, N] of 0 and 1
-
-    @classmethod
-    def parse(cls, value: Any) -> Self:
-        return cls(str(value), path=str(value))
-
-    def resolved(self, clients: int, rounds: int) -> Self:
-        lines, sha256 = lines_of("available", self.path, "a line of 0 and 1 per round, a column per client")
-        if len(lines) < rounds or any(len(line) != clients or not set(line) <= {"0", "1"} for line in lines):
-            what = f"at least {rounds} lines (rounds) of {clients} (clients) zeros or ones"
-            raise UserError(f"--available is {self.text}, which must hold {what}")
-        table = np.array(lines, np.int64).reshape(-1, clients)
-        if len(empty := np.flatnonzero(table[:rounds].sum(1) == 0)):
-            raise UserError(f"--available is {self.text}; round {empty[0] + 1} has no client, allowed is at least one")
-        return replace(self, table=table, sha256=sha256)
-
-
-@dataclass(frozen=True)
-class Churn(Text):
-    """Who comes and leaves: with which chances in a round, or a file of joins and leaves by time."""
-
-    leave: float = 0.0  # of who is there
-    join: float = 0.0  # of who is not
-    # of a file, float64 [E, 3]: time, client, 1 to join or 0
-    events: Any = field(default=None, compare=False, repr=False)
-
-    @classmethod
-    def parse(cls, value: Any) -> Self:
-        text = str(value)
-        found = re.fullmatch(rf"{SHARE}:{SHARE}", text)
-        if found and 0 < float(found[1]) <= 1 and float(found[2]) <= 1:
-            return cls(f"{float(found[1])}:{float(found[2])}", leave=float(found[1]), join=float(found[2]))
-        if path := file_of(text):
-            return cls(text, path=path)
-        what = "LEAVE:JOIN such as 0.1:0.3, the chances that a client leaves in a round and comes back, from 0 to 1"
-        raise UserError(f"--churn is {text}; allowed are {what}, or a file of lines 'time client join' or '... leave'")
-
-    def resolved(self, clients: int, rounds: int) -> Self:
-        lines, sha256 = lines_of("churn", self.path)
-        events: list[tuple[float, int, bool]] = []
-        last: dict[int, str] = {}
-        for words in lines:
-            if not (len(words) == 3 and re.fullmatch(SHARE, words[0]) and whole(words[1]) and words[2] in JOINS):
-                raise UserError(f"--churn is {self.text}, which must hold lines of a time, a client, and join or leave")
-            time, client, what = float(words[0]), int(words[1]), words[2]
-            line = " ".join(words)
-            wrong = f"--churn is {self.text}, whose line '{line}'"
-            if client >= clients:
-                raise UserError(f"{wrong} is of another client; allowed are clients 0 to {clients - 1}")
-            if events and time < events[-1][0]:
-                raise UserError(f"{wrong} is earlier than the one before; allowed is order by time")
-            if last.get(client) == what:
-                raise UserError(f"{wrong} says {what} twice of this client, without the other between")
-            last[client] = what
-            events.append((time, client, what == "join"))
-        first = {client: joins for _, client, joins in reversed(events)}  # before a join it is not there
-        there = clients - sum(first.values())
-        changes = [(time, 1 if joins else -1) for time, _, joins in events]
-        for (time, change), (next_time, _) in pairwise([(0.0, 0), *changes, (math.inf, 0)]):
-            there += change
-            number = math.ceil(time)
-            if there == 0 and number < next_time and number <= rounds:  # -1: times are seconds
-                raise UserError(f"--churn is {self.text}; round {number} has no client, allowed is at least one")
-        return replace(self, events=np.array(events, np.float64).reshape(-1, 3), sha256=sha256)
-
-
-@dataclass(frozen=True)
-class Network(Text):
-    """How fast clients compute, and their links: a named profile, or a file."""
-
-    table: Any = field(default=None, compare=False, repr=False)  # of a file, float64 [N, 5]: SPEEDS of each client
-
-    @classmethod
-    def parse(cls, value: Any) -> Self:
-        text = str(value)
-        if text not in NETWORKS and not file_of(text):
-            what = f"{', '.join(NETWORKS)}, or a file with a line per client: {', '.join(SPEEDS)}"
-            raise UserError(f"--network is {text}; allowed are {what}")
-        return cls(text, path=file_of(text))
-
-    def resolved(self, clients: int) -> Self:
-        lines, sha256 = lines_of("network", self.path)
-        lines = lines[lines[:1] == [list(SPEEDS)] :]  # the names may head the columns
-        try:
-            table = np.array([[number(float, word) for word in line] for line in lines])
-        except ValueError:
-            table = np.zeros(0)
-        if table.shape != (clients, len(SPEEDS)):
-            what = f"{clients} lines (clients) of {len(SPEEDS)} numbers: {', '.join(SPEEDS)}"
-            raise UserError(f"--network is {self.text}, which must hold {what}")
-        for column, (name, (low, high)) in zip(table.T, SPEEDS.items(), strict=True):
-            if len(wrong := np.flatnonzero(~((column >= low) & (column <= high)))):
-                k = wrong[0]
-                what = f"the {name} of client {k} is {column[k]:g}, allowed is a number from {low:g} to {high:g}"
-                raise UserError(f"--network is {self.text}; {what}")
-        return replace(self, table=table, sha256=sha256)
-
-
-@dataclass(frozen=True)
-class Codec(Text):
-    """What is sent in place of a model."""
-
-    kind: str  # int8, topk
-    share: float = 0.0  # of the numbers that topk sends
-
-    @classmethod
-    def parse(cls, value: Any) -> Self | None:
-        text = str(value)
-        kind, _, amount = text.partition(":")
-        if text in ("none", "int8"):
-            return cls(text, text) if text == "int8" else None
-        if kind == "topk" and re.fullmatch(SHARE, amount) and 0 < float(amount) <= 1:
-            return cls(f"topk:{float(amount)}", kind, share=float(amount))
-        raise UserError(f"--codec is {text}; allowed are none, int8, or topk:SHARE with a share above 0 up to 1")
-
-
-@dataclass(frozen=True)
-class Send(Text):
-    """Which layers leave a client."""
-
-    layers: str
-
-    @classmethod
-    def parse(cls, value: Any) -> Self | None:
-        text = str(value)
-        found = re.fullmatch(r"layers=([^\s,=]+(,[^\s,=]+)*)", text)
-        if text in ("all", "layers=all"):
-            return None
-        if not found or found[1] == "none":
-            raise UserError(f"--send is {text}; allowed are all, layers=body, layers=head or layers=NAMES with commas")
-        return cls(text, found[1])
-
-
-@dataclass(frozen=True)
-class Attack(Text):
-    """A share of the clients that lies, and how."""
-
-    kind: str
-    share: float
-
-    @classmethod
-    def parse(cls, value: Any) -> Self | None:
-        kind, _, share = str(value).partition(":")
-        if kind not in ATTACKS or not re.fullmatch(SHARE, share) or float(share) > 1:
-            what = f"KIND:SHARE such as sign_flip:0.2, KIND one of {', '.join(ATTACKS)}, a share from 0 to 1"
-            raise UserError(f"--attack is {value}; allowed is {what}")
-        return cls(f"{kind}:{float(share)}", kind, float(share)) if float(share) > 0 else None
+class Every(Text):
+    """How often a checkpoint is written."""
 
     @property
-    def falsifies(self) -> bool:
-        """Whether what is sent is false, and not only what it was trained on."""
-        return self.kind in LIES
+    def unit(self) -> str:
+        """Either rounds, seconds or never."""
+        return "seconds" if self.kind == "time" else self.kind
+
+    @property
+    def amount(self) -> float:
+        """How many rounds or seconds."""
+        times = SECONDS[self.text.lstrip("0123456789.")] if self.kind == "time" else 1
+        return float(self.fields.get(self.kind, 0) * times)
 
 
-@dataclass(frozen=True)
-class Drift(Text):
-    """A share of the clients whose classes change in a round."""
-
-    share: float
-    round: int
-
-    @classmethod
-    def parse(cls, value: Any, rounds: int | None = None) -> Self | None:
-        found = re.fullmatch(rf"{SHARE}:([0-9]{{1,18}})", str(value))
-        if not found or float(found[1]) > 1 or not 1 <= int(found[2]) <= (math.inf if rounds is None else rounds):
-            last = "the last" if rounds is None else rounds
-            what = f"SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {last}"
-            raise UserError(f"--drift is {value}; allowed is {what}")
-        share, round = float(found[1]), int(found[2])
-        return cls(f"{share}:{round}", share, round) if share > 0 else None
+def count(text: str, kind: str, fields: Mapping[str, int]) -> float:
+    """Return a number of rounds or clients, or inf."""
+    return fields.get("number", math.inf)
 
 
-@dataclass(frozen=True)
-class Dealing(Text):
-    """How samples are dealt to clients: by a recipe of `data.recipes`, or by a file."""
+# the table ----------------------------------------------------------------------------------------
+class Setting(NamedTuple):
+    """How a setting may be written: FIELD in braces, or FILE; none and all change nothing."""
 
-    kind: str  # of PARTITIONS, or file
-
-    @classmethod
-    def parse(cls, value: Any) -> Self:
-        text = str(value)
-        if text in PARTITIONS:
-            return cls(text, text)
-        if path := file_of(text):
-            return cls(f"file:{path}", "file", path=path)
-        raise UserError(f"--partition is {text}; allowed are {', '.join(PARTITIONS)} or file:PATH")
+    forms: str
+    allowed: str  # {most} is the number of clients or rounds, {last} is one less
+    make: Callable[..., Any] = Text
 
 
-@dataclass(frozen=True)
-class Every(Text):
-    """How often something is done: every so many rounds, every so many seconds, or never."""
-
-    unit: str  # rounds, seconds, never
-    amount: float
-
-    @classmethod
-    def parse(cls, value: Any) -> Self:
-        text = str(value).strip()
-        if found := re.fullmatch(r"([0-9]{1,9}\.?[0-9]{0,9})\s*(s|min|h)", text):
-            return cls(text, "seconds", float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]])
-        if re.fullmatch(r"[1-9][0-9]{0,17}", text):
-            return cls(text, "rounds", int(text))
-        if text == "never":
-            return cls(text, "never", 0)
-        what = "a number of rounds such as 3, a time such as 90s, 5min or 2h, or never"
-        raise UserError(f"--checkpoint_every is {value!r}; allowed is {what}")
+def groups_of(text: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(int, group.split(","))) for group in text.split(";"))
 
 
-def count(flag: str, of: str, value: Any) -> float:
-    """Return a setting that is a number of something, from 1 on, or inf."""
-    text = str(value).strip()
-    if text in NEVER:
-        return math.inf
-    if whole(text) and int(text) >= 1:
-        return int(text)
-    raise UserError(f"--{flag} is {value}; allowed is a whole number of {of} of at least 1, or inf")
+# by field: its pattern, its type, its smallest and largest value ({most} where that is None)
+FIELDS: dict[str, tuple[str, Callable[[str], Any], float, float | None]] = {
+    "number": (WHOLE, int, 1, math.inf),
+    "low": ("[0-9]{1,9}", int, 1, math.inf),
+    "high": ("[0-9]{1,9}", int, 1, math.inf),
+    "fraction": (SHARE, str, LEAST, math.inf),
+    "radius": (SHARE, float, LEAST, math.inf),
+    "sites": (WHOLE, int, 1, None),
+    "groups": (f"{WHOLE}(?:[,;]{WHOLE})*", groups_of, 1, None),
+    "leave": (SHARE, float, LEAST, 1),
+    "join": (SHARE, float, 0, 1),
+    "share": (SHARE, float, 0, 1),
+    "density": (SHARE, float, LEAST, 1),
+    "names": (r"(?!none$)[^\s,=]+(?:,[^\s,=]+)*", str, 0, math.inf),
+    "round": (WHOLE, int, 1, None),
+    "rounds": (WHOLE, int, 1, math.inf),
+    "time": (r"[0-9]{1,9}\.?[0-9]{0,9}", float, 0, math.inf),
+}
+SETTINGS = {
+    "partition": Setting(
+        " ".join((*PARTITIONS, "FILE")), f"are {', '.join(PARTITIONS)} or file:PATH"
+    ),
+    "budget": Setting(
+        "inf {number} {fraction}N uniform:{low}:{high} FILE",
+        "is a whole number of at least 1, a share of the clients such as 0.1N, or inf; "
+        "for a budget per client uniform:LOW:HIGH, or a file",
+        Budget,
+    ),
+    "omega_period": Setting(
+        "inf {number}", "is a whole number of rounds of at least 1, or inf", count
+    ),
+    "candidates": Setting(
+        "inf {number}", "is a whole number of clients of at least 1, or inf", count
+    ),
+    "reach": Setting(
+        "geometric:{radius} sites:{sites} groups:{groups} FILE",
+        "are geometric:R with R above 0, sites:S with S from 1 to {most}, groups of clients "
+        "0 to {last} such as groups:0,1;2,3, or a file of lines 'receiver sender'",
+    ),
+    "available": Setting("FILE", "is a file"),
+    "attack": Setting(
+        " ".join(f"{kind}:{{share}}" for kind in ATTACKS),
+        "is KIND:SHARE such as sign_flip:0.2, "
+        f"KIND one of {', '.join(ATTACKS)}, a share from 0 to 1",
+    ),
+    "drift": Setting(
+        "{share}:{round}",
+        "is SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {most}",
+    ),
+    "network": Setting(
+        " ".join((*NETWORKS, "FILE")),
+        f"are {', '.join(NETWORKS)}, or a file with a line per client: {', '.join(SPEEDS)}",
+    ),
+    "churn": Setting(
+        "{leave}:{join} FILE",
+        "are LEAVE:JOIN such as 0.1:0.3, the chances that a client leaves in a round and comes "
+        "back, from 0 to 1, or a file of lines 'time client join' or '... leave'",
+    ),
+    "codec": Setting(
+        "none int8 topk:{density}", "are none, int8, or topk:SHARE with a share above 0 up to 1"
+    ),
+    "send": Setting(
+        "all layers=all layers={names}",
+        "are all, layers=body, layers=head or layers=NAMES with commas",
+    ),
+    "checkpoint_every": Setting(
+        "never {rounds} {time}s {time}min {time}h",
+        "is a number of rounds such as 3, a time such as 90s, 5min or 2h, or never",
+        Every,
+    ),
+}
+PARSED = tuple(name for name in SETTINGS if name != "checkpoint_every")  # fields of a Run
 
 
-# by the field of a Run
-PARSED: dict[str, Any] = {"partition": Dealing.parse, "budget": Budget.parse}
-PARSED |= {flag: partial(count, flag, of) for flag, of in (("omega_period", "rounds"), ("candidates", "clients"))}
-PARSED |= {kind.__name__.lower(): kind.parse for kind in (Network, Churn, Codec, Send, Reach, Available, Attack, Drift)}
+def parse(name: str, value: Any, most: int | None = None) -> Any:
+    """Return the value of a setting, None where it changes nothing.
+
+    `most` is the number of clients, or of rounds, where it is known.
+    """
+    setting, text = SETTINGS[name], str(value).strip()
+    text = "inf" if text in (".inf", "Infinity") else text  # as YAML and JSON write it
+    for form in setting.forms.removesuffix("FILE").split():
+        if (fields := fields_of(form, text, most)) is not None:
+            if form in ("none", "all", "layers=all") or fields.get("share") == 0:
+                return None
+            kind = re.findall(r"\w+", form)[0]
+            as_typed = name in ("reach", "checkpoint_every")
+            return setting.make(text if as_typed else form.format(**fields), kind, fields)
+    path = text if name == "available" else file_of(text)
+    if path and "FILE" in setting.forms:
+        return setting.make(f"file:{path}" if name == "partition" else text, "file", path=path)
+    words = {"most": "N" if name == "reach" else "the last", "last": "N - 1"}
+    if most is not None:
+        words = {"most": str(most), "last": str(most - 1)}
+    raise UserError(f"--{name} is {value}; allowed {setting.allowed.format(**words)}")
+
+
+def fields_of(form: str, text: str, most: int | None) -> dict[str, Any] | None:
+    """Return the fields of a text, None if it has another form or a field is out of its limits."""
+    pattern = re.sub(r"\{(\w+)\}", lambda found: f"(?P<{found[1]}>{FIELDS[found[1]][0]})", form)
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        return None
+    fields = {}
+    for name, word in found.groupdict().items():
+        _, convert, low, high = FIELDS[name]
+        fields[name] = value = convert(word)
+        if name == "names":
+            continue
+        largest = 1 + max(map(max, value)) if name == "groups" else float(value)
+        if not low <= largest <= (most or math.inf if high is None else high):
+            return None
+    return fields if fields.get("low", 0) <= fields.get("high", math.inf) else None
 
 
 def written(value: Any) -> Any:
-    """Return what a file of settings says of a value: a text, a number, a switch, None, or a dict of them."""
+    """Return what a file of settings says: a text, a number, a switch, None, or a dict of them."""
     if isinstance(value, Budget) and value.kind == "number":
-        return value.low
+        return value.number
     if isinstance(value, Text):
         return value.text
     return "inf" if value == math.inf else value
+
+
+# the files ----------------------------------------------------------------------------------------
+def check_reach(edges: np.ndarray, clients: int, rounds: int) -> str:
+    high = edges.max(initial=0)
+    return f"; it has client {high:g}, allowed are 0 to {clients - 1}" if high >= clients else ""
+
+
+def check_available(table: np.ndarray, clients: int, rounds: int) -> str:
+    return empty(np.flatnonzero(table[:rounds].sum(1) == 0) + 1)
+
+
+def check_churn(events: np.ndarray, clients: int, rounds: int) -> str:
+    time, client, joins = events.T
+    if (client >= clients).any():
+        return f"; it has client {client.max():g}, allowed are 0 to {clients - 1}"
+    if (np.diff(time) < 0).any():
+        return "; its lines must be in the order of time"
+    for k in np.unique(client):
+        mine = joins[client == k]
+        if (mine[1:] == mine[:-1]).any():
+            return f"; client {k:g} must join and leave in turn"
+    _, first = np.unique(client, return_index=True)
+    present = clients - joins[first].sum()  # a client that joins first is absent before
+    present += np.concatenate([[0], np.cumsum(2 * joins - 1)])
+    start, end = np.concatenate([[0], time]), np.concatenate([time, [math.inf]])
+    number = np.ceil(start)
+    return empty(number[(present == 0) & (number < end) & (number <= rounds)])
+
+
+def empty(rounds: np.ndarray) -> str:
+    return f"; round {rounds[0]:g} has no client, allowed is at least one" if len(rounds) else ""
+
+
+def check_network(table: np.ndarray, clients: int, rounds: int) -> str:
+    for column, (name, (low, high)) in zip(table.T, SPEEDS.items(), strict=True):
+        for k in np.flatnonzero(~((low <= column) & (column <= high))):
+            allowed = f"allowed is a number from {low:g} to {high:g}"
+            return f"; the {name} of client {k} is {column[k]:g}, {allowed}"
+    return ""
+
+
+class Shape(NamedTuple):
+    """What a file must hold, in terms of N clients and T rounds."""
+
+    line: str  # a pattern
+    lines: str  # how many: "N", "T" or more, or "" for any number
+    what: str
+    check: Callable[[np.ndarray, int, int], str] = lambda table, clients, rounds: ""
+
+
+SPEED = f"(?:{NUMBER})"
+SHAPES = {
+    "budget": Shape(f"inf|{POSITIVE}", "N", "{N} numbers: whole and at least 1, or inf"),
+    "reach": Shape(
+        f"{WHOLE} {WHOLE}",
+        "",
+        "lines of two client numbers from 0 to {last}: receiver sender",
+        check_reach,
+    ),
+    "available": Shape(
+        "[01]( [01])*",
+        "T",
+        "at least {T} lines (rounds) of {N} (clients) zeros or ones",
+        check_available,
+    ),
+    "churn": Shape(
+        f"{SHARE} {WHOLE} (join|leave)",
+        "",
+        "lines of a time, a client, and join or leave",
+        check_churn,
+    ),
+    "network": Shape(
+        f"{SPEED}( {SPEED}){{4}}",
+        "N",
+        f"{{N}} lines (clients) of 5 numbers: {', '.join(SPEEDS)}",
+        check_network,
+    ),
+}
+
+
+def with_file(name: str, value: Any, clients: int, rounds: int) -> Any:
+    """Return a value with what its file holds. For --churn `rounds` is -1 if times are seconds."""
+    shape = SHAPES[name]
+    what = f"which must hold {shape.what.format(N=clients, T=rounds, last=clients - 1)}"
+    if not is_file(value.path):
+        raise UserError(f"--{name} is {value.path}; there is no such file, {what}")
+    unreadable = f"--{name} is {value.path}, which is not a readable text file"
+    with refused_as(unreadable, (Unreadable,)):
+        text = read_text(Path(value.path), TEXT).removeprefix("\ufeff")
+    lines = [words for part in text.splitlines() if (words := part.replace(",", " ").split())]
+    if name == "network" and lines[:1] == [list(SPEEDS)]:  # names above the columns
+        del lines[0]
+    if name == "budget":  # in lines of any length
+        lines = [[word] for words in lines for word in words]
+    right = all(re.fullmatch(shape.line, " ".join(words)) for words in lines)
+    right &= len({len(words) for words in lines} - {clients}) == 0 or name != "available"
+    right &= {"N": len(lines) == clients, "T": len(lines) >= rounds}.get(shape.lines, True)
+    if not right:
+        raise UserError(f"--{name} is {value}, {what}")
+    numbers = {"join": "1", "leave": "0"}
+    rows = [[numbers.get(word, word) for word in words] for words in lines]
+    table = np.array(rows, np.float64) if rows else np.zeros((0, 3))
+    if name == "budget":
+        table = np.minimum(table[:, 0], clients + 1)
+    if wrong := shape.check(table, clients, rounds):
+        raise UserError(f"--{name} is {value}{wrong}")
+    if name in ("budget", "reach", "available"):
+        table = table.astype(np.int64)
+    fields = {"high": int(table.max())} if name == "budget" else {}
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    return replace(value, fields=fields, content=table, sha256=sha256)

@@ -22,16 +22,17 @@ from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings import run as config
 from dpfl_mpi.settings.fields import as_dict
-from dpfl_mpi.settings.values import Budget, written
+from dpfl_mpi.settings.values import parse as value_of
+from dpfl_mpi.settings.values import written
 from dpfl_mpi.sweep import __main__ as sweep
 
 
 def budget_name(budget, clients, counts_self):
-    return written(Budget.parse(budget).resolved(clients, counts_self))
+    return written(value_of("budget", budget).of_all(clients, counts_self))
 
 
 @pytest.mark.parametrize(("name", "clients", "budgets"), [
-    (10, 100, [10, "10", "0.1N"]), (20, 100, [".2N", "0.2 N", "0.2*N"]), (99, 100, [99]), (1, 1, [1]),
+    (10, 100, [10, "10", "0.1N"]), (20, 100, [".2N", "0.20N"]), (99, 100, [99]), (1, 1, [1]),
     (4, 35, ["0.1N"]), (3, 25, ["0.1N"]), (1, 100, [1, "0.001N"]),  # 3.5 and 2.5: halves go up; at least 1
     ("inf", 100, ["1N", "inf", ".inf", 1000, 100]),  # .inf as YAML writes it; 100: k itself and all 99 others
 ])  # fmt: skip

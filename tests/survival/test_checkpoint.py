@@ -25,7 +25,7 @@ from dpfl_mpi.results import Result, recorder, result
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.files import file_sha256
-from dpfl_mpi.settings.values import Every
+from dpfl_mpi.settings.values import parse
 from dpfl_mpi.survival import checkpoint
 from dpfl_mpi.survival.checkpoint import Checkpoints
 
@@ -233,7 +233,8 @@ def test_every_kind_of_state_comes_back():
 def test_checkpoint_every_takes_rounds_a_time_or_never():
     taken = {"3": ("rounds", 3), "90s": ("seconds", 90), "1.5min": ("seconds", 90), "2h": ("seconds", 7200)}
     for text, (unit, amount) in (taken | {"never": ("never", 0)}).items():
-        assert Every.parse(text) == Every(text, unit, amount)
+        every = parse("checkpoint_every", text)
+        assert (str(every), every.unit, every.amount) == (text, unit, amount)
     for wrong in ("", "0", "-1", "5 minutes", "min", "1d"):
         refused("--checkpoint_every is ...; allowed is a number of rounds", Job, checkpoint_every=wrong)
 
