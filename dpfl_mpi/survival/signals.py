@@ -1,7 +1,7 @@
 """Signals, end of the allocation, and hangs: when a run must leave, and how.
 
-The round is the unit: the ranks agree at its end to keep a checkpoint and leave, or end at once where it would outlast `--grace`; the next start
-replays it, which is exact because every draw is keyed.
+The ranks leave at the end of a round, with a checkpoint. They end at once where the round would
+outlast `--grace`; the next start replays it, exactly, because every draw is keyed.
 """
 
 import contextlib
@@ -25,25 +25,30 @@ from dpfl_mpi.settings import Job
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
 
-SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)  # USR2: the warning of a sweep's job on Slurm
-ALLOCATION = "end of the allocation"  # heard in place of a signal
-STALLED_TEXT = "two starts in a row kept no new checkpoint: give more time (--time), or let a checkpoint come sooner (--checkpoint_every 1)"
-CLEAR_S = 5.0  # before the end of an allocation, for the launcher to end and the script to requeue the job
-ASK_S = 20  # that squeue has for an answer
+# a sweep's job on Slurm is warned by USR2
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+ALLOCATION = "end of the allocation"  # in place of a signal's name
+STALLED_TEXT = (
+    "two starts in a row kept no new checkpoint: give more time (--time), "
+    "or let a checkpoint come sooner (--checkpoint_every 1)"
+)
+CLEAR_S = 5.0  # of an allocation, left for the launcher to end and the script to requeue the job
+SQUEUE_S = 20  # that squeue has for an answer
 HANGS = 2  # of a Slurm job after which it is started again
 ABORT_S = 60.0  # that the end of a run that hangs may take: its file system may hang, too
-STEP_BEHIND = 1.0  # seconds by which the other ranks let root speak and abort first
+ROOT_FIRST_S = 1.0  # by which the other ranks let root print and abort first
+POLL_S = 3600.0  # most seconds of one wait: poll takes no more than 24 days
 
 
 class Heard:
-    """What the process was told since `listen`: written by the signal handler, read by everyone."""
+    """The first request to leave since `listen`: written by the signal handler."""
 
-    at = 0.0  # monotonic time of the first signal, 0 before it
+    at = 0.0  # monotonic time of the request, 0 before it
     name = ""
 
 
 def hear(name: str) -> None:
-    """Raise the flag. Slurm sends CONT right after its warning: nothing lowers the flag again."""
+    """Note a request to leave. Nothing withdraws it: Slurm sends CONT right after its warning."""
     if not Heard.at:
         Heard.at, Heard.name = time.monotonic(), name
 
@@ -53,27 +58,27 @@ def handler(number: int, _: object) -> None:
 
 
 def listen() -> None:
-    """Let USR1, USR2, TERM and INT raise the flag from now on instead of ending the process. Main thread only."""
+    """Let USR1, USR2, TERM and INT ask the run to leave. Call it in the main thread."""
     for number in SIGNALS:
         signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], by: Callable[[int, Any], object]) -> Iterator[None]:
-    """Let `by` handle these signals inside; only the main thread can change who does, in another one nothing changes."""
+    """Let `by` handle these signals inside; has no effect in other threads than the main one."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, by) for number in numbers if main}
     try:
         yield
     finally:
-        for number, was in before.items():
-            signal.signal(number, was)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 class Watch:
-    """Beside the main thread of every rank: ends all ranks where waiting for the round's end would be too late, or no end is near.
+    """A thread of every rank that ends all ranks where the round would end too late, or never.
 
-    Use with `with`; `begin` marks each round. The rank that ends them all calls `on_abort` and,
+    Use it as a context; `begin` marks each round. The rank that ends them all calls `on_abort` and,
     where the run hangs, `count_hang`, which returns how often this job has hung. Making it is
     collective.
     """
@@ -88,25 +93,27 @@ class Watch:
         self.job, self.world = job, world
         self.on_abort, self.count_hang = on_abort, count_hang
         self.round = 0
-        self.started, self.last = time.monotonic(), 0.0  # of this round; seconds of the one before
+        self.started = time.monotonic()  # this round
+        self.last = 0.0  # seconds of the round before
         self.grace = job.grace
         self.ends = float("inf")  # monotonic time at which all ranks must be gone
         left = world.decide(seconds_left)
         if left is not None and left > 0:
             left -= min(CLEAR_S, left / 10)
             self.ends = self.started + left
-            self.grace = min(job.grace, left / 2)  # a short job would otherwise leave before it began
+            self.grace = min(job.grace, left / 2)  # else a short job would leave before it began
         self.code = REQUEUE
         self.leaving = False
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
         self._arm()
-        # readable after each signal, even while the main thread waits inside MPI, and so runs no handler
+        # readable after each signal, also while the main thread waits inside MPI and runs no handler
         self._out, self._into = os.pipe()
         os.set_blocking(self._into, False)
         self._main = threading.current_thread() is threading.main_thread()
-        self._before = signal.set_wakeup_fd(self._into, warn_on_full_buffer=False) if self._main else -1
+        if self._main:
+            self._before = signal.set_wakeup_fd(self._into, warn_on_full_buffer=False)
         self._thread.start()
         return self
 
@@ -123,128 +130,111 @@ class Watch:
 
     def begin(self, t: int) -> None:
         """Mark the start of round t."""
-        self.last = self._length()
-        self.round, self.started = t, time.monotonic()
+        self.last = self._seconds()
+        self.round = t
+        self.started = time.monotonic()
         self._arm()
 
-    def _length(self) -> float:
-        """Return the seconds since this round began; starting and preprocessing tell nothing about a round."""
+    def _seconds(self) -> float:
+        """Return the seconds since this round began, 0 in preprocessing, which is no round."""
         return time.monotonic() - self.started if self.round > 0 else 0.0
 
     def _arm(self) -> None:
-        """Print this rank's stack and end it from C, should it hang where no other Python thread can run."""
+        """Let C print this rank's stack and end it where it hangs and Python's threads do, too."""
         if self.job.watchdog:
             faulthandler.dump_traceback_later(self.job.watchdog + 5, exit=True)
 
     def stop(self, more: bool, spare: float) -> bool:
         """Return whether this rank wishes to leave at the end of this round.
 
-        `more` says that a round would follow; it is not begun where it and `spare` seconds would outlast the allocation.
+        If `more` rounds follow, none begins that would, with `spare` seconds, outlast the allocation.
         """
-        if more and time.monotonic() + self._length() + spare > self.ends:
+        if more and time.monotonic() + self._seconds() + spare > self.ends:
             hear(ALLOCATION)
-        return self._asked() > 0
+        return self._requested() > 0
 
-    def _asked(self) -> float:
-        """Return when to leave was first asked for, 0 where it was not."""
+    def _requested(self) -> float:
+        """Return when the run was first asked to leave, 0 where it was not."""
         if time.monotonic() > self.ends - self.grace:
             hear(ALLOCATION)
         return Heard.at
 
     def _watch(self) -> None:
-        """Wait for a signal, the end of the grace time, or a round that hangs, whichever is first; then end all ranks. The thread's function."""
-        heard = select.poll()  # not select, which knows 1024 open files
-        heard.register(self._out, select.POLLIN)
+        """Wait for a signal, the end of the grace time or a hang; then end all ranks."""
+        poll = select.poll()  # not select, which knows 1024 open files
+        poll.register(self._out, select.POLLIN)
         while not self.leaving:
-            now = time.monotonic()
-            wait = 3600.0  # at most: poll takes no more than 24 days
-            if asked := self._asked():
-                deadline = min(asked + self.grace, self.ends)
+            now, wait = time.monotonic(), POLL_S
+            if requested := self._requested():
+                deadline = min(requested + self.grace, self.ends)
                 if now >= deadline or (self.last and self.started + self.last > deadline):
-                    replay = f"{again_text(self.job)} replays it from the last checkpoint"
-                    again = replay if self.code == REQUEUE else STALLED_TEXT
-                    late = f"round {self.round} would outlast --grace {self.grace:g}, stopped at once"
-                    return self._end(self.code, f"{Heard.name}: {late}; {again}")
+                    return self._end_round()
                 wait = min(wait, deadline - now)
             elif self.ends < float("inf"):
                 wait = min(wait, self.ends - self.grace - now + 0.01)
             if self.job.watchdog:
-                hung = self.started + self.job.watchdog
-                if now >= hung:
-                    return self._hung()
-                wait = min(wait, hung - now)
-            if heard.poll(1000 * max(wait, 0.01)):
+                hangs = self.started + self.job.watchdog
+                if now >= hangs:
+                    return self._end_hang()
+                wait = min(wait, hangs - now)
+            if poll.poll(1000 * max(wait, 0.01)):
                 for number in os.read(self._out, 64):
                     if number in SIGNALS and signal.getsignal(number) is handler:
                         handler(number, None)
 
-    def _end(self, code: int, text: str = "") -> None:
-        """End all ranks after this text, unless root has done so or the run has ended meanwhile."""
+    def _end_round(self) -> None:
+        """End all ranks in a round that would last too long, unless root or the run's end does."""
         if not self.world.root:
-            time.sleep(STEP_BEHIND)
-        if not self.leaving:
-            self.world.abort(code, text, self.on_abort)
+            time.sleep(ROOT_FIRST_S)
+        if self.leaving:
+            return
+        late = f"round {self.round} would outlast --grace {self.grace:g}, stopped at once"
+        again = f"{again_text(self.job)} replays it from the last checkpoint"
+        if self.code == STALLED:
+            again = STALLED_TEXT
+        self.world.abort(self.code, f"{Heard.name}: {late}; {again}", self.on_abort)
 
-    def _hung(self) -> None:
+    def _end_hang(self) -> None:
         """Print where this rank stands, and end all ranks: with 75, or 76 the third time."""
         faulthandler.cancel_dump_traceback_later()
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file)
             file.seek(0)
-            text = file.read()
+            stacks = file.read()
         late = f"rank {self.world.rank} of {self.world.size} has not finished round {self.round}"
-        said = f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}"
+        text = f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{stacks}"
         with contextlib.suppress(OSError):  # a full disk: the ranks end all the same
-            print(said, file=sys.stderr, flush=True)
-        time.sleep(2 if self.world.root else 2 + STEP_BEHIND)  # for the other ranks to print theirs
+            print(text, file=sys.stderr, flush=True)
+        # the other ranks print theirs
+        time.sleep(2 if self.world.root else 2 + ROOT_FIRST_S)
         if self.leaving:
             return
         faulthandler.dump_traceback_later(ABORT_S, exit=True)
         code = REQUEUE if self.count_hang() <= HANGS else STALLED
-        text = f"the run hung; {again_text(self.job)} goes on from the last checkpoint"
+        why = f"the run hung; {again_text(self.job)} goes on from the last checkpoint"
         if code == STALLED:
-            text = f"the run hung more than {HANGS} times in this job: Slurm does not start it again"
-        self.world.abort(code, text, self.on_abort)
-
-    def _hung(self) -> None:
-        """Print where this rank stands, and end all ranks: with 75, or 76 the third time."""
-        faulthandler.cancel_dump_traceback_later()
-        with tempfile.TemporaryFile("w+") as file:
-            faulthandler.dump_traceback(file)
-            file.seek(0)
-            text = file.read()
-        late = f"rank {self.world.rank} of {self.world.size} has not finished round {self.round}"
-        said = f"--watchdog: {late} in {self.job.watchdog:g} s; it is at\n{text}"
-        with contextlib.suppress(OSError):  # a full disk: the ranks end all the same
-            print(said, file=sys.stderr, flush=True)
-        time.sleep(2 if self.world.root else 2 + STEP_BEHIND)  # for the other ranks to print theirs
-        if self.leaving:
-            return
-        faulthandler.dump_traceback_later(ABORT_S, exit=True)
-        code = REQUEUE if self.count_hang() <= HANGS else STALLED
-        again = f"{again_text(self.job)} goes on from the last checkpoint"
-        often = f"{HANGS} times before in this job, which is not started again"
-        text = f"the run hung; {again}" if code == REQUEUE else f"the run hung, as {often}"
-        self.world.abort(code, text, self.on_abort)
+            why = f"the run hung, as {HANGS} times before in this job, which is not started again"
+        self.world.abort(code, why, self.on_abort)
 
 
 def seconds_left() -> float | None:
-    """Return the seconds until Slurm ends this job, None outside a job and where nothing ends it.
+    """Return the seconds until Slurm ends this job, None where nothing ends it.
 
-    Slurm says when in SLURM_JOB_END_TIME from version 23.02 on; before, squeue is asked. Only root asks: a controller serves everybody.
+    Slurm sets SLURM_JOB_END_TIME from version 23.02 on; before, squeue is asked. Call it on root
+    alone: one controller serves the whole cluster.
     """
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return int(end) - time.time()
     if not (job := job_number()):
         return None
-    said = output(["squeue", "-h", "-j", job, "-o", "%L"], ASK_S).partition("\n")[0].strip()
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", said)  # else UNLIMITED and the like
-    if not found:
+    left = output(["squeue", "-h", "-j", job, "-o", "%L"], SQUEUE_S).partition("\n")[0].strip()
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", left)
+    if not found:  # UNLIMITED and the like
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def again_text(job: Job) -> str:
-    """Return which command goes on from a checkpoint: repeated with --fresh, outside of a requeued job, it would delete it."""
+    """Return which command goes on from a checkpoint; with --fresh it would delete it."""
     return "the same command without --fresh" if job.fresh else "the same command"

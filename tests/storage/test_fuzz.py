@@ -211,7 +211,7 @@ def checkpoint(folder: Path) -> Reader:
         mine = Checkpoints(where / "r.h5", fed.run.key(), job, fed.world)
         mine.restore(fed)
         mine.note_start()
-        mine._forget("")
+        mine._delete_older("")
 
     return kept, read
 
