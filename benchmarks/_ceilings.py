@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.models._cnn_stacked import phases, windows
-from dpfl_mpi.numerics.backend import SGD
+from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.recorded import RecordedSteps, block_sizes

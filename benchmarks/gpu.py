@@ -48,10 +48,10 @@ from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.errors import UserError, in_a_sentence
 from dpfl_mpi.models.cnn import build
 from dpfl_mpi.mpi.start import parse
-from dpfl_mpi.numerics.backend import SGD
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.recorded import RecordedSteps
 
 S = 16  # mini-batch
@@ -136,11 +136,11 @@ def ours(bench: Bench, recorded: RecordedSteps | None) -> Callable[[], int]:
         with torch.no_grad():
             if recorded:
                 recorded.load(w, momentum, 0.01)
-                for batch in bench.clients.batches(everyone, 1, epoch, S, pad=True):
+                for batch in bench.clients.batches(everyone, 1, epoch, S, padded=True):
                     recorded.step(batch)
                 return total
             block = Block(bench.ensemble, w, momentum, everyone)
-            for batch in bench.clients.batches(everyone, 1, epoch, S, pad=True):
+            for batch in bench.clients.batches(everyone, 1, epoch, S, padded=True):
                 block = block.first(batch.k)
                 bench.ensemble.gradient(block, batch.x, batch.y, batch.weight)
                 STEP.step(block.w, block.g, block.momentum, 0.01)

@@ -36,7 +36,8 @@ from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import BORDER
-from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.backend import Backend, LocalEpochs
+from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native import forms
@@ -215,7 +216,8 @@ def ours(subject: Subject, images: np.ndarray, labels: np.ndarray, steps: int, a
     backend = Backend(ensemble, clients, sgd, 1) if form == "torch" else NativeBackend(ensemble, clients, sgd, form)
     start = time.process_time()
     with torch.no_grad():
-        backend.train_epochs(Block(ensemble, w, momentum, slice(0, 1)), epochs, np.zeros(1, np.int64), 0.01, None, None)
+        local = LocalEpochs(epochs, np.zeros(1, np.int64), 0.01)
+        backend.train_epochs(Block(ensemble, w, momentum, slice(0, 1)), local)
     return (time.process_time() - start) / (epochs * n // S) * 1e3
 
 

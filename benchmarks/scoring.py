@@ -31,7 +31,8 @@ from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models import cnn, mlp
-from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.backend import Backend
+from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.native import FORMS, Start, forms

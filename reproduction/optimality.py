@@ -16,7 +16,6 @@ from dpfl_mpi.data.partition import search_first
 from dpfl_mpi.engine.saved import dealt, source_of
 from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import check_apart, write_csv
 
@@ -61,9 +60,10 @@ class Models:
         import torch
 
         from dpfl_mpi.federation.limits import flipped
-        from dpfl_mpi.numerics.backend import Backend, optimiser
+        from dpfl_mpi.numerics.backend import Backend
         from dpfl_mpi.numerics.clients import Clients
         from dpfl_mpi.numerics.native_backend import try_native
+        from dpfl_mpi.numerics.optimiser import SGD
         from dpfl_mpi.plan.needs import ensemble_of
 
         run = result.run
@@ -81,10 +81,11 @@ class Models:
         ensemble = ensemble_of(run, source)
         ordered, n_search = search_first(run, source.labels["train"], partition)
         clients = Clients(source, ordered, np.arange(self.n), run.seed, run.augment, ensemble, flipped(run), n_search)
-        native, why = try_native(Job(), ensemble, clients, optimiser(run))
+        parts = ensemble, clients, SGD(run.batch_size, 0.0, 0.0, 0.0)  # nothing is trained
+        native, why = try_native("auto", *parts)
         if why:
             complain(f"warning: PyTorch computes, several times slower: {why}")
-        self.backend: Any = native or Backend(ensemble, clients, optimiser(run), 1)
+        self.backend: Any = native or Backend(*parts, 1)
         self.rows = ensemble.zeros(self.n)
         self.rows[:, : ensemble.size] = torch.from_numpy(result["model/best"])
 

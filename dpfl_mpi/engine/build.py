@@ -26,7 +26,7 @@ from dpfl_mpi.federation.wire import Wire
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.numerics.backend import optimiser
+from dpfl_mpi.numerics.optimiser import optimiser
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
@@ -54,7 +54,17 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     world.decide(lambda: refuse_results(partition.n, source.classes, saved))
     marked = limits.liars if run.attack and run.attack.kind == "backdoor" else None
     clients = Clients(source, ordered, members.ids, run.seed, run.augment, ensemble, limits.flipped, n_search, marked)
-    backend, slower = select_backend(job, world, ensemble, clients, optimiser(run))
+    sgd = optimiser(
+        run.optimizer,
+        betas=(run.beta1, run.beta2),
+        eps=run.adam_eps,
+        batch_size=run.batch_size,
+        momentum=run.momentum,
+        weight_decay=run.weight_decay,
+        clip_norm=run.clip_norm,
+    )
+    parts = ensemble, clients, sgd
+    backend, slower = select_backend(job.kernels, job.block, world, *parts)
     warn(slower, job, world)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     attack = Attack(run, members, ensemble)

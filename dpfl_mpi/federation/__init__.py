@@ -259,7 +259,7 @@ class Federation:
 
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Return the representations `[M, F]` and labels `[M]` of local client i's training images, at most `most` of them."""
-        return self._parts.backend.memory(i, w_1W, most, self._head())
+        return self._parts.backend.training_features(i, w_1W, most, self._head())
 
     def sketches(self, moved_KW: Tensor, entries: int) -> np.ndarray:
         """Return count sketches of rows, int8 `[K, E]`, whose cosines come near those of the rows; 0 of clients that take no part."""

@@ -12,7 +12,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
-from dpfl_mpi.numerics.backend import Backend, Gradient, Learn
+from dpfl_mpi.numerics.backend import Backend, Gradient, Learn, LocalEpochs
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.settings import Resolved
 
@@ -62,7 +62,8 @@ class Training:
         if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
             raise UserError(f"fed.local_opt was given epochs={epochs!r}; allowed is a whole number of at least 0")
         for (block,) in self._blocks({momentum: w_KW}, epochs if advance else 0, self.members.in_rounds):
-            self.backend.train_epochs(block, epochs, self.epochs, self.lr, gradient, trained)
+            local = LocalEpochs(epochs, self.epochs, self.lr)
+            self.backend.train_epochs(block, local, gradient, trained)
         return w_KW
 
     def batches(
@@ -92,14 +93,15 @@ class Training:
         may change `alpha_K1` for the next one.
         """
         for w, v in self._blocks({"w": w_KW, "v": v_KW}, epochs):
-            self.backend.train_mixed(w, v, alpha_K1, epochs, self.epochs, self.lr, learn)
+            local = LocalEpochs(epochs, self.epochs, self.lr)
+            self.backend.train_mixed(w, v, alpha_K1, local, learn)
         return w_KW, v_KW
 
     def ahead_opt(self, w_KW: Tensor, epochs: int, inner: float) -> Tensor:
         """Train every client's row in place by pairs of mini-batches, and return it: w moves along the gradient of the second at w - inner (gradient
         of the first); a last one without a second is not used."""
         for (w,) in self._blocks({"w": w_KW}, epochs):
-            self.backend.train_ahead(w, inner, epochs, self.epochs, self.lr)
+            self.backend.train_ahead(w, inner, LocalEpochs(epochs, self.epochs, self.lr))
         return w_KW
 
     def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:

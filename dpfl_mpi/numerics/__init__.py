@@ -1,3 +1,3 @@
-"""Rows as models: stacked parameters, samples on the device, recorded steps."""
+"""Models as rows of a tensor: their training and scores, and the samples of a rank's clients."""
 
 BORDER = 4  # pixels around an image before a random crop

@@ -1,7 +1,8 @@
-"""Whether a module can be a model here: it is tried on two samples, before anything is computed with it.
+"""Whether a module can be a model here: it is tried on two samples before anything is trained.
 
-What is refused would give wrong numbers without a word: a forward that mixes the samples of a mini-batch (blocks are padded), that draws
-random numbers of its own (they would depend on the number of ranks), or that changes a buffer (a row holds parameters).
+What is refused would silently give wrong numbers: a forward that mixes the samples of a mini-batch
+(blocks are padded), that draws random numbers of its own (they would depend on the number of
+ranks), or that changes a buffer (a row holds parameters).
 """
 
 import copy
@@ -15,10 +16,16 @@ from torch import Tensor, nn
 
 from dpfl_mpi.errors import LONGEST, UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
-from dpfl_mpi.numerics.ensemble import called, first_names, safe
+from dpfl_mpi.numerics.ensemble import call, first_names, with_safe_norms
 
 # layers that draw, some of them only for certain values of their input
-RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+RANDOM = (
+    nn.RReLU,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+)
 
 
 @contextmanager
@@ -30,44 +37,59 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def check_module(
-    name: str, module: Any, shape: tuple[int, ...], dtype: str, classes: int, head: str, vocabulary: int = 2
+    name: str,
+    module: Any,
+    shape: tuple[int, ...],
+    dtype: str,
+    classes: int,
+    head: str,
+    vocabulary: int = 2,
 ) -> None:
-    """Raise `UserError` where a module on the CPU is no model for samples of this shape and dtype; the sentence says what is allowed."""
+    """Raise `UserError` where a module on the CPU is no model for samples of shape and dtype."""
+    model = f"--model {name}"
     if not isinstance(module, nn.Module):
-        raise UserError(f"--model {name}: build returned a {type(module).__name__}; it must return a torch.nn.Module")
+        must = "it must return a torch.nn.Module"
+        raise UserError(f"{model}: build returned a {type(module).__name__}; {must}")
     for layer, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
-            mend = "which rows cannot hold; use GroupNorm or none"
-            raise UserError(f"--model: layer {layer} ({type(part).__name__}) keeps batch statistics, {mend}")
-    layers = [layer for layer, part in module.named_modules() if layer and list(part.parameters(recurse=False))]
+        batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
+        if batch_norm or getattr(part, "track_running_stats", False):
+            keeps = f"layer {layer} ({type(part).__name__}) keeps batch statistics"
+            raise UserError(f"--model: {keeps}, which rows cannot hold; use GroupNorm or none")
     for complaint in of_parameters(module):
-        raise UserError(f"--model {name}{complaint}")
+        raise UserError(f"{model}{complaint}")
     if head and head not in dict(module.named_modules()):
-        raise UserError(f"--model {name}: HEAD is {head!r}, which is no layer; its layers are {', '.join(layers)}")
+        layers = [n for n, part in module.named_modules() if n and part._parameters]
+        known = f"its layers are {', '.join(layers)}"
+        raise UserError(f"{model}: HEAD is {head!r}, which is no layer; {known}")
     for complaint in of_forward(module, shape, dtype, classes, vocabulary):
-        raise UserError(f"--model {name}: {complaint}")
+        raise UserError(f"{model}: {complaint}")
 
 
 def of_parameters(module: nn.Module) -> Iterator[str]:
-    """Yield what is wrong about parameters: a row of float32 cannot hold them, or training would not leave them as they are."""
+    """Yield what is wrong about parameters: a float32 row cannot hold them, or not all train."""
     if not list(module.parameters()):
         yield " has no parameters; there is nothing to train"
     for name, p in module.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
-            yield f": {name} has no size yet (a Lazy layer); build must give every layer its size, from shape"
+            mend = "build must give every layer its size, from shape"
+            yield f": {name} has no size yet (a Lazy layer); {mend}"
         if p.dtype != torch.float32:
-            yield f": {name} is {str(p.dtype).removeprefix('torch.')}; parameters must be float32"
+            kind = str(p.dtype).removeprefix("torch.")
+            yield f": {name} is {kind}; parameters must be float32"
         if not p.requires_grad:
-            yield f": {name} is frozen (requires_grad is false), but every parameter is trained; make it a buffer"
+            mend = "but every parameter is trained; make it a buffer"
+            yield f": {name} is frozen (requires_grad is false), {mend}"
         if not bool(torch.isfinite(p).all()):
             yield f": {name} starts with a value that is not finite; initialise it in build"
 
 
-def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: int, vocabulary: int) -> Iterator[str]:
-    """Yield what is wrong about forward: it fails, has other outputs than logits `[S, C]`, mixes samples, draws by itself or changes a buffer."""
+def of_forward(
+    module: nn.Module, shape: tuple[int, ...], dtype: str, classes: int, vocabulary: int
+) -> Iterator[str]:
+    """Yield what is wrong about forward, tried on two samples."""
     draws = Draws()
     try:
-        learner = safe(keyed(copy.deepcopy(module).train(), draws))
+        learner = with_safe_norms(keyed(copy.deepcopy(module).train(), draws))
         scorer = copy.deepcopy(module).eval()
     except Exception as error:
         yield f"the module cannot be copied (copy.deepcopy): {in_one_line(error)}"
@@ -79,22 +101,33 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
             before = torch.get_rng_state()
             draws.begin(torch.zeros((), dtype=torch.int64))
             logits, both, first = learner(two), scorer(two), scorer(two[:1])
-            drawn = not torch.equal(before, torch.get_rng_state())
+            drew = not torch.equal(before, torch.get_rng_state())
     except Exception as error:
-        yield f"forward failed on samples of {'x'.join(map(str, shape))}: {in_one_line(error)}"
-    if not (isinstance(logits, Tensor) and logits.is_floating_point() and logits.shape == (2, classes)):
-        got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        yield f"forward returned {got} for 2 samples of {classes} classes; it must return logits, float [2, {classes}]"
-    if drawn or any(isinstance(part, RANDOM) for part in learner.modules()):
-        allowed = "nn.Dropout, Dropout1d, Dropout2d and Dropout3d are allowed, as layers that build makes"
-        yield f"forward draws random numbers from PyTorch's generator, which would differ with the number of ranks; of random layers {allowed}"
+        size = "x".join(map(str, shape))
+        yield f"forward failed on samples of {size}: {in_one_line(error)}"
+    is_float = isinstance(logits, Tensor) and logits.is_floating_point()
+    if not (is_float and logits.shape == (2, classes)):
+        got = f"a {type(logits).__name__}"
+        if isinstance(logits, Tensor):
+            got = f"a tensor {list(logits.shape)}"
+        must = f"it must return logits, float [2, {classes}]"
+        yield f"forward returned {got} for 2 samples of {classes} classes; {must}"
+    if drew or any(isinstance(part, RANDOM) for part in learner.modules()):
+        draws_them = "forward draws random numbers from PyTorch's generator"
+        differ = "which would differ with the number of ranks"
+        layers = "nn.Dropout, Dropout1d, Dropout2d and Dropout3d"
+        allowed = f"of random layers {layers} are allowed, as layers that build makes"
+        yield f"{draws_them}, {differ}; {allowed}"
     for name, p in learner.named_parameters():
         if not torch.equal(p, values[name]):
-            yield f"forward changes the parameter {name} (as an Embedding's max_norm does), which only a step of training may"
+            why = "(as an Embedding's max_norm does), which only a step of training may"
+            yield f"forward changes the parameter {name} {why}"
     for name, b in learner.named_buffers():
         if not torch.equal(b, buffers[name]):
-            yield f"forward changes the buffer {name}, which rows cannot hold; buffers must stay as build made them"
-    if first.shape != (1, classes) or not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
+            why = "which rows cannot hold; buffers must stay as build made them"
+            yield f"forward changes the buffer {name}, {why}"
+    alike = first.shape == (1, classes)
+    if not alike or not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
         must = "samples must not depend on each other (GroupNorm, not statistics of the mini-batch)"
         yield f"forward gives a sample other logits when it is alone than beside another; {must}"
     try:
@@ -102,38 +135,40 @@ def of_forward(module: nn.Module, shape: tuple[int, ...], dtype: str, classes: i
     except RuntimeError as error:
         yield f"the gradient of forward fails: {in_one_line(error)}"
     for name in names:
-        yield f"the logits do not depend on {name}, so it cannot be trained; let forward use every layer, without detach or no_grad"
+        mend = "let forward use every layer, without detach or no_grad"
+        yield f"the logits do not depend on {name}, so it cannot be trained; {mend}"
 
 
 def untrained(module: nn.Module, learner: nn.Module, x: Tensor, draws: Draws) -> list[str]:
     """Return the names of the parameters that no gradient reaches from the logits.
 
     Raises:
-        RuntimeError: rows cannot take the place of the parameters, or the gradient is none that a row can hold.
+        RuntimeError: rows cannot take the place of the parameters or of their gradients.
     """
     leaves = {name: p.detach().clone().requires_grad_() for name, p in learner.named_parameters()}
-    recomputed = (
-        "it hooks what is saved for the gradient (torch.utils.checkpoint), which would be computed of other parameters"
+    hooks = "it hooks what is saved for the gradient (torch.utils.checkpoint)"
+    no_hooks = torch.autograd.graph.disable_saved_tensors_hooks(
+        f"{hooks}, which would be computed of other parameters"
     )
-    with torch.enable_grad(), seeded(0), torch.autograd.graph.disable_saved_tensors_hooks(recomputed):
+    with torch.enable_grad(), seeded(0), no_hooks:
         draws.begin(torch.zeros((), dtype=torch.int64))
-        total = called(learner, first_names(learner), leaves, x).sum()
+        total = call(learner, first_names(learner), leaves, x).sum()
         if not total.requires_grad:
             return list(leaves)
         elsewhere = [*module.parameters(), *learner.parameters()]
-        gradients = torch.autograd.grad(total, [*leaves.values(), *elsewhere], allow_unused=True)
+        inputs = [*leaves.values(), *elsewhere]
+        gradients = torch.autograd.grad(total, inputs, allow_unused=True)
     own, others = gradients[: len(leaves)], gradients[len(leaves) :]
     if any(g is not None for g in others):
-        raise RuntimeError(
-            "forward reads a parameter that it keeps beside its layers (in a list or a lambda); read it from its layer"
-        )
+        where = "that it keeps beside its layers (in a list or a lambda)"
+        raise RuntimeError(f"forward reads a parameter {where}; read it from its layer")
     if any(g is not None and g.is_sparse for g in own):
         raise RuntimeError("it is sparse; use Embedding without sparse=True")
     return [name for name, gradient in zip(leaves, own, strict=True) if gradient is None]
 
 
 def samples(shape: tuple[int, ...], dtype: str, vocabulary: int) -> Tensor:
-    """Return two samples as forward takes them: normalised noise, or the tokens 0 and the largest."""
+    """Return two samples as forward takes them: normalised noise, or the tokens 0 and the last."""
     if dtype == "int32":
         return torch.tensor([[0], [vocabulary - 1]]).expand(2, *shape).contiguous()
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
@@ -141,7 +176,10 @@ def samples(shape: tuple[int, ...], dtype: str, vocabulary: int) -> Tensor:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return an exception in one line: its type, its text, and the last line of the model's own code, as far as there is one."""
-    inside = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
-    where = f" ({inside[-1].filename.rpartition('/')[2]}, line {inside[-1].lineno})" if inside else ""
+    """Return an exception's type and text, and the last line of the model's own code, if any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frames if "/torch/" not in f.filename]
+    where = ""
+    if inside:
+        where = f" ({inside[-1].filename.rpartition('/')[2]}, line {inside[-1].lineno})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}{where}"

@@ -1,8 +1,9 @@
-"""Whose models are most alike, by sketches of a byte per entry that clients send in place of models (--candidates, `nearest`).
+"""Whose models are most alike, by sketches that clients send in place of models.
 
-A sketch is a count sketch (Charikar, Chen and Farach-Colton, ICALP 2002) of what a client has learnt: each weight goes, with a sign, into one of a few
-sums. Cosines of sketches come near those of the rows. Sums go by the weights' order, and products of the sketches are small whole numbers, exact in
-float32 in any order: so the same bits on any processor and number of ranks.
+They are for --candidates and the method `nearest`. A count sketch (Charikar, Chen and
+Farach-Colton, ICALP 2002) adds each weight, with a drawn sign, to one of a few sums; cosines of
+sketches come near those of the rows. The sums go by the weights' order, and products of sketches
+are small whole numbers, exact in float32: so the bits are the same on any processor.
 """
 
 from collections.abc import Callable
@@ -12,19 +13,22 @@ from torch import Tensor
 
 from dpfl_mpi import streams
 
-ENTRIES = 128  # of a sketch; up to 1024 sums of products stay below 2^24
-COMPARED_CLIENTS = 16  # clients that are compared with all others at a time
+ENTRIES = 128  # bytes of a sketch; up to 1024 sums of products stay below 2^24
+COMPARED_CLIENTS = 16  # with all others, at a time
 
 
 def comparison_bytes(n: int) -> int:
-    """Return the bytes in which the sketches of n clients are compared, as int8, float32 and cosines: 83 MB for 10^5 clients."""
+    """Return the memory in which sketches of n clients are compared: 83 MB for 10^5."""
     return n * ((1 + 4) * ENTRIES + (4 + 8) * COMPARED_CLIENTS)
 
 
-def sketches(rows_KD: Tensor, start_D: Tensor, active: np.ndarray, seed: int, entries: int = ENTRIES) -> np.ndarray:
-    """Return sketches of how far rows are from `start_D`, int8 `[K, E]` of E `entries`; those of rows that are not `active` `[K]` are 0."""
+def sketches(
+    rows_KD: Tensor, start_D: Tensor, active: np.ndarray, seed: int, entries: int = ENTRIES
+) -> np.ndarray:
+    """Return sketches of rows - `start_D`, int8 `[K, entries]`; 0 where not `active` `[K]`."""
     out = np.zeros((len(rows_KD), entries), np.int8)
-    drawn = streams.stream(seed, streams.SKETCH, 0, 0).integers(0, 2 * entries, len(start_D))
+    rng = streams.stream(seed, streams.SKETCH, 0, 0)
+    drawn = rng.integers(0, 2 * entries, len(start_D))
     place, sign = drawn % entries, np.where(drawn < entries, 1.0, -1.0)
     for i in np.flatnonzero(active):
         moved = (rows_KD[i] - start_D).detach().cpu().numpy()
@@ -36,14 +40,19 @@ def sketches(rows_KD: Tensor, start_D: Tensor, active: np.ndarray, seed: int, en
 def nearest(
     ids: np.ndarray, sketches_NE: np.ndarray, candidates: Callable[[int], np.ndarray], most: int
 ) -> list[np.ndarray]:
-    """Return for each of the clients `ids` the `most` of its candidates with the largest cosine, ascending; of equal ones the smaller numbers."""
-    whole, out = sketches_NE.astype(np.float32), []
-    length = np.sqrt(np.maximum(np.einsum("ne,ne->n", whole, whole), 1).astype(np.float64))
+    """Return for each of the clients `ids` the `most` candidates of largest cosine, ascending.
+
+    Of equal ones the smaller numbers are taken.
+    """
+    rows, out = sketches_NE.astype(np.float32), []
+    squares = np.maximum(np.einsum("ne,ne->n", rows, rows), 1).astype(np.float64)
+    length = np.sqrt(squares)
     for now in np.split(ids, range(COMPARED_CLIENTS, len(ids), COMPARED_CLIENTS)):
-        for k, cosine in zip(now, (whole[now] @ whole.T) / length, strict=True):  # times its own length
-            near = candidates(int(k))
-            value, least = cosine[near], max(0, len(near) - most)
+        # cosines times k's own length
+        for k, cosine in zip(now, (rows[now] @ rows.T) / length, strict=True):
+            found = candidates(int(k))
+            value, least = cosine[found], max(0, len(found) - most)
             edge = np.partition(value, least)[least] if least else -np.inf
             equal = np.flatnonzero(value == edge)[: most - int((value > edge).sum())]
-            out.append(np.sort(np.append(near[value > edge], near[equal])))
+            out.append(np.sort(np.append(found[value > edge], found[equal])))
     return out

@@ -19,11 +19,12 @@ from dpfl_mpi.models import make
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import MOST_ROWS, node_memory, place
 from dpfl_mpi.numerics import BORDER
-from dpfl_mpi.numerics.backend import Backend, optimiser
+from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.codec import Encoder, columns_of
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native_backend import try_native
+from dpfl_mpi.numerics.optimiser import optimiser
 from dpfl_mpi.numerics.sketches import comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
 
@@ -262,7 +263,7 @@ def step_seconds(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n:
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
     block = Block(ensemble, row, backend.zero_momentum(1), slice(0, 1))
     first = np.zeros(1, np.int64)
-    epoch = lambda: backend.train_epochs(block, 1, first, LR, None, None)  # noqa: E731
+    epoch = lambda: backend.train_epochs(block, LocalEpochs(1, first, LR))  # noqa: E731
     return fastest(epoch, TIMED_S) / steps
 
 
@@ -285,10 +286,19 @@ def one_client(
         labels={"train": labels, "test": labels},
         images=lambda part, rows: images[rows],
     )
-    ids, sgd = np.zeros(1, np.int64), optimiser(run)
+    ids = np.zeros(1, np.int64)
+    sgd = optimiser(
+        run.optimizer,
+        betas=(run.beta1, run.beta2),
+        eps=run.adam_eps,
+        batch_size=run.batch_size,
+        momentum=run.momentum,
+        weight_decay=run.weight_decay,
+        clip_norm=run.clip_norm,
+    )
     clients = Clients(drawn, partition, ids, run.seed, run.augment, ensemble)
-    by_torch = ensemble.bf16 or job.block > 1 or job.kernels == "torch"
-    native = None if by_torch else try_native(job, ensemble, clients, sgd)[0]
+    by_torch = ensemble.bfloat16_products or job.block > 1 or job.kernels == "torch"
+    native = None if by_torch else try_native(job.kernels, ensemble, clients, sgd)[0]
     return native or Backend(ensemble, clients, sgd, 1), -(-n // run.batch_size)
 
 

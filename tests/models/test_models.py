@@ -23,8 +23,7 @@ from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.model_check import check_module
-from dpfl_mpi.numerics.recorded import RecordedBackend
-from dpfl_mpi.numerics.select_backend import check_several
+from dpfl_mpi.numerics.recorded import RecordedBackend, check_several
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.testing import Suite, checks
@@ -123,7 +122,7 @@ def test_dropout_drops_a_share_and_keeps_the_mean(layer, trailing):
     assert not torch.equal(dropout(x), y)  # a layer that is called twice draws twice
     draws.begin(torch.tensor(3))
     assert torch.equal(dropout(x), y)
-    assert KeyedDropout(0.3, 2, draws).together(torch.ones(4, 6, 5)) == 1  # nn.Dropout2d of [S, C, L] drops channels
+    assert KeyedDropout(0.3, 2, draws).shared_axes(torch.ones(4, 6, 5)) == 1  # nn.Dropout2d of [S, C, L] drops channels
     assert torch.equal(dropout.eval()(x), x) and float(KeyedDropout(1.0, 0, draws)(x).abs().max()) == 0
 
 
@@ -178,7 +177,7 @@ def test_recorded_steps_draw_the_same(model, monkeypatch, help_texts):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))  # traced, without a compiler
     for kind in (Backend, RecordedBackend, partial(RecordedBackend, compiled=True)):
         with federation(fields, kernels="torch", block=3) as fed:
-            fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.sgd, 3)
+            fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.optimiser, 3)
             rows.append(fed.local_opt(fed.common_row(), 1))
         assert float((rows[0] - rows[-1]).abs().max()) < 1e-5 < float((rows[0] - fed.common_row()).abs().max())
 

@@ -97,7 +97,7 @@ def test_augmentation_against_a_plain_loop(augmented, colour_file):
 
 
 def test_scoring_does_not_augment(augmented):
-    scored = next(iter(augmented.clients.scoring(slice(0, 1), True, 1000)))[0]
+    scored = next(iter(augmented.clients.scored_samples(slice(0, 1), True, 1000)))[0]
     n = int(augmented.clients.n_val[0])
     assert torch.equal(scored[0], augmented.ensemble.normalise(augmented.clients.score_x[:n]))
 

@@ -15,7 +15,8 @@ from torch.nn.utils import parameters_to_vector
 from dpfl_mpi import streams
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import sketches
-from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.backend import Backend
+from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.clients import Batch
 from dpfl_mpi.numerics.ensemble import (
     Block,
@@ -202,7 +203,7 @@ def test_replayed_training_is_the_plain_loop(present, block):
     seen = []
     for kind in (Backend, RecordedBackend):
         with federation(fields, block=block) as fed:
-            fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.sgd, block)
+            fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.optimiser, block)
             w = fed.common_row()
             for number in (9, 10, 11):
                 fed.begin_round(number)

@@ -17,7 +17,7 @@ from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.backend import SGD, Adam
+from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble, fixed_point
 from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule
 

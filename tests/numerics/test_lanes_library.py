@@ -16,7 +16,7 @@ from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.backend import SGD, Adam
+from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
 from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule

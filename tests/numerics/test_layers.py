@@ -15,11 +15,10 @@ from torch.nn import functional
 
 from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.backend import SGD
+from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.numerics.native import MiniBatch, Native
 from dpfl_mpi.numerics.native_backend import check_against_pytorch, try_native
-from dpfl_mpi.settings import Job
 
 CLASSES = 5
 conv = nn.Conv2d
@@ -327,11 +326,11 @@ def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):
     pixels, labels = torch.from_numpy(net.pixels), torch.from_numpy(net.labels)
     clients = MagicMock(shape=net.shape, x=pixels, y=labels, score_x=pixels, score_y=labels)
     clients.__len__.return_value = 1
-    assert try_native(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))[1] == ""
+    assert try_native("auto", net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))[1] == ""
     monkeypatch.setattr(
         "dpfl_mpi.numerics.lanes.plan.adding", lambda ops: [replace(o, facts=o.facts | {"adds": 0}) for o in ops]
     )
-    backend, why = try_native(Job(), net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))
+    backend, why = try_native("auto", net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))
     assert backend is None and why.startswith("the CPU kernels' gradient or score of this model is not PyTorch's")
 
 

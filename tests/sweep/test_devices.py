@@ -13,7 +13,8 @@ from dpfl_mpi.engine import build
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
 from dpfl_mpi.numerics import select_backend as selection
-from dpfl_mpi.numerics.backend import SGD, Backend
+from dpfl_mpi.numerics.backend import Backend
+from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.device import pick_device, why_hidden
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.numerics.select_backend import select_backend
@@ -73,27 +74,27 @@ def test_ranks_of_a_node_have_different_gpus(monkeypatch, request, wanted):
 
 def test_a_gpu_computes_with_recorded_steps(monkeypatch):
     """All clients of a rank in one block, launched as a recording unless that is switched off; the native kernels are a CPU's."""
-    ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bf16=False), SGD(16, 0.9, 1e-3, 20.0)
+    ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False), SGD(16, 0.9, 1e-3, 20.0)
     tried = []
     monkeypatch.setattr(selection, "check_several", lambda *of: tried.append(of))
     for job, kind in ((Job(), RecordedBackend), (Job(kernels="torch"), Backend), (Job(block=2), RecordedBackend)):
-        backend, _ = select_backend(job, ALONE, ensemble, range(3), sgd)
+        backend, _ = select_backend(job.kernels, job.block, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
         assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
-    assert len(select_backend(Job(block=1), ALONE, ensemble, range(3), sgd)[0].blocks) == 3
+    assert len(select_backend("auto", 1, ALONE, ensemble, range(3), sgd)[0].blocks) == 3
     assert tried == [(ensemble, range(3), 2)] * 3 + [(ensemble, range(3), 1)]
-    assert select_backend(Job(kernels="compiled"), ALONE, ensemble, range(3), sgd)[0].name == "compiled"
+    assert select_backend("compiled", 0, ALONE, ensemble, range(3), sgd)[0].name == "compiled"
     why = "--kernels is native; the native kernels compute in float32 on a CPU"
-    refused(why, select_backend, Job(kernels="native"), ALONE, ensemble, range(3), sgd)
+    refused(why, select_backend, "native", 0, ALONE, ensemble, range(3), sgd)
     ensemble.device = torch.device("cpu")
-    refused("--kernels is compiled, which needs a GPU", select_backend, Job(kernels="compiled"), ALONE, ensemble, [], sgd)
+    refused("--kernels is compiled, which needs a GPU", select_backend, "compiled", 0, ALONE, ensemble, [], sgd)
 
 
 def test_a_rank_without_a_gpu_computes_as_those_with_one():
     """Nodes may differ under --device auto: no rank may wait for the others' word on the native kernels, which GPUs do not ask for."""
-    ensemble, asked = SimpleNamespace(device=torch.device("cpu"), bf16=False, module=MLP(64, 10)), []
+    ensemble, asked = SimpleNamespace(device=torch.device("cpu"), bfloat16_products=False, module=MLP(64, 10)), []
     world = SimpleNamespace(agree=lambda flag: asked.append(flag) or True)  # another rank has a GPU
-    backend, _ = select_backend(Job(), world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
+    backend, _ = select_backend("auto", 0, world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
     assert type(backend) is Backend and asked == [False]
 
 

@@ -265,7 +265,7 @@ def dropout(r: Recorder, out: Tensor, input: Tensor, *_: Any, **more: Any) -> No
     if layer is None:
         raise Unknown(f"dropout that is no layer{r.place()}")
     shape, r.dropping = view.shape, None
-    share = math.prod(shape[len(shape) - layer.together(input) :])
+    share = math.prod(shape[len(shape) - layer.shared_axes(input) :])
     r.drops += 1
     how: dict[str, Any] = {
         "size": [r.drops, share, math.ceil(layer.p * 2**BITS)],

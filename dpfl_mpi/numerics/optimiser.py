@@ -1,0 +1,112 @@
+"""The optimisers of local training: SGD and Adam on rows, each as if it were alone.
+
+What an optimiser remembers of a row lies in its momentum row: `[W]` for SGD, `[2 W + 1]` for Adam.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SGD:
+    """`torch.optim.SGD` after `clip_grad_norm_`, with the settings that no round changes."""
+
+    batch_size: int
+    momentum: float
+    weight_decay: float
+    clip_norm: float  # 0: no clipping
+
+    def state_size(self, width: int) -> int:
+        """Return the width of the momentum row of a row of this width."""
+        return width
+
+    def step(
+        self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None
+    ) -> None:
+        """Step rows `[k, W]` in place; what is not `trained` (bool `[W]` or `[k, 1]`) is frozen."""
+        self._clip(g, trained)
+        g.add_(w, alpha=self.weight_decay)
+        if trained is None:
+            m.mul_(self.momentum).add_(g)
+        else:  # the same operations on every trained column: a mask of ones changes no bit
+            torch.where(trained, (m * self.momentum).add_(g), m, out=m)
+        if isinstance(lr, Tensor):
+            w.sub_(m * (lr if trained is None else lr * trained))
+        else:
+            w.add_(m if trained is None else m * trained, alpha=-lr)
+
+    def _clip(self, g: Tensor, trained: Tensor | None) -> None:
+        """Set frozen columns to 0, then scale each row to a norm of at most `clip_norm`."""
+        if trained is not None and trained.dim() == 1:  # a frozen row is in no other row's norm
+            g.mul_(trained)
+        if self.clip_norm:
+            norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+            g.mul_((self.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
+
+
+@dataclass(frozen=True)
+class Adam(SGD):
+    """`torch.optim.Adam`, which does not read `momentum`; `AdamW` with `decoupled` decay."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decoupled: bool = False
+
+    def state_size(self, width: int) -> int:
+        return 2 * width + 1
+
+    def corrections(self, done: int, steps: int) -> np.ndarray:
+        """Return the bias corrections of the steps after `done`, float32 `[steps, 2]`.
+
+        These are 1 - beta1^t, and the root of 1 - beta2^t.
+        """
+        t, out = np.arange(done + 1, done + steps + 1), np.ones((steps, 2))
+        for power, beta in zip(out.T, self.betas, strict=True):
+            factor = beta
+            for bit in range(32):  # by squares: unlike pow, the same bits on every processor
+                np.multiply(power, factor, out=power, where=(t >> bit & 1).astype(bool))
+                factor *= factor
+        out = 1 - out
+        out[:, 1] = np.sqrt(out[:, 1])
+        return out.astype(np.float32)
+
+    def step(
+        self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None
+    ) -> None:
+        """Step rows in place. `m` holds the mean gradient, the mean square and the steps taken.
+
+        The steps are float32, exact up to 2^24.
+        """
+        width, betas = w.shape[1], self.betas
+        mean, square, steps = m[:, :width], m[:, width : 2 * width], m[:, 2 * width :]
+        decayed = w if trained is None else w * trained
+        self._clip(g, trained)
+        if not self.decoupled:
+            g.add_(decayed, alpha=self.weight_decay)
+        steps += 1
+        if trained is None:
+            mean.lerp_(g, 1 - betas[0])
+            square.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+        else:
+            new_square = (square * betas[1]).addcmul_(g, g, value=1 - betas[1])
+            torch.where(trained, mean.lerp(g, 1 - betas[0]), mean, out=mean)
+            torch.where(trained, new_square, square, out=square)
+        first, second = (1 - beta ** steps.double() for beta in betas)
+        root = square.sqrt().div_(second.sqrt().float()).add_(self.eps)
+        step = mean / root.mul_(first.float())
+        if self.decoupled:
+            step.add_(decayed, alpha=self.weight_decay)
+        if trained is not None:
+            step.mul_(trained)
+        w.add_(step, alpha=-float(lr))
+
+
+def optimiser(name: str, betas: tuple[float, float], eps: float, **settings: Any) -> SGD:
+    """Return the optimiser "sgd", "adam" or "adamw"; `settings` are the fields of `SGD`."""
+    if name == "sgd":
+        return SGD(**settings)
+    return Adam(**settings, betas=betas, eps=eps, decoupled=name == "adamw")
