@@ -18,7 +18,7 @@ from dpfl_mpi.data.partition import PARTS, Partition, save
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source, verify
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
-from dpfl_mpi.mpi.placement import node_memory
+from dpfl_mpi.mpi.node import node_memory
 from dpfl_mpi.plan import needs
 from dpfl_mpi.plan.needs import Needs, duration, megabytes
 from dpfl_mpi.plugins import short

@@ -33,7 +33,8 @@ def check_state(
         raise UserError(problem)
     for key in ("omega", "chosen"):
         if budgeted and key in state["shared"]:
-            parts.members.check_budget(state["shared"][key], f'state["shared"]["{key}"] after {who}')
+            where = f'state["shared"]["{key}"] after {who}'
+            parts.members.check_budget(state["shared"][key], where)
     active = parts.members.active[parts.ids]
     if parts.round <= 1 and np.isnan(parts.log.notes["val_acc"][active]).any():
         must = f"it must call fed.evaluate(w) with the rows [K, W] of round {parts.round}"

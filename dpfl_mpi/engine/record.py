@@ -116,7 +116,8 @@ class Record:
         stacked = {name: np.stack([note[name] for note in notes], 1) for name in notes[0]}
         arrays = {f"{group}/epochs": epochs}
         for name, values in self.parts.members.gather(stacked).items():
-            arrays[f"{group}/{name}"] = values.T.astype(np.int32 if name in COUNTS else values.dtype)
+            dtype = np.int32 if name in COUNTS else values.dtype
+            arrays[f"{group}/{name}"] = values.T.astype(dtype)
         self.write(lambda recorder: recorder.write(arrays))
 
     def tuned(self, steps: np.ndarray) -> None:
@@ -260,4 +261,5 @@ class Progress:
         received = clients["received"].mean()
         simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
         place = f"{t}/{self.total}"
-        print(f"{place:>11}{percents}{received:10.1f}{seconds:9.2f}{left:>8}{simulated}", flush=True)
+        cost = f"{received:10.1f}{seconds:9.2f}{left:>8}{simulated}"
+        print(f"{place:>11}{percents}{cost}", flush=True)

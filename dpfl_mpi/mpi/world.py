@@ -21,36 +21,39 @@ import numpy as np
 from mpi4py import MPI
 
 from dpfl_mpi.errors import RootFailed, UserError, complain
-from dpfl_mpi.mpi.placement import node_memory
+from dpfl_mpi.mpi.node import node_memory
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds until a rank that failed gives up the others
+PATIENCE_S = 5.0  # until a rank that failed no longer waits for the others
+RANK_DELAY_S = 0.25  # by which each rank lets the one before it print
 PIECE = 2**30  # bytes of one broadcast: before MPI 4 a count is an int of 32 bits
-STEP_BEHIND = 0.25  # seconds by which each rank lets the one before it speak
 
 
 class World:
-    """The ranks of a run and the collectives it uses; counts the bytes that this rank puts into them."""
+    """The ranks of a run and their collectives; counts the bytes that this rank puts into them."""
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.root = comm.rank == 0  # writes files and messages
         self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.farewell = comm.Dup()  # for `all_stop` alone: other ranks may be in the middle of a collective of `comm`
+        self.farewell = comm.Dup()  # for `all_stop`: other ranks may be in a collective of `comm`
         self.local_rank = self.node.rank
         self.bytes_collective = 0
-        self.before_abort: Callable[[int], None] = lambda code: None  # called on the rank that aborts
+        # called on the rank that aborts
+        self.before_abort: Callable[[int], None] = lambda code: None
 
     def part(self, which: bool) -> "World":
-        """Return the world of those ranks that give the same as this one. Collective."""
+        """Return the world of the ranks whose `which` is the same as this one's. Collective."""
         return World(cast(MPI.Intracomm, self.comm.Split(int(which))))
 
     def decide(self, choose: Callable[[], Any]) -> Any:
-        """Return on every rank what `choose` returns on root, as JSON carries it: a tuple arrives as a list, on root as well. Collective.
+        """Return on every rank what `choose` returns on root. Collective.
+
+        JSON carries it: a tuple arrives as a list, also on root.
 
         Raises:
-            UserError: on every rank; `choose` raised it on root.
-            RootFailed: on the other ranks, where `choose` raised anything else on root, which root raises again.
+            UserError: on every rank, where `choose` raised it on root.
+            RootFailed: on the other ranks, where `choose` raised anything else, which root raises.
         """
         text, bug = "", None
         if self.root:
@@ -70,37 +73,44 @@ class World:
         return answer["value"]
 
     def each_rank(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns on this rank. Where it raises `UserError` on any, every rank has the sentence of the first. Collective."""
+        """Return what `make` returns on this rank. Collective.
+
+        Where it raises `UserError` on any rank, all raise that of the lowest.
+        """
         made: Any = None
         mistake = ""
         try:
             made = make()
         except UserError as error:
-            mistake = str(error) if self.root else f"rank {self.rank} on {MPI.Get_processor_name()}: {error}"
-        if said := self.first(mistake):
-            raise UserError(said)
+            where = "" if self.root else f"rank {self.rank} on {MPI.Get_processor_name()}: "
+            mistake = f"{where}{error}"
+        if first := self.first(mistake):
+            raise UserError(first)
         return made
 
     def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return on every rank the arrays by name that `make` returns on root; errors as in `decide`. Collective."""
-        made: dict[str, np.ndarray] = {}
+        """Return on every rank the arrays by name that `make` returns on root. Collective.
 
-        def look() -> list[tuple[str, str, tuple[int, ...]]]:
-            made.update({name: np.ascontiguousarray(array) for name, array in make().items()})
-            return [(name, array.dtype.str, array.shape) for name, array in made.items()]
+        Errors are those of `decide`.
+        """
+        arrays: dict[str, np.ndarray] = {}
 
-        for name, dtype, shape in self.decide(look):
+        def layouts() -> list[tuple[str, str, tuple[int, ...]]]:
+            arrays.update({name: np.ascontiguousarray(array) for name, array in make().items()})
+            return [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+
+        for name, dtype, shape in self.decide(layouts):
             if not self.root:
-                made[name] = np.empty(shape, dtype)
-            data = as_bytes(made[name])
+                arrays[name] = np.empty(shape, dtype)
+            data = as_bytes(arrays[name])
             for start in range(0, len(data), PIECE):
                 self.comm.Bcast(data[start : start + PIECE], root=0)
-        return made
+        return arrays
 
-    def texts(self, mine: str, comm: MPI.Comm | None = None) -> list[str]:
+    def texts(self, text: str, comm: MPI.Comm | None = None) -> list[str]:
         """Return the text of every rank, of this node where `comm` is `self.node`. Collective."""
         comm = self.comm if comm is None else comm
-        data = np.frombuffer(mine.encode("utf-8", "replace"), np.uint8)
+        data = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
         lengths = np.empty(comm.size, np.int64)
         comm.Allgather(np.array([len(data)], np.int64), lengths)
         out = np.empty(lengths.sum(), np.uint8)
@@ -108,17 +118,20 @@ class World:
         return [part.tobytes().decode() for part in np.split(out, np.cumsum(lengths)[:-1])]
 
     def first(self, text: str) -> str:
-        """Return on every rank the text of the lowest rank that has one, "" where none has. Collective."""
+        """Return on every rank the text of the lowest rank that has one, else "". Collective."""
         return next(filter(None, self.texts(text)), "")
 
     def unlike(self, settings: Mapping[str, Any]) -> list[str]:
-        """Return the names of those settings that are not the same on every rank, by the hash of each; the names are. Collective."""
+        """Return the names of the settings whose values differ between ranks. Collective.
+
+        The names are the same on every rank.
+        """
         digests = [hashlib.sha256(repr(value).encode()).hexdigest() for value in settings.values()]
-        theirs = zip(*(text.split() for text in self.texts(" ".join(digests))), strict=True)
-        return [name for name, values in zip(settings, theirs, strict=True) if len(set(values)) > 1]
+        of_ranks = zip(*(text.split() for text in self.texts(" ".join(digests))), strict=True)
+        return [name for name, of in zip(settings, of_ranks, strict=True) if len(set(of)) > 1]
 
     def meet(self, place: str) -> None:
-        """Return once every rank is at this place; where some is at another, all have a `UserError` that names both. Collective."""
+        """Wait until every rank is at this place; raise `UserError` where one is at another."""
         places = self.texts(place)
         if other := next((r for r, at in enumerate(places) if at != places[0]), 0):
             at = f"rank 0 is at {places[0]}, rank {other} at {places[other]}"
@@ -131,29 +144,38 @@ class World:
         return bool(out[0])
 
     def sum_int64(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum over ranks of int64 arrays: exact, the same for any number of ranks."""
+        """Return the sum over ranks of int64 arrays, which is exact."""
         out = np.empty_like(values)
         self.bytes_collective += values.nbytes
         self.comm.Allreduce(np.ascontiguousarray(values), out, MPI.SUM)
         return out
 
-    def gather(self, rows: np.ndarray, owner: np.ndarray, everywhere: bool = False) -> np.ndarray | None:
-        """Return `[N, ...]`, rank by rank, from every rank's `[K, ...]`, whose ranks are `owner` `[N]`: on root, or on all ranks."""
+    def gather(
+        self, rows: np.ndarray, owner: np.ndarray, everywhere: bool = False
+    ) -> np.ndarray | None:
+        """Return `[N, ...]`, rank by rank, from every rank's `[K, ...]`: on root, or on all ranks.
+
+        `owner` `[N]` are the ranks of the clients.
+        """
         rows = np.ascontiguousarray(rows)
         size = int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.itemsize
         self.bytes_collective += rows.nbytes
-        out = np.empty((len(owner), *rows.shape[1:]), rows.dtype) if everywhere or self.root else None
+        out: np.ndarray | None = None
+        if everywhere or self.root:
+            out = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
         if size == 0:
             return out
-        # counted in rows: before MPI 4 a count is an int of 32 bits, and so is where a rank's rows begin
+        # before MPI 4 a count, and where a rank's rows begin, is an int of 32 bits: count rows
         row = MPI.BYTE.Create_contiguous(size).Commit()
-        mine: Any = [as_bytes(rows), len(rows), row]
-        all_rows: Any = None if out is None else [as_bytes(out), np.bincount(owner, minlength=self.size), row]
+        sent: Any = [as_bytes(rows), len(rows), row]
+        received: Any = None
+        if out is not None:
+            received = [as_bytes(out), np.bincount(owner, minlength=self.size), row]
         try:
             if everywhere:
-                self.comm.Allgatherv(mine, all_rows)
+                self.comm.Allgatherv(sent, received)
             else:
-                self.comm.Gatherv(mine, all_rows, root=0)
+                self.comm.Gatherv(sent, received, root=0)
         finally:
             row.Free()
         return out
@@ -170,27 +192,30 @@ class World:
         return self.texts(MPI.Get_processor_name())
 
     def most_alike(self, text: str) -> int:
-        """Return the largest number of ranks of one node that give the same text; "" does not count. Collective."""
+        """Return the most ranks of one node that give the same text, "" aside. Collective."""
         alike = self.texts(text, self.node).count(text) * bool(text)
         return int(self.spread(np.array([float(alike)]))[0, 2])
 
     def check_memory(self, need: int, advice: str) -> None:
-        """Raise `UserError` on every rank where the ranks of a node together need more shared memory than it has; the sentence ends with `advice`.
+        """Raise `UserError` on every rank where a node's ranks need more shared memory than it has.
 
-        `Win.Allocate` of far too much succeeds and ends the job by SIGBUS at the first touch, so this is asked before.
+        `Win.Allocate` would succeed, and SIGBUS end the job at the first touch. The sentence ends
+        with `advice`.
         """
         total = np.zeros(1, np.int64)
         self.node.Allreduce(np.array([need], np.int64), total)
         limit, what = node_memory()
-        need_gb, gb = total[0] / 2**30, limit / 2**30
-        said = f"the RMA windows need {need_gb:.2f} GiB on a node of {gb:.2f} GiB ({what}); {advice}"
-        if said := self.first(said if total[0] > limit else ""):
-            raise UserError(said)
+        mistake = ""
+        if total[0] > limit:
+            node = f"a node of {limit / 2**30:.2f} GiB ({what})"
+            mistake = f"the RMA windows need {total[0] / 2**30:.2f} GiB on {node}; {advice}"
+        if first := self.first(mistake):
+            raise UserError(first)
 
     def all_stop(self) -> bool:
-        """Return whether every rank gets here in time, so that all can end; else the others wait for this rank in vain."""
+        """Return whether every rank gets here in time; else the others wait for this rank in vain."""
         request = self.farewell.Ibarrier()
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + PATIENCE_S
         while not request.Test():
             if time.monotonic() > end:
                 return False
@@ -198,31 +223,39 @@ class World:
         return True
 
     def abort(self, code: int, text: str = "", last: Callable[[], None] = lambda: None) -> None:
-        """End all ranks at once, after this text on stderr, and `last`. Of ranks that fail together the lowest speaks: the others are ended first."""
+        """End all ranks at once, after this text on stderr, and `last`.
+
+        Of ranks that fail together the lowest prints: it ends the others before they do.
+        """
         self.before_abort(code)
         if text:
-            time.sleep(min(STEP_BEHIND * self.rank, PATIENCE))
+            time.sleep(min(RANK_DELAY_S * self.rank, PATIENCE_S))
             complain(text)
             until_read(sys.stderr)
-        last()  # not before what is said: until here another thread of this rank goes on
+        last()  # after the text: until here another thread of this rank goes on
         note_for_script(f"ended with {code}")  # srun makes 137 of it
         self.comm.Abort(code)
-        os._exit(code)  # Abort may return, once the launcher is told: nothing runs after it
+        os._exit(code)  # Abort may return
 
 
 def note_for_script(text: str) -> None:
-    """Write a line into the file that slurm/train.sbatch reads when srun has ended, where the run was started by it."""
+    """Write a line for slurm/train.sbatch, which reads it when srun has ended."""
     if (begun := Path(os.environ.get("DPFL_BEGUN", ""))).is_file():
         with contextlib.suppress(OSError):
             begun.write_text(f"{text}\n")
 
 
-def until_read(stream: IO[str], seconds: float = PATIENCE) -> None:
-    """Wait until the other end of a pipe has taken what was written: a launcher that is told to end its ranks reads no further."""
+def until_read(stream: IO[str], seconds: float = PATIENCE_S) -> None:
+    """Wait until a pipe's reader has taken what was written.
+
+    A launcher that is told to end its ranks reads no further.
+    """
+    end = time.monotonic() + seconds
     with contextlib.suppress(OSError):  # no descriptor, or the reader has gone
-        pipe = stream.fileno() if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode) else None
-        end = time.monotonic() + seconds
-        while pipe is not None and time.monotonic() < end and any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+        pipe = stream.fileno()
+        if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            return
+        while time.monotonic() < end and any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
             time.sleep(0.01)
 
 

@@ -5,7 +5,7 @@ import os
 import torch
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
+from dpfl_mpi.mpi.node import installed_gpus, visible_gpus
 
 
 def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:

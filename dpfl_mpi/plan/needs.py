@@ -17,7 +17,8 @@ from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi import placement
-from dpfl_mpi.mpi.placement import MOST_ROWS, node_memory, place
+from dpfl_mpi.mpi.node import node_memory
+from dpfl_mpi.mpi.placement import MOST_ROWS, place
 from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
@@ -48,7 +49,7 @@ class Needs:
     node: np.ndarray
     steps: np.ndarray  # gradient steps
     data: np.ndarray
-    rows: dict[str, np.ndarray]  # rows of float32, by what holds them; a row in 64 bits counts twice
+    rows: dict[str, np.ndarray]  # of float32, by what holds them; a row in 64 bits counts twice
     scratch: np.ndarray  # while one client is trained or scored
     results: np.ndarray  # confusion matrices; on root also what is written at the end
     window: np.ndarray
@@ -75,7 +76,13 @@ def ensemble_of(run: Resolved, source: Source) -> Ensemble:
 
 # memory -----------------------------------------------------------------------------------------
 def needs_of(
-    run: Resolved, job: Job, source: Source, dealt: Partition, ensemble: Ensemble, ranks: int, nodes: int
+    run: Resolved,
+    job: Job,
+    source: Source,
+    dealt: Partition,
+    ensemble: Ensemble,
+    ranks: int,
+    nodes: int,
 ) -> Needs:
     """Return what each rank will hold and train."""
     n, row, method = dealt.n, 4 * ensemble.width, run.found("method")
@@ -203,7 +210,8 @@ def windows(
     room = whole if run.codec else limit
     too_narrow = np.minimum(slots, room) < np.minimum(slots, run.most_senders)  # for one client
     if job.block > 1 or too_narrow.any():
-        return window, -(-run.most_senders // (placement.models_per_pass(slots, room, k_r) or 1)), True
+        per_pass = placement.models_per_pass(slots, room, k_r) or 1
+        return window, -(-run.most_senders // per_pass), True
     groups = -(-k_r // (room // run.most_senders))
     return window, int(groups[slots > room].max(initial=1)), False
 

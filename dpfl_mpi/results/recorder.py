@@ -19,14 +19,17 @@ from dpfl_mpi.results.schema import CHUNK, SCHEMA, seal
 from dpfl_mpi.settings import NUMERICS, Resolved
 from dpfl_mpi.storage.files import explained, remove_leftovers, write
 
-SHARE, CHEAP = 0.05, 0.01  # of the time, and seconds: what putting the file on disk may take each round
-GROWS: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}  # an array that grows each round
+SHARE = 0.05  # of the time that writing the file to disk may take
+CHEAP_S = 0.01  # that it may take each round, whatever the share
+# of arrays that grow each round
+COMPRESSED: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}
 
 
 class Recorder:
     """Writes the results file, on root only. Every time axis grows by one row per round.
 
-    HDF5 writes into memory and the whole image replaces the file: after a write that failed, as on a full disk, HDF5 would crash the process.
+    HDF5 writes into memory, and the whole image replaces the file: after a failed write, as on a
+    full disk, HDF5 would crash the process.
     """
 
     def __init__(
@@ -38,16 +41,23 @@ class Recorder:
         snapshot: Path | None = None,
         still_ours: Callable[[], object] = lambda: None,
     ):
-        """Create the file, or go on from a checkpoint's `snapshot`; `meta` tells of the run, `start` of this start; `still_ours` comes before a write."""
+        """Create the file, or go on from `snapshot`, a checkpoint's copy.
+
+        Args:
+            meta: facts of the run's data, partition and model.
+            start: facts of this start.
+            still_ours: called before each write to disk.
+        """
         self.path, self.still_ours = path, still_ours
-        self.written = self.took = 0.0  # when the file was last replaced, and the seconds of that
+        self.written = 0.0  # when the file was last replaced
+        self.took = 0.0  # seconds of that
         starts: list[dict[str, Any]] = []
         with self.explained():
             remove_leftovers(path)
             if snapshot:
-                Result(snapshot).close()  # one of a later schema is refused
+                Result(snapshot).close()  # refuses a later schema
                 with contextlib.suppress(UserError), Result(path) as result:
-                    starts = result.starts()  # those after the checkpoint too
+                    starts = result.starts()  # also those after the checkpoint
             self.image = io.BytesIO(snapshot.read_bytes() if snapshot else b"")
             self.file = h5py.File(self.image, "r+" if snapshot else "w", libver="earliest")
             if not snapshot:
@@ -60,10 +70,11 @@ class Recorder:
             self._replace()
 
     def _begin(self, run: Resolved, meta: Mapping[str, Any]) -> None:
-        about = {"dataset": short(run.dataset), "method": short(run.method), "declared": json.dumps(run.declared)}
-        about |= {name: str(getattr(run, name)) for name in ("partition", "budget")}
+        facts = {"dataset": short(run.dataset), "method": short(run.method)}
+        facts |= {"partition": str(run.partition), "budget": str(run.budget)}
+        facts |= {"declared": json.dumps(run.declared), "run": run.to_json()}
         state = {"state": "running", "rounds_done": -1, "test_acc": np.nan}
-        self.file.attrs.update(about | state, run=run.to_json(), schema=SCHEMA, seed=run.seed)
+        self.file.attrs.update(facts | state, schema=SCHEMA, seed=run.seed)
         self.file.create_dataset("meta/starts", (0,), h5py.string_dtype(), maxshape=(None,))
         self.file["meta"].attrs.update(numerics=NUMERICS, **meta)
 
@@ -83,18 +94,18 @@ class Recorder:
         self.took = self.written - start
 
     def copy(self, path: Path) -> None:
-        """Put the file on disk as it is now, and the same under another name, for a checkpoint."""
+        """Write the file to disk as it is now, and a copy of it for a checkpoint."""
         self._replace()
         with self.image.getbuffer() as data:
             path.write_bytes(data)
 
     def _set(self, **attributes: Any) -> None:
-        """Change attributes in their place: what opens the file stays where it is."""
+        """Change attributes in their place, so that the file's start does not move."""
         for name, value in attributes.items():
             self.file.attrs.modify(name, value)
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write whole arrays by their path, over what is there."""
+        """Write whole arrays by their path; they replace what is there."""
         for name, values in arrays.items():
             values = np.asarray(values)
             if values.size:
@@ -103,10 +114,12 @@ class Recorder:
                 self.file[name] = values
 
     def write_rows(self, name: str, values: np.ndarray, n: int, first: int = 0) -> None:
-        """Write rows of an array of n, from row `first` on; the first of them make it."""
+        """Write rows of an array of n, from row `first` on; create it where it is not there."""
         if name not in self.file:
-            chunk = max(1, min(n, CHUNK // max(1, values[0].nbytes))), *values.shape[1:]
-            self.file.create_dataset(name, (n, *values.shape[1:]), values.dtype, chunks=chunk, fletcher32=True)
+            shape = values.shape[1:]
+            chunk = max(1, min(n, CHUNK // max(1, values[0].nbytes))), *shape
+            how: dict[str, Any] = {"chunks": chunk, "fletcher32": True}
+            self.file.create_dataset(name, (n, *shape), values.dtype, **how)
         self.file[name][first : first + len(values)] = values
 
     def append(self, arrays: Mapping[str, Any]) -> None:
@@ -114,8 +127,9 @@ class Recorder:
         for name, row in arrays.items():
             row = np.asarray(row)
             if name not in self.file:
-                shape, chunk = row.shape, (max(1, min(32, 65536 // max(1, row.nbytes))), *row.shape)
-                self.file.create_dataset(name, (0, *shape), row.dtype, maxshape=(None, *shape), chunks=chunk, **GROWS)
+                chunk = max(1, min(32, 65536 // max(1, row.nbytes))), *row.shape
+                how = {"maxshape": (None, *row.shape), "chunks": chunk} | COMPRESSED
+                self.file.create_dataset(name, (0, *row.shape), row.dtype, **how)
             stored = self.file[name]
             stored.resize(len(stored) + 1, 0)
             stored[-1] = row
@@ -123,7 +137,8 @@ class Recorder:
     def append_graph(self, graph: CollaborationGraph) -> None:
         name = "graph/chosen/senders"
         if name not in self.file:
-            self.file.create_dataset(name, (0,), np.int32, maxshape=(None,), chunks=(4096,), **GROWS)
+            how = {"maxshape": (None,), "chunks": (4096,)} | COMPRESSED
+            self.file.create_dataset(name, (0,), np.int32, **how)
         senders = self.file[name]
         edges = len(senders)
         self.append({"graph/chosen/indptr": graph.indptr + edges})
@@ -132,9 +147,12 @@ class Recorder:
             senders[edges:] = graph.senders
 
     def flush(self, rounds_done: int, test_acc: float) -> None:
-        """Put the round on disk, where the last time took no more than `SHARE` of the time since; else a later flush, `copy` or `close` does."""
+        """Note the round, and write the file to disk unless that takes more than `SHARE` of the time.
+
+        What is not written now is written by a later `flush`, `copy` or `close`.
+        """
         self._set(rounds_done=rounds_done, test_acc=test_acc)
-        if self.took < max(CHEAP, SHARE * (time.monotonic() - self.written)):
+        if self.took < max(CHEAP_S, SHARE * (time.monotonic() - self.written)):
             self._replace()
 
     def close(self, state: str) -> None:
@@ -144,6 +162,6 @@ class Recorder:
             self.file.close()
 
     def abandon(self) -> None:
-        """Close the file as it is, marked stopped where that can still be written: the run is ending for another reason."""
-        with contextlib.suppress(Exception):  # that reason alone is told
+        """Close the file of a run that ends early, marked stopped where that can be written."""
+        with contextlib.suppress(Exception):  # the reason why the run ends is printed, not this
             self.close("stopped")

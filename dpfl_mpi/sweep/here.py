@@ -14,7 +14,7 @@ from subprocess import DEVNULL, Popen
 
 from dpfl_mpi.errors import REQUEUE, UserError, complain
 from dpfl_mpi.mpi.launcher import mpirun
-from dpfl_mpi.mpi.placement import visible_gpus
+from dpfl_mpi.mpi.node import visible_gpus
 from dpfl_mpi.settings import Job
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.storage.lock import Lock, born

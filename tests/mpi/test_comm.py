@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.mpi import placement
+from dpfl_mpi.mpi import node
 from dpfl_mpi.mpi import world as comm_module
 from dpfl_mpi.mpi.placement import groups_of, models_per_pass, place, rows_of, window_slots
 from dpfl_mpi.mpi.window import Inbox, route
@@ -40,7 +40,7 @@ def test_last_words_are_read_before_the_ranks_are_ended():
         start = time.monotonic()
         late.start()
         comm_module.until_read(stream)
-        assert 0.29 < time.monotonic() - start < comm_module.PATIENCE
+        assert 0.29 < time.monotonic() - start < comm_module.PATIENCE_S
         late.join()
         print("why", file=stream, flush=True)
         os.close(read)
@@ -321,10 +321,10 @@ def test_room_in_cgroups(lines, groups, rooms, tmp_path):
         if cache != [None]:
             text = f"anon 1\nactive_file 7\n{inactive} {cache[0] if cache else 0}\nslab 3\n"
             (folder / "memory.stat").write_text(text)
-    assert placement.cgroup_rooms(str(tmp_path)) == rooms
+    assert node.cgroup_rooms(str(tmp_path)) == rooms
 
 
 def test_no_cgroups_are_no_limit(tmp_path, monkeypatch):
-    assert placement.cgroup_rooms(str(tmp_path)) == []
-    monkeypatch.setattr(placement, "cgroup_rooms", lambda: [5, 3, 4])
-    assert placement.node_memory() == (3, "the cgroup's limit")
+    assert node.cgroup_rooms(str(tmp_path)) == []
+    monkeypatch.setattr(node, "cgroup_rooms", lambda: [5, 3, 4])
+    assert node.node_memory() == (3, "the cgroup's limit")

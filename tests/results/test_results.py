@@ -146,7 +146,7 @@ def test_who_reads_while_it_is_written_is_never_told_of_damage(tmp_path, monkeyp
                 with Result(path) as found:
                     seen.append((found.state, found.last_round))
 
-    monkeypatch.setattr(recorders, "CHEAP", 60.0)  # each round is put on disk
+    monkeypatch.setattr(recorders, "CHEAP_S", 60.0)  # each round is put on disk
     monkeypatch.setattr(Path, "write_bytes", slowly)
     fields = {"method": "local", "clients": 3, "rounds": 2}
     run_here(path, fields)
@@ -157,7 +157,7 @@ def test_who_reads_while_it_is_written_is_never_told_of_damage(tmp_path, monkeyp
 
 
 def test_a_running_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorders, "CHEAP", 60.0)  # so that a slow disk is written to each round, too
+    monkeypatch.setattr(recorders, "CHEAP_S", 60.0)  # so that a slow disk is written to each round, too
     run = Run(clients=3, rounds=2).resolve()
     recorder = Recorder(tmp_path / "a" / "run.h5", run, {"parameters": 5}, {"ranks": 2})
     held, early = Lock(tmp_path / "seen.h5"), None

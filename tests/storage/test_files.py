@@ -135,7 +135,7 @@ def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch, at_most):
     """Full where the next round is written: one sentence, and the file of the round before."""
-    monkeypatch.setattr(recorder, "CHEAP", 60)
+    monkeypatch.setattr(recorder, "CHEAP_S", 60)
     path = tmp_path / "run.h5"
     writing = begin(path)
     record(writing, 0)

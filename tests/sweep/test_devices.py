@@ -11,7 +11,7 @@ from starts import script
 
 from dpfl_mpi.engine import build
 from dpfl_mpi.models.mlp import MLP
-from dpfl_mpi.mpi.placement import installed_gpus, visible_gpus
+from dpfl_mpi.mpi.node import installed_gpus, visible_gpus
 from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.optimiser import SGD

@@ -1,0 +1,80 @@
+"""What this node has: memory that it can still give, and GPUs."""
+
+import contextlib
+import itertools
+import os
+import re
+from pathlib import Path
+
+from dpfl_mpi.mpi.launcher import output
+from dpfl_mpi.storage.files import system
+
+# files of a cgroup, by version: the limit, what is used, and the cache in memory.stat
+VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def node_memory(shared: bool = True) -> tuple[int, str]:
+    """Return the bytes that this node can still give, and which limit that is.
+
+    It is the least of free memory, the cgroup's, and for `shared` memory that of /dev/shm.
+    """
+    limits = []
+    if shared and os.path.isdir("/dev/shm"):
+        shm = os.statvfs("/dev/shm")
+        limits.append((shm.f_bavail * shm.f_frsize, "/dev/shm"))
+    free = re.findall(r"^MemAvailable: +(\d+) kB", system("/proc/meminfo"), re.MULTILINE)
+    limits += [(int(kb) * 1024, "available memory") for kb in free]
+    limits += [(room, "the cgroup's limit") for room in cgroup_rooms()]
+    return min(limits, default=(2**62, "no limit known"))
+
+
+def cgroup_rooms(root: str = "/") -> list[int]:
+    """Return the bytes left to each cgroup of this process, from its own to the topmost.
+
+    A job's limit is in a cgroup far below the topmost, such as `job_17/step_0`. Cached files count
+    as room, because they can be dropped. Groups without a limit have no entry.
+    """
+    rooms: list[int] = []
+    groups = re.findall(r"^\d+:(.*?):(.*)$", system(f"{root}/proc/self/cgroup"), re.MULTILINE)
+    mounts = ("sys/fs/cgroup", "", VERSION_2), ("sys/fs/cgroup/memory", "memory", VERSION_1)
+    for mount, kind, (limit, used, cache) in mounts:
+        path = next((path for kinds, path in groups if kind in kinds.split(",")), "/")
+        # in a container it may be the host's path: then only the topmost group is found
+        own = Path(os.path.normpath(f"/{path}"))
+        for group in (own, *own.parents):
+            folder = Path(root, mount, str(group).lstrip("/"))
+            with contextlib.suppress(OSError, ValueError):  # no file, or "max": no limit
+                room = int((folder / limit).read_text()) - int((folder / used).read_text())
+                rooms.append(room)
+                stat = (folder / "memory.stat").read_text()
+                cached = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
+                rooms[-1] += int(cached.group(1)) if cached else 0
+    return rooms
+
+
+def installed_gpus() -> list[str]:
+    """Return the names of this node's GPUs for CUDA_VISIBLE_DEVICES, whatever that is now.
+
+    They are UUIDs, or numbers without nvidia-smi. A GPU that is split into MIG instances counts as
+    these. The list is empty without the driver.
+    """
+    if listed := output(["nvidia-smi", "-L"]):
+        found = re.findall(r"UUID: ((?:GPU|MIG)-[^)]+)", listed)
+        pairs = itertools.pairwise(found)
+        split = {gpu for gpu, part in pairs if part[:3] == "MIG" and gpu[:3] == "GPU"}
+        return [name for name in found if name not in split]
+    with contextlib.suppress(OSError):
+        return [str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    return []
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs of CUDA_VISIBLE_DEVICES where it is set, else all of this node."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return installed_gpus()
+    names = [name.strip() for name in visible.split(",")]
+    # CUDA reads no further than one of these
+    ends = [i for i, name in enumerate(names) if name in ("", "-1", "NoDevFiles")]
+    return names[: ends[0]] if ends else names
