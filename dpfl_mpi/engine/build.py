@@ -37,7 +37,7 @@ from dpfl_mpi.settings import Job, Resolved
 
 def build(run: Resolved, job: Job, world: World) -> Parts:
     """Return what this rank's share of a resolved Run is made of; what only the user can mend is a `UserError` on every rank. Collective."""
-    warn(budget_of_one(run), job, world)
+    warn(budget_of_one(run) if world.root else "", job, world)  # root has read its file
     limits, graphs = limits_of(run, world), graphs_of(run, world)
     device = pick_device(job.device, run.precision, world.local_rank)
     warn_of_device(job, world, device)
