@@ -16,13 +16,11 @@ from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.limits import Drift, graphs_of, limits_of
-from dpfl_mpi.federation.log import Log
-from dpfl_mpi.federation.mail import MailRoom
+from dpfl_mpi.federation.mail import Mail
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
-from dpfl_mpi.federation.wire import Wire
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
 from dpfl_mpi.mpi.world import World
@@ -33,6 +31,8 @@ from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.plan.needs import refuse_results, saves_models
 from dpfl_mpi.settings import Job, Resolved
+from dpfl_mpi.transport.build import transport_of
+from dpfl_mpi.transport.log import Log
 
 
 def build(run: Resolved, job: Job, world: World) -> Parts:
@@ -70,8 +70,13 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     attack = Attack(run, members, ensemble)
     training = Training(members, log, backend, attack, run)
     scoring = Scoring(members, log, backend, run, source.classes, job.mixed)
-    mail = MailRoom(Wire(run, log, attack, head), job.window_gb)
-    sums = Sums(mail, backend, run)
+    budgets, method = limits.most_senders, run.found("method")
+    mailroom, ledger = transport_of(run, job.window_gb, members, ensemble, log, budgets)
+    partial_rows = f"--send is {run.send}" if run.send else f"sends is {method.sends}"
+    mail = Mail(
+        members=members, attack=attack, mailroom=mailroom, ledger=ledger, partial_rows=partial_rows
+    )
+    sums = Sums(mail, backend, server=method.topology == "server")
     greedy = Greedy(scoring, sums, run)
     lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}
     about = {

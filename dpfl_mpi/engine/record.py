@@ -13,7 +13,6 @@ from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.greedy import REPAIR
-from dpfl_mpi.federation.log import SCORES
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.plan.needs import GATHERED, duration, saves_models
@@ -22,6 +21,7 @@ from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import mean
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job
+from dpfl_mpi.transport.log import SCORES
 from dpfl_mpi.transport.speeds import NS
 
 # "best" is the test accuracy of each client's best model by validation; "received" counts models
@@ -59,11 +59,11 @@ class Record:
 
     def round(self, state: State) -> None:
         """Write the round that `parts` is in: one gather of 18 numbers per client."""
-        parts, mail, wire = self.parts, self.parts.mail, self.parts.mail.wire
+        parts, ledger = self.parts, self.parts.mail.ledger
         with parts.log.clock("write"):
             clients = parts.members.gather(parts.log.notes | best_of(parts))
-            clock = wire.settle()
-            counts = [parts.training.steps.sum(), mail.bytes_put, parts.world.bytes_collective]
+            clock = ledger.settle()
+            counts = [parts.training.steps.sum(), parts.mail.mailroom.bytes_put, parts.world.bytes_collective]
             steps, bytes_rma, bytes_collective = parts.world.sum_int64(np.array(counts))
         seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
 
@@ -97,9 +97,9 @@ class Record:
                 times = clock.spent | {"end": clock.now}
                 row |= {f"network/{name}": values / NS for name, values in times.items()}
                 row["network/waited_for"] = clock.waited_for.astype(np.int32)
-                row["network/age"] = wire.age.astype(np.int32)
-            if wire.counts:
-                row["traffic/bytes_sent"] = wire.bytes
+                row["network/age"] = ledger.age.astype(np.int32)
+            if ledger.counts:
+                row["traffic/bytes_sent"] = ledger.bytes
             recorder.append(row)
             # root writes while the others go on
             seconds[PHASES.index("write"), 1:] += time.perf_counter() - start
@@ -196,7 +196,7 @@ def open_record(
 def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:
     """Return what is known of the clients before the first round, by name in the file."""
     run, members, partition = parts.run, parts.members, parts.partition
-    limits, reach, clock = members.limits, members.reach, parts.mail.wire.clock
+    limits, reach, clock = members.limits, members.reach, parts.mail.ledger.clock
     out = {
         "client/p": members.p,
         "client/budget": members.most_senders + run.budget_counts_self,
@@ -245,7 +245,7 @@ class Progress:
     def line(self, t: int) -> None:
         """Print a round and the time left. Collective."""
         members, notes = self.parts.members, self.parts.log.notes
-        best, clock = self.parts.scoring.best_test, self.parts.mail.wire.clock
+        best, clock = self.parts.scoring.best_test, self.parts.mail.ledger.clock
         scores = {"val": notes["val_acc"], "test": notes["test_acc"], "best": best}
         clients = members.gather(scores | {"received": notes["models_received"]})
         if not self.shows:

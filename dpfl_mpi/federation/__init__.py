@@ -2,9 +2,9 @@
 
     members   who the clients are, which rank computes each, who takes part    training   local epochs of SGD
     limits    budget, reach, availability, who lies, comes later, drifts            scoring    accuracies, the best row, rewards
-    attack    what liars send, and a backdoor's success                        log        what a round notes
-    mail      the window, and what arrived through it                          sums       averages and exact sums
-    wire      what leaves a client, its bytes, and when it arrives             greedy     the search for collaborators, Algorithms 2 and 3
+    attack    what liars send, and a backdoor's success
+    mail      the verbs that send                                              sums       averages and exact sums
+    candidates  whom a client may ask                                          greedy     the search for collaborators, Algorithms 2 and 3
 
 A method sees the rows of this rank's clients, `w_KW`, and never MPI, files, devices or a part.
 
@@ -28,8 +28,7 @@ from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.greedy import REPAIR, Greedy
 from dpfl_mpi.federation.limits import Drift
-from dpfl_mpi.federation.log import Log
-from dpfl_mpi.federation.mail import MailRoom
+from dpfl_mpi.federation.mail import Mail
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
@@ -39,6 +38,7 @@ from dpfl_mpi.numerics import sketches
 from dpfl_mpi.numerics.backend import Backend, Gradient, Proximal
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.log import Log
 from dpfl_mpi.transport.speeds import NS
 
 P = ParamSpec("P")
@@ -58,7 +58,7 @@ class Parts:
     backend: Backend
     training: Training
     scoring: Scoring
-    mail: MailRoom
+    mail: Mail
     sums: Sums
     greedy: Greedy
     graphs: list[CollaborationGraph]  # of --graphs, those of rounds 0 to T
@@ -68,7 +68,6 @@ class Parts:
     def __post_init__(self) -> None:
         self.world, self.n, self.ids = self.members.world, self.members.n, self.members.ids
         self.own = self.run.method not in shipped("method")
-        self.mail.meet = self.meet
         if self.own:
             self.members.advice += f", or mend what {short(self.run.method)} computes beside the verbs"
         self.fed = Federation(self)
@@ -82,7 +81,7 @@ class Parts:
         self._drift(number)
         if self.run.patience and not self.drift.round:  # who stops before a drift would never see it
             self.members.stop(self.scoring.stale >= self.run.patience)
-        clock = self.mail.wire.clock  # the simulated time, or else the round, at which this one begins
+        clock = self.mail.ledger.clock  # the simulated time, or else the round, at which this one begins
         self.members.begin(number, float(clock.now[clock.here].min(initial=2**62)) / NS if clock else number)
         self.log.begin()
         if self.run.churn:
@@ -101,12 +100,10 @@ class Parts:
 
     def meet(self, place: str) -> None:
         """Wait for all ranks, where the method is not shipped: one that is elsewhere is a `UserError` on every rank. Collective."""
-        if self.own:
-            with self.log.clock("wait"):
-                self.world.meet(place)
+        self.mail.mailroom.meet(place)
 
     def close(self) -> None:
-        self.mail.close()
+        self.mail.mailroom.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return by name the live arrays that a checkpoint keeps: `[K, ...]` of this rank's clients, and what all ranks share."""
@@ -127,7 +124,7 @@ class Parts:
     def set_state(self, number: int, values: dict[str, Any], momentum: dict[str, Tensor]) -> None:
         """Go back to the end of round `number`, as `state` and `training.momentum` were."""
         self.begin_round(number)
-        (mine, shared), links = self.state(), self.mail.wire.links
+        (mine, shared), links = self.state(), self.mail.links
         for name, held in (mine | shared).items():
             if name in links:  # of as many edges as there were then
                 links[name].table = values[name]
@@ -202,8 +199,8 @@ class Federation:
         What `every_row` brought and is averaged then, before or after this note, is counted once: in `models`.
         """
         log = self._parts.log
-        self.notes["models_received"] += models * self.active[self.ids] - log.again
-        log.told, log.again = True, log.again * 0
+        self.notes["models_received"] += models * self.active[self.ids] - log.counted_twice
+        log.received_noted, log.counted_twice = True, log.counted_twice * 0
 
     def initial_row(self, number: int = 0) -> Tensor:
         """Return the initial model that all clients have in common, `[W]`, or another draw, of this number."""
@@ -266,12 +263,12 @@ class Federation:
         active = self.active[self.ids]
         return sketches.sketches(moved_KW, moved_KW.new_zeros(moved_KW.shape[1]), active, self.run.seed, entries)
 
-    exchange = verb("mail", MailRoom.exchange, collective=True, rows=1)
-    tell = verb("mail", MailRoom.tell, collective=True)
-    narrow = verb("mail", MailRoom.narrow, collective=True)
+    exchange = verb("mail", Mail.exchange, collective=True, rows=1)
+    tell = verb("mail", Mail.tell, collective=True)
+    narrow = verb("mail", Mail.narrow, collective=True)
     average = verb("sums", Sums.average, collective=True, rows=1)
     mean = verb("sums", Sums.mean, collective=True, rows=1)
-    every_row = verb("mail", MailRoom.every_row, collective=True, rows=1)
+    every_row = verb("mail", Mail.every_row, collective=True, rows=1)
     bggc = verb("greedy", Greedy.bggc, collective=True, rows=1)
     ggc = verb("greedy", Greedy.ggc, collective=True, rows=1)
     losses_of_all = verb("greedy", Greedy.losses_of_all, collective=True, rows=1)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from dpfl_mpi import streams
 from dpfl_mpi.federation.candidates import Candidates
-from dpfl_mpi.federation.mail import Arrived, Received
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph, Senders
@@ -25,6 +24,8 @@ from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.numerics.sketches import nearest, sketches
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.search import Rule
+from dpfl_mpi.transport.mailroom import Arrived
+from dpfl_mpi.transport.passes import Received
 
 
 def decide(a: float, b: float, coin: float) -> bool:
@@ -43,12 +44,12 @@ class Greedy:
         options = run.found("method").options
         self.rule = options(**run.options) if issubclass(options, Rule) else Rule()
         self.repeats = run.ggc_repeats  # searches with other orders and coins, of which the best reward counts
-        self._pair = self.mail.ensemble.zeros(0)
+        self._pair = self.sums.ensemble.zeros(0)
 
     def pair(self, k: int) -> Tensor:
         """Return where k clients' two averages are scored, `[k, 2, W]`: the same memory at each call, as none is kept."""
         if len(self._pair) < 2 * k:
-            self._pair = self.mail.ensemble.zeros(2 * k)
+            self._pair = self.sums.ensemble.zeros(2 * k)
         return self._pair[: 2 * k].view(k, 2, -1)
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
@@ -58,7 +59,7 @@ class Greedy:
         for part, blocks in received.parts(received.graph, self.blocks):
             starts = self.sums.over_received(part, blocks)
             # block by block, so that the sums of one are held, unless models come in passes
-            for group in ([start] for start in starts) if part.here is not None else [list(starts)]:
+            for group in ([start] for start in starts) if part.arrived is not None else [list(starts)]:
                 chosen += self._searched_among(part, group, w_KW, losses)
         return self.members.collect(chosen)
 
@@ -88,9 +89,9 @@ class Greedy:
         chosen: list[list[int]] = []
         candidates = self._candidates(w_KW, candidates)
         losses = self._all_losses(w_KW, candidates) if self.rule.order == "loss" else None
-        sums, p_sums = self.sums.over_reachable(w_KW, candidates)  # lines 1-7
+        sums, p_sums = self.sums.over_candidates(w_KW, candidates)  # lines 1-7
         # whose sums are held at once; --network simulates all clients in lock-step
-        groups, send = 1 if self.mail.wire.counts else waves(self.members.per_rank), self.mail.exchange
+        groups, send = 1 if self.mail.ledger.counts else waves(self.members.per_rank), self.mail.exchange
         for group in np.array_split(np.arange(len(self.blocks)), groups):
             blocks, repeats = [self.blocks[b] for b in group], []
             for repeat in range(self.repeats):
@@ -99,7 +100,7 @@ class Greedy:
                 repeats.append([(search.chosen, search.r_x) for search in searches])
                 del searches
             chosen += best_of(repeats)
-        self.mail.wire.ask(candidates)  # of those chosen each model once more (line 4 of Algorithm 1)
+        self.mail.ask(candidates)  # of those chosen each model once more (line 4 of Algorithm 1)
         return self.members.collect(chosen)
 
     def _candidates(self, w_KW: Tensor, given: Candidates | None) -> Candidates:
@@ -107,19 +108,19 @@ class Greedy:
 
         With --candidates M these are the M whose sketches of what would leave them are most alike.
         """
-        members, wire, graph = self.members, self.mail.wire, None
+        members, mail, graph = self.members, self.mail, None
         members.exclude_diverged(w_KW)
         candidates = members.candidates() if given is None else members.candidates(given.room, given.stays)
         if math.isinf(self.run.candidates):
             return candidates
-        ensemble = self.mail.ensemble
+        ensemble = self.sums.ensemble
         start = ensemble.initial_row(self.run.init, streams.stream(self.seed, streams.INIT, 0, 0))
-        sent = slice(ensemble.size) if wire.columns is None else wire.columns
-        if wire.counts:
-            wire.ask(candidates)
+        sent = slice(ensemble.size) if mail.packing.columns is None else mail.packing.columns
+        if mail.ledger.counts:
+            mail.ask(candidates)
             graph = CollaborationGraph.from_lists(map(candidates.asked_by, range(members.n)))
         with self.log.clock("graph"):
-            mine = sketches(wire.leaving(w_KW)[:, sent], start[sent], members.active[members.ids], self.seed)
+            mine = sketches(mail.leaving(w_KW)[:, sent], start[sent], members.active[members.ids], self.seed)
             told = self.mail.spread(mine, graph)
             near = nearest(members.ids, told, candidates.asked_by, int(self.run.candidates))
         return replace(candidates, nearest=members.collect(near))
@@ -147,7 +148,7 @@ class Greedy:
             graph = members.collect(batch)  # line 11; a rank draws its own clients' candidates
             if len(graph.senders) == 0:
                 return send
-            self.mail.wire.ask(candidates)
+            self.mail.ask(candidates)
             for here, now in send(w_KW, graph).passes(batch):
                 consider(searches, here, now[first:])  # lines 12-25
             send = self.mail.send  # the rows are staged
@@ -177,7 +178,7 @@ class Greedy:
         lists = [received.graph.of(k) for k in self.members.ids]
         loss = np.full((len(lists), self.members.n), np.nan)
         # else receivers may have different versions (--staleness), or complete a row by their own layers
-        alike = self.mail.wire.versions == 1 and self.mail.wire.columns is None
+        alike = self.mail.versions.count == 1 and self.mail.packing.columns is None
         for here, now in received.passes(lists):
             for j in np.unique(np.concatenate([np.zeros(0, np.int64), *now])):
                 asks = np.array([j in senders for senders in now])
@@ -244,7 +245,7 @@ class Search:
         self.started = False
         # the native kernels' search decides all models at hand in one call, to the bit as `consider` does one by one
         self.chooser: Any = None
-        at_once = len(self.ids) == 1 and not self.scoring.metric_batch and greedy.mail.wire.columns is None
+        at_once = len(self.ids) == 1 and not self.scoring.metric_batch and greedy.mail.packing.columns is None
         if at_once and self.rule.decides_as_paper:
             start = (self.x[0], self.y[0], self.pair[0], float(self.p_x[0]), float(p_y[0]))
             self.chooser = self.scoring.backend.chooser(block.start, start, self.cases[0])
@@ -310,7 +311,7 @@ class Search:
             return
         room = int(self.most_senders[0]) - len(self.chosen[0])
         added = self.chooser.decide(
-            here.places(order, self.block), self.p[order], self.coins[0].random(len(order)), room
+            here.addresses(order, self.block), self.p[order], self.coins[0].random(len(order)), room
         )
         self.chosen[0] += order[: len(added)][added].tolist()
         self.scoring.count(self.block, 2 * len(added) + (0 if self.started else 2))

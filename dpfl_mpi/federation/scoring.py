@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.numerics.backend import Backend, Predict
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.log import Log
 
 
 class Scoring:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
-from dpfl_mpi.federation.log import Log
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.numerics.backend import Backend, Gradient, Learn, LocalEpochs
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.log import Log
 
 
 def learning_rate(run: Resolved, t: int) -> float:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # names for annotations, for which nothing is loaded: a lapto
 
     from dpfl_mpi.federation import Federation as Federation
     from dpfl_mpi.federation.candidates import Candidates as Candidates
-    from dpfl_mpi.federation.mail import Received as Received
     from dpfl_mpi.numerics.backend import Gradient as Gradient
     from dpfl_mpi.numerics.backend import Predict as Predict
+    from dpfl_mpi.transport.passes import Received as Received
 else:
     Candidates = Federation = Gradient = Predict = Received = Tensor = Any
 State = dict[str, dict[str, Any]]

@@ -22,12 +22,12 @@ from dpfl_mpi.mpi.placement import MOST_ROWS, place
 from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
-from dpfl_mpi.numerics.codec import Encoder, columns_of
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native_backend import try_native
 from dpfl_mpi.numerics.optimiser import optimiser
 from dpfl_mpi.numerics.sketches import comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
+from dpfl_mpi.transport.build import codec_of, columns_of
 
 LABEL = 8  # bytes
 # bytes of a rank before it holds data: interpreter, torch, MPI and shared libraries (measured)
@@ -162,9 +162,9 @@ def image_bytes(source: Source, ensemble: Ensemble) -> int:
 
 def packed_bytes(run: Resolved, ensemble: Ensemble) -> int:
     """Return the bytes of a slot that does not hold a whole row (--codec, --send), else 0."""
-    columns = columns_of(run, ensemble, run.found("model").HEAD)
-    if run.codec:
-        return -(-Encoder(run, ensemble, ensemble.zeros(1)[0], columns).bytes // 4) * 4
+    columns = columns_of(run, ensemble)
+    if codec := codec_of(run, ensemble, columns):
+        return -(-codec.bytes // 4) * 4
     return 0 if columns is None else 4 * int(columns[: ensemble.size].sum())
 
 

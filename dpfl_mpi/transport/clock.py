@@ -1,9 +1,10 @@
 """`Clock`: the simulated time of every client, in whole nanoseconds since the start of the run.
 
-The engine computes rounds one after the other. The clock says when each client would have done its part.
-A client trains, scores and waits, one after the other. Its links work meanwhile: each carries one message of
-an exchange at a time, first come, first served; ties go by client number. A message takes its bytes through
-the sender's uplink, the latencies of both ends, and its bytes through the receiver's downlink.
+The engine computes rounds one after the other. The clock says when each client would have done its
+part. A client trains, scores and waits, one after the other. Its links work meanwhile: each carries
+one message of an exchange at a time, first come, first served; ties go by client number. A message
+takes its bytes through the sender's uplink, the latencies of both ends, and its bytes through the
+receiver's downlink.
 """
 
 from typing import Any
@@ -52,7 +53,7 @@ class Clock:
             late = f"the clock of client {self.now.argmax()} has passed 73 years"
             raise UserError(f"{late}; --network has too slow a client or link")
         self.spent = {part: np.zeros(len(self.now), np.int64) for part in PARTS}
-        self.waited_for = np.full(len(self.now), -1)  # whose model arrived last, of each that waited
+        self.waited_for = np.full(len(self.now), -1)  # whose model arrived last; -1: did not wait
 
     def work(self, steps: np.ndarray, images: np.ndarray) -> None:
         """Let clients take these gradient steps `[N]`, then score these images `[N]`.
@@ -70,10 +71,10 @@ class Clock:
         self.asked[who] = self.now[who]
 
     def exchange(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, old: Any) -> np.ndarray:
-        """Send models of these bytes along edges `[E]`, let the receivers go on, and return the models' ages in rounds `[E]`.
+        """Send models of these bytes along edges `[E]`; return how many rounds old they are, `[E]`.
 
-        A receiver waits for models of this round. Where models may be `old`, bool or `[E]`, it takes the newest
-        that it has of each sender; where it has none, it waits for the first.
+        A receiver waits for models of this round. Where they may be `old`, bool or `[E]`, it takes
+        the newest that it has of each sender; if it has none, it waits for the first.
         """
         arrival, age = self.arrivals(to, of, sizes, np.any(old)), np.zeros(len(to), np.int64)
         edges = to * len(self.now) + of
@@ -88,12 +89,14 @@ class Clock:
         self.wait(to, of, arrival)
         return age
 
-    def arrivals(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, standing: Any) -> np.ndarray:
+    def arrivals(
+        self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, standing: Any
+    ) -> np.ndarray:
         """Return when the messages of edges `[E]` arrive.
 
-        They queue with one another. Messages of a `standing` graph also keep the uplink busy for the next ones:
-        a round's messages leave in order. The downlink forgets, so that what a receiver still awaits from a slow
-        sender does not delay what is there before.
+        They queue with one another. Those of a `standing` graph also keep the uplink busy for later
+        ones: rounds leave in order. The downlink forgets, so what a receiver still awaits from a
+        slow sender does not delay what is there before.
         """
         up = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.up[of])
         down = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.down[to])
@@ -104,19 +107,23 @@ class Clock:
         return queue(there, to, of, down, np.zeros_like(self.sent))
 
     def wait(self, to: np.ndarray, of: np.ndarray, arrival: np.ndarray) -> None:
-        """Let receivers go on when the last of their models arrives, `[E]`; of equal times the smallest sender counts."""
+        """Let receivers wait for the last of their models, which arrive at these times `[E]`."""
         last = self.now.copy()
         np.maximum.at(last, to, arrival)
         final = np.flatnonzero((arrival == last[to]) & (arrival > self.now[to]))
-        final = final[np.argsort(-of[final], kind="stable")]  # the last assignment below wins
+        final = final[np.argsort(-of[final], kind="stable")]  # of equal times the smallest sender
         self.waited_for[to[final]] = of[final]
         self.spent["wait"] += last - self.now
         self.now = last
 
     def server(self, active: np.ndarray, size: int) -> None:
-        """Let active clients, bool `[N]`, send a model to a server without limits, and wait for its answer of the same size."""
+        """Let active clients, bool `[N]`, send a model to a server and wait for its answer.
+
+        The server has no limits; the answer has the same size in bytes.
+        """
         who = np.flatnonzero(active)
-        up, down = (nanoseconds(size * MEGABITS_PER_BYTE / rate[who]) for rate in (self.speeds.up, self.speeds.down))
+        up = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.up[who])
+        down = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.down[who])
         left = np.maximum(self.ready[who], self.sent[who]) + up
         self.sent[who] = left
         at_server = left + self.latency[who]
@@ -131,10 +138,13 @@ class Clock:
         return {name: getattr(self, name) for name in ("now", "ready", "asked", "sent", "here")}
 
 
-def queue(ready: np.ndarray, link: np.ndarray, other: np.ndarray, cost: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Return when each message `[E]` has passed its link: in the order in which they are ready, ties by the other end.
+def queue(
+    ready: np.ndarray, link: np.ndarray, other: np.ndarray, cost: np.ndarray, free: np.ndarray
+) -> np.ndarray:
+    """Return when each message `[E]` has passed its link, in the order in which they are ready.
 
-    A message keeps its link busy for its cost `[E]`. `free` `[N]` is when each link is idle; it is updated in place.
+    Ties go by the other end. A message keeps its link busy for its cost `[E]`. `free` `[N]` is when
+    each link is idle; it is updated in place.
     """
     order = np.lexsort((other, ready, link))
     passed = np.empty(len(ready), np.int64)

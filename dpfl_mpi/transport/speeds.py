@@ -1,4 +1,4 @@
-"""How fast each client computes and sends: drawn from a named profile, or read from a file (docs/network.md)."""
+"""How fast each client computes and sends: drawn from a profile, or read from a file."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from dpfl_mpi import streams
 
 NS = 10**9  # nanoseconds in a second
 MEGABITS_PER_BYTE = 8e-6
-# medians of `settings.values.SPEEDS`; sigmas of the logarithms of a client's device, link and latency
+# medians of the five `Speeds`; sigmas of the logarithms of device, link and latency
 PROFILES = {
     "phones": ((0.2, 0.002, 12.6, 55.0, 0.0185), (0.7, 0.8, 0.4)),
     "hospitals": ((0.02, 0.0002, 100.0, 100.0, 0.01), (0.3, 0.5, 0.3)),

@@ -376,7 +376,7 @@ def test_what_is_averaged_is_what_was_sent(block):
 @pytest.mark.parametrize("what", GONE)
 def test_what_is_no_longer_here_is_refused(tmp_path, what):
     fields = FIELDS | {"method": written(tmp_path, GONE[what])}
-    said = "fed.exchange or fed.every_row received are used after ...; only those of the last sending are here"
+    said = "fed.exchange or fed.every_row received are used after ...; only those of the last are here"
     refused(f"models that {said}", run_here, tmp_path / "run.h5", fields)
 
 
@@ -391,12 +391,12 @@ def noted(box, *given, **how):
 window.Inbox.__init__, placement.MOST_ROWS = noted, {most}
 """
 AS_ON_A_GPU = """
-from dpfl_mpi.federation import mail
-whole = mail.MailRoom.__init__
-def separate(room, *given):
-    whole(room, *given)
-    room.sent = room.stagings[0].clone()
-mail.MailRoom.__init__ = separate
+from dpfl_mpi.transport import packing
+whole = packing.Packing.__init__
+def separate(rows, *given, **how):
+    whole(rows, *given, **how)
+    rows.left = rows.left.clone()
+packing.Packing.__init__ = separate
 """
 
 

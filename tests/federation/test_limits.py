@@ -112,7 +112,7 @@ def test_first_phase_sums_over_the_reachable(reach, attack):
     with federation(SMALL | {"reach": reach, "attack": attack}) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         sent, liars = fed.training.attack.sent(w), fed.members.limits.liars
-        sums, p = fed.sums.over_reachable(w, fed.candidates())
+        sums, p = fed.sums.over_candidates(w, fed.candidates())
         near = limits.reach_graph(fed.run)
         for k in range(N):
             members, total = sorted({k, *near.of(k).tolist()}) if reach else list(range(N)), [0] * 5

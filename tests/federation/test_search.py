@@ -47,7 +47,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     fed.begin_round(1)
     k = int(fed.ids[0])
     here = SimpleNamespace(
-        rows=lambda j, to: w[j].clone(), places=lambda j, to: (w.data_ptr() + 4 * w.shape[1] * j).astype(np.uint64)
+        rows=lambda j, to: w[j].clone(), addresses=lambda j, to: (w.data_ptr() + 4 * w.shape[1] * j).astype(np.uint64)
     )
     sums = (w[[k, *order]].double() * torch.from_numpy(fed.p[[k, *order]])[:, None]).sum(0) if y is None else y
     given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])

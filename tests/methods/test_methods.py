@@ -306,7 +306,7 @@ def test_push_sum_keeps_the_mass_and_its_bytes_are_the_body():
         assert new[order][:, 0].tolist() == pytest.approx(at)
         assert new[order][:, head][:, 0].tolist() == [1, 2, 3, 4]
         size = 4 * int((~head[: fed.ensemble.size]).sum()) + 8  # and mu
-        assert fed._parts.mail.wire.bytes.tolist() == [3 * size, 2 * size, 0, 0]
+        assert fed._parts.mail.ledger.bytes.tolist() == [3 * size, 2 * size, 0, 0]
         fed._parts.members.trains[0] = False  # --patience
         new, mu = dfedpgp.push(fed, u, np.full(4, 0.5), graph, head)
         assert torch.equal(new[order[0]], u[order[0]]) and mu[order[0]] == 0.5
@@ -315,11 +315,11 @@ def test_push_sum_keeps_the_mass_and_its_bytes_are_the_body():
 def test_what_is_told_comes_from_everyone_and_costs_its_bytes():
     graph = CollaborationGraph.from_lists([[1, 2], [0], [], [1]])
     with federation(FOUR | {"method": "dac", "send": "layers=body"}) as fed:
-        wire, values = fed._parts.mail.wire, np.arange(8.0).reshape(4, 2)[fed.ids]
+        ledger, values = fed._parts.mail.ledger, np.arange(8.0).reshape(4, 2)[fed.ids]
         assert fed.tell(values, graph).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-        assert wire.bytes.tolist() == [16, 32, 16, 0]
+        assert ledger.bytes.tolist() == [16, 32, 16, 0]
         fed.tell(values[:, 0].astype(np.float32))
-        assert wire.bytes.tolist() == [28, 44, 28, 12]
+        assert ledger.bytes.tolist() == [28, 44, 28, 12]
         refused("fed.tell was given list of shape (); it takes a NumPy array of 4 rows", fed.tell, [1, 2, 3, 4])
 
 

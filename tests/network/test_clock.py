@@ -1,12 +1,9 @@
-"""The clocks of --network, the figure `hours` and what `describe` says before a run, against numbers worked out by hand."""
-
-import re
+"""The clocks of --network and the figure `hours`, against numbers worked out by hand."""
 
 import numpy as np
 import pytest
 from launch import differences, refused, run_here
 
-from dpfl_mpi import describe
 from dpfl_mpi.figures import hours
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -174,19 +171,3 @@ def test_hours_and_gigabytes_by_hand():
     assert row == pytest.approx(expected | {"waiting, %": 30, "longest": 200 / 3, "critical": 100})
     assert np.isnan(hours.row_of(Made(), lines, 90)["hours to 90 %"])
     refused("no simulated time; compute it with --network", hours.measure, type("Plain", (dict,), {"path": "x"})())
-
-
-@pytest.mark.parametrize(
-    ("method", "low", "high"), [("local", 1, 1), ("fedavg", 1, 1), ("random_graph", 0.9, 1.1), ("dpfl", 0.98, 1.5)]
-)
-def test_what_is_said_before_is_what_the_clocks_say(method, low, high, tmp_path, said):
-    """Alone and with a server to the second; along a graph, whose edges are not known, about; of a search rather more."""
-    fields = {"clients": 6, "rounds": 3, "tau_train": 1, "method": method, "network": "phones", "budget": 3}
-    text = said(describe.main, *(f"--{name}={value}" for name, value in fields.items()), "--no-measure")
-    told = re.search(r"simulated +about ([\d.]+) s before round 1, ([\d.]+) (s|min) in all", text)
-    with Result(run_here(tmp_path / "run.h5", fields)) as result:
-        end = result["network/end"].max(1)
-    assert told
-    for seconds, unit, took in ((told[1], "s", end[0]), (told[2], told[3], end[-1])):
-        off, about = 31 * (unit == "min") + 0.1, float(seconds) * (60 if unit == "min" else 1)
-        assert low * took - off <= about <= high * took + off

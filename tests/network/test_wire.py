@@ -20,7 +20,7 @@ def encoder_of(codec):
     x = fed.initial_row()
     w = x + 0.1 * torch.from_numpy(np.random.default_rng(0).standard_normal(len(x))).float()
     w[fed.ensemble.size :] = 0
-    return fed, fed.mail.wire.encoder, w, x.clone()
+    return fed, fed.mail.packing.codec, w, x.clone()
 
 
 def test_int8_errs_by_half_a_step_and_the_error_is_fed_back():
@@ -42,26 +42,26 @@ def test_topk_sends_the_largest_and_later_the_rest():
     size, before = fed.ensemble.size, (w - x).abs()
     encoder.encode(w, x)
     same = (x == w)[:size]
-    assert encoder.kept == (size + 2) // 4 <= int(same.sum())
+    assert encoder.count == (size + 2) // 4 <= int(same.sum())
     assert before[:size][~same].max() <= before[:size][same].max()
-    assert float((w - x).abs().max()) <= float(before[:size].sort(descending=True).values[encoder.kept])
+    assert float((w - x).abs().max()) <= float(before[:size].sort(descending=True).values[encoder.count])
     for _ in range(4):
         encoder.encode(w, x)
     assert torch.equal(w, x)
-    assert encoder.bytes == 4 * encoder.kept + min(4 * encoder.kept, -(-size // 8))
+    assert encoder.bytes == 4 * encoder.count + min(4 * encoder.count, -(-size // 8))
 
 
 def test_what_a_receiver_missed_is_sent_again():
     """Client 0 keeps client 1's row over a graph without it, as far as its budget of two others goes; 2 has missed a version of it."""
     with federation(SMALL | {"codec": "int8"}) as fed:
-        wire, sent = fed.mail.wire, []
+        mail, sent = fed.mail, []
         w = fed.common_row()
         for lists in ([[1], [], [1]], [[1], [], []], [[2], [], [1]], [[1], [], []], [[2, 3], [], []], [[1], [], []]):
             w = w + 0.01
-            wire.begin()
+            mail.begin()
             fed.exchange(w, fed.collect([np.array((lists + [[]] * 3)[k], int) for k in fed.ids]))
-            sent.append((wire.bytes / wire.encoder.bytes).tolist())
-    whole = wire.whole / wire.encoder.bytes
+            sent.append((mail.ledger.bytes / mail.packing.codec.bytes).tolist())
+    whole = mail.packing.row_bytes / mail.packing.codec.bytes
     assert 3 < whole < 4
     # 1 to 0 and 2; 1 to 0; 1 to 2 (two versions), 2 to 0 (its third); 1 to 0 (two); 2 (two) and 3 (all: whole) to 0; 1 (forgotten: whole) to 0
     assert [row[1:4] for row in sent] == [[2, 0, 0], [1, 0, 0], [2, 3, 0], [2, 0, 0], [0, 2, whole], [whole, 0, 0]]
@@ -101,7 +101,7 @@ def test_encoded_rows_are_what_ranks_put(tmp_path):
         assert differences(run_here(tmp_path / f"{name}1.h5", fields), done[name]) == [], name
     put = {name: Result(path)["traffic/bytes_rma"] for name, path in done.items()}
     with federation(runs["int8"]) as fed:
-        row, encoded, whole = 4 * fed.ensemble.width, fed.mail.wire.encoder.bytes, fed.mail.wire.whole
+        row, encoded, whole = 4 * fed.ensemble.width, fed.mail.packing.codec.bytes, fed.mail.packing.row_bytes
         head = int(fed.columns("head").sum())
     assert (put["int8"][1:] / (-(-encoded // 4) * 4)).tolist() == (put["none"][1:] / row).tolist()
     assert (put["body"][1:] % (whole - 4 * head)).tolist() == [0, 0, 0]
@@ -116,9 +116,9 @@ def test_encoded_rows_are_what_ranks_put(tmp_path):
 def test_who_chooses_sees_what_arrived(codec):
     with federation(SMALL | {"codec": codec}) as fed:
         w = fed.local_opt(fed.common_row(), 1)
-        sums, p = fed.mail.wire, fed.p
-        total, _ = fed._parts.sums.over_reachable(w, fed.candidates())
-        known = sums.known.double()
+        p = fed.p
+        total, _ = fed._parts.sums.over_candidates(w, fed.candidates())
+        known = fed.mail.packing.known.double()
         assert not torch.equal(known, w.double())
         for i, k in enumerate(fed.ids):
             own = p[k] * (w[i].double() - known[i])
@@ -132,8 +132,8 @@ def test_a_head_that_is_not_sent_stays_at_home():
         mixed = fed.average(w, fed.collect([np.array([j for j in range(6) if j != k]) for k in fed.ids]))
         assert torch.allclose(mixed[:, head], w[:, head], atol=1e-6)
         assert torch.allclose(mixed[0, ~head], mixed[1, ~head], atol=1e-6)
-        assert fed.mail.wire.whole == 4 * (fed.ensemble.size - int(head.sum()))
-        total, p = fed._parts.sums.over_reachable(w, fed.candidates())
+        assert fed.mail.packing.row_bytes == 4 * (fed.ensemble.size - int(head.sum()))
+        total, p = fed._parts.sums.over_candidates(w, fed.candidates())
         assert torch.allclose((total / torch.from_numpy(p)[:, None])[:, head].float(), w[:, head], atol=1e-6)
 
 

@@ -130,7 +130,7 @@ def test_a_plan_has_slots_of_an_encoded_row():
     tried = {"none": {}, "int8": {"codec": "int8"}, "body": {"send": "layers=body"}}
     plans = {name: planned(six | fields, 2) for name, fields in tried.items()}
     with federation(six | {"codec": "int8"}) as fed:
-        size, encoded = fed.ensemble.size, -(-fed.mail.wire.encoder.bytes // 4) * 4
+        size, encoded = fed.ensemble.size, -(-fed.mail.packing.codec.bytes // 4) * 4
         body = size - int(fed.columns("head").sum())
     assert plans["none"].window.tolist() == [3 * plans["none"].row] * 2
     assert plans["int8"].window.tolist() == [3 * encoded] * 2

@@ -1,0 +1,226 @@
+"""`Mailroom`: puts rows into other ranks' windows. `Arrived`: the rows that are here until then."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.mpi.placement import models_per_pass, too_narrow, window_rows, window_slots
+from dpfl_mpi.mpi.window import Inbox, Route, route
+from dpfl_mpi.transport.log import Log
+from dpfl_mpi.transport.packing import Packing
+
+
+class Mailroom:
+    """This rank's windows, and the staged rows that it puts into others'."""
+
+    def __init__(
+        self,
+        packing: Packing,
+        log: Log,
+        *,
+        budgets: np.ndarray,
+        window_gb: float,
+        own_code: bool,
+    ):
+        """Make windows when needed, of `budgets` `[N]` rows per client, within --window_gb.
+
+        With `own_code` all ranks meet before each pass: a method that is not shipped may break off.
+        """
+        placement, versions = packing.placement, packing.versions
+        self.packing, self.placement, self.versions = packing, placement, versions
+        self.log, self.window_gb, self.own_code = log, window_gb, own_code
+        self.any_budget = bool(budgets.any())
+        self.bytes_put = 0  # by this rank into windows, in this round
+        self.sendings = 0  # what came before the last one is no longer here; the same on every rank
+        self.inboxes: list[Inbox | None] = [None] * len(packing.staged)
+        owners = placement.owner
+        wanted = np.bincount(owners, budgets, minlength=placement.world.size).astype(np.int64)
+        clients, rows = placement.per_rank * versions.count, placement.n * versions.count
+        most = window_slots(wanted, clients, rows)
+        # rows that --window_gb allows, and slots that each rank may have [ranks], by window
+        self.row_limits = [window_rows(window_gb, 4 * rows.shape[1]) for rows in packing.staged]
+        self.capacities = [np.minimum(most, limit) for limit in self.row_limits]
+        # of the last two graphs, such as Omega and the one that was chosen
+        self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
+
+    def meet(self, place: str) -> None:
+        """Wait for all ranks of an own method; one that is elsewhere is a `UserError` on all."""
+        if self.own_code:
+            with self.log.clock("wait"):
+                self.placement.world.meet(place)
+
+    def begin(self) -> None:
+        """Start a round."""
+        self.bytes_put = 0
+        self.packing.begin()
+
+    def stage(self, rows_KW: Tensor) -> None:
+        """Copy the rows that leave this rank's clients; they are put as they are now."""
+        self.packing.left[: len(rows_KW)].copy_(rows_KW.detach())  # 25 MB for 100 CNNs
+        self.sendings += 1
+
+    def check(self, sending: int) -> None:
+        """Raise `UserError` if anything was sent since this sending."""
+        if self.sendings != sending:
+            models = "models that fed.exchange or fed.every_row received"
+            verbs = "fed.exchange, fed.every_row, fed.bggc, fed.narrow"
+            late = f"the next sending ({verbs}, or fed.average without models received)"
+            raise UserError(f"{models} are used after {late}; only those of the last are here")
+
+    def route(self, graph: CollaborationGraph) -> Route:
+        """Return who puts which row where along a graph."""
+        world = self.placement.world
+        numbered = self.versions.graph(graph)
+        return route(numbered, self.versions.owner, self.versions.place, world.rank, world.size)
+
+    def plan(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
+        """Return the route of a graph, and how many models per client fit one pass.
+
+        None: all fit at once. 0: not even one does.
+        """
+        for known, planned in self._routes:
+            if known is graph and self.versions.count == 1:  # else ages differ
+                return planned
+        whole, clients = self.route(graph), self.placement.per_rank
+        width = models_per_pass(whole.need, self.capacities[0], clients)
+        if width and self.packing.encodes:  # encoded rows take less room
+            parts, _ = self.packing.split(graph)
+            needs = [self.route(part).need for part in parts]
+            fits = [(need <= most).all() for need, most in zip(needs, self.capacities, strict=True)]
+            return whole, None if all(fits) else width
+        self._routes = [(graph, (whole, width)), *self._routes[:1]]
+        return whole, width
+
+    def too_narrow(self) -> UserError:
+        """Return the error for a window that has no room for one model per client."""
+        row = 4 * self.packing.staged[0].shape[1]
+        return too_narrow(self.window_gb, row, self.placement.per_rank)
+
+    def put(self, graph: CollaborationGraph, whole: Route | None = None, slots: int = 0) -> Arrived:
+        """Put the staged rows along a graph that fits the windows; return all here. Collective.
+
+        `whole` is the graph's route, if it is known. A new window has at least so many `slots`.
+        """
+        whole = whole or self.route(graph)
+        parts, keys = self.packing.split(graph)
+        for window, part in enumerate(parts):
+            path = whole if part is graph else self.route(part)
+            if len(parts) > 1 and not path.need.any():
+                continue
+            inbox = self._wide_enough(window, path, slots)
+            with self.log.clock("exchange"):
+                if path.puts:
+                    self.packing.pack(window)
+                self.log.count("wait", inbox.exchange(path))
+                self.bytes_put += len(path.puts) * inbox.row_bytes
+                self.packing.unpack(window, path, inbox)
+        self.packing.keep(keys)
+        self.sendings += 1
+        return Arrived(self, whole)
+
+    def _wide_enough(self, window: int, path: Route, slots: int) -> Inbox:
+        """Return a window with room for what arrives, on all ranks a new one or none."""
+        world = self.placement.world
+        need, inbox = int(path.need[world.rank]), self.inboxes[window]
+        if not world.agree(inbox is None or need > inbox.slots):
+            assert inbox is not None
+            return inbox
+        if window == len(self.inboxes) - 1:  # whole rows beside encoded ones are few
+            need = max(need, slots, int(self.capacities[window][world.rank]))
+        return self._open(window, need)
+
+    def narrow(self, graph: CollaborationGraph) -> None:
+        """Give the window just a graph's slots; free the old one first. Collective."""
+        whole, width = self.plan(graph)
+        if width == 0:
+            raise self.too_narrow()
+        self.sendings += 1  # what has arrived goes with the old window
+        self.close()
+        slots = whole.need if width is None else self.capacities[-1]
+        self._open(len(self.inboxes) - 1, int(slots[self.placement.world.rank]))
+
+    def _open(self, window: int, slots: int) -> Inbox:
+        if old := self.inboxes[window]:
+            old.close()
+        staged = self.packing.staged[window].numpy()
+        inbox = self.inboxes[window] = Inbox(self.placement.world, staged, slots)
+        return inbox
+
+    def close(self) -> None:
+        """Free the windows. Collective."""
+        for inbox in filter(None, self.inboxes):
+            inbox.close()
+        self.inboxes = [None] * len(self.inboxes)
+
+
+class Arrived:
+    """The rows that are here until the next are put: this rank's, and those in its windows."""
+
+    def __init__(self, mailroom: Mailroom, route: Route):
+        self.mailroom, self.packing, self.versions = mailroom, mailroom.packing, mailroom.versions
+        self.route, self.inbox, self.sending = route, mailroom.inboxes[0], mailroom.sendings
+        # unpacked rows of other ranks by number; None: they are read in the window
+        self.unpacked = self.packing.stored(route.arriving)
+
+    def rows(self, senders: Senders, to: slice | int | None = None) -> Tensor:
+        """Return copies of the models of senders, `[k, W]` on the device.
+
+        `to` are their receivers, numbers of this rank, or one of all senders: a receiver may get an
+        older row, and completes a row of which not all is sent.
+
+        Raises:
+            UserError: other models were sent since.
+        """
+        if self.versions.count == 1 and self.packing.columns is None:
+            return self.copies(senders)
+        if to is None:
+            which = "rows(senders, i) must say which of fed.ids receives the models"
+            raise UserError(f"with --staleness or --send {which}")
+        ids = self.mailroom.placement.ids
+        rows = self.copies(self.versions.numbers(ids[to], np.asarray(senders)))
+        return self.packing.complete(rows, self.packing.own[to])
+
+    def copies(self, numbers: Senders) -> Tensor:
+        """Return copies of rows by their numbers, as they were sent, `[k, W]` on the device."""
+        self.mailroom.check(self.sending)
+        left, place = self.packing.left, self.versions.place
+        here = self.versions.owner[numbers] == self.mailroom.placement.world.rank
+        if len(numbers) == 1:  # without the gather a search of small models takes a tenth less
+            number = numbers[0]
+            row = left[place[number]].clone() if here[0] else self._remote(number).to(left.device)
+            return row[None]
+        rows = left[torch.from_numpy(np.where(here, place[numbers], 0)).to(left.device)]
+        for i in np.flatnonzero(~here).tolist():
+            rows[i] = self._remote(numbers[i])
+        return rows
+
+    def _remote(self, number: int) -> Tensor:
+        """Return a copy of a row of another rank."""
+        if self.unpacked is not None:
+            return self.unpacked[int(number)].clone()
+        assert self.inbox is not None
+        return torch.from_numpy(self.inbox.take(int(self.route.slots(number))))
+
+    def addresses(self, senders: np.ndarray, to: slice | np.ndarray) -> np.ndarray:
+        """Return where in memory the rows lie that `rows` copies, uint64 `[c]`.
+
+        Until the next sending, on a CPU, with all columns sent. `to`: one receiver, or one per
+        sender.
+        """
+        self.mailroom.check(self.sending)
+        placement = self.mailroom.placement
+        numbers = self.versions.numbers(placement.ids[to], senders)
+        row_bytes = 4 * self.packing.ensemble.width
+        out = self.packing.left.data_ptr() + row_bytes * self.versions.place[numbers]
+        away = self.versions.owner[numbers] != placement.world.rank
+        if self.unpacked is not None:
+            out[away] = [self.unpacked[j].data_ptr() for j in numbers[away].tolist()]
+        elif away.any():
+            assert self.inbox is not None
+            window = self.inbox.view.ctypes.data
+            out[away] = window + row_bytes * self.route.slots(numbers[away])
+        return out.astype(np.uint64)

@@ -1,0 +1,238 @@
+"""What of a row is put into a window: all of it, some columns (--send), or what a codec encodes.
+
+Rows are known by their numbers, as `Versions` has them.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.mpi.window import Inbox, Route
+from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.transport.codec import Int8, TopK
+from dpfl_mpi.transport.links import Links
+from dpfl_mpi.transport.placement import Placement
+from dpfl_mpi.transport.versions import Versions
+
+SPAN = 2**32  # more than the versions of a client's row
+NO_KEYS = np.zeros(0, np.int64)
+
+
+class Packing:
+    """Rows are put whole and read where they arrive; or some columns, which are unpacked there."""
+
+    encodes = False
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        placement: Placement,
+        versions: Versions,
+        columns_W: Tensor | None = None,
+        in_place: bool = True,
+    ):
+        """Put these columns, bool `[W]`, None: all; `in_place`: as the row lies in memory."""
+        self.ensemble, self.placement, self.versions = ensemble, placement, versions
+        self.columns, self.in_place = columns_W, in_place and columns_W is None
+        self.k = len(placement.ids)
+        self._sent: slice | Tensor = slice(ensemble.size)
+        count = ensemble.size
+        if columns_W is not None:
+            self._sent = torch.nonzero(columns_W[: ensemble.size])[:, 0]
+            count = len(self._sent)
+        self.row_bytes = 4 * count  # of a whole row on a network
+        self.staged: list[Tensor] = []  # rows in host memory that are put, by window
+        self._add_window(ensemble.width if self.in_place else count)
+        # the rows that left this rank's clients, of this round and of those before that count
+        # still; local receivers read them here: a method may train its rows on before it averages
+        self.left = self.staged[0]
+        if not self.in_place or ensemble.device.type == "cuda":
+            self.left = ensemble.zeros(versions.count * self.k)
+        self.own = self.left[: self.k]  # the receivers' own rows, where not all columns are sent
+        self._store: dict[int, Tensor] = {}  # unpacked rows of other ranks by key
+
+    def _add_window(self, width: int) -> None:
+        pinned = self.ensemble.device.type == "cuda"
+        rows = self.versions.count * self.k
+        self.staged.append(torch.zeros(rows, width, pin_memory=pinned))
+
+    def begin(self) -> None:
+        """Start a round: what left in the last one is a round older."""
+        if self.versions.count > 1 and self.k:
+            self.left[self.k :] = self.left[: -self.k].clone()
+
+    def leaving(self, w_KW: Tensor, active: np.ndarray, in_rounds: bool) -> Tensor:
+        """Return what others will know of this rank's rows, `[K, W]`. Collective."""
+        return w_KW
+
+    def same(self, a_KW: Tensor, b_KW: Tensor, active: np.ndarray) -> bool:
+        """Return whether this rank's active clients, bool `[N]`, have the same rows in both."""
+        rows = np.flatnonzero(active[self.placement.ids])
+        return torch.equal(a_KW[rows], b_KW[rows])
+
+    def sizes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
+        """Return the bytes that go along edges `[E]` on a network."""
+        return np.full(len(of), self.row_bytes)
+
+    def complete(self, rows_kW: Tensor, own_kW: Tensor) -> Tensor:
+        """Return rows that arrived, with the receivers' own columns where nothing is sent."""
+        return rows_kW if self.columns is None else torch.where(self.columns, rows_kW, own_kW)
+
+    def split(self, graph: CollaborationGraph) -> tuple[list[CollaborationGraph], np.ndarray]:
+        """Return the part of a graph that goes through each window, and what ranks store then."""
+        return [graph], NO_KEYS
+
+    def pack(self, window: int) -> None:
+        """Stage what is put through a window."""
+        if self.left is not self.staged[0]:
+            self.staged[0].copy_(self.left if self.in_place else self.left[:, self._sent])
+
+    def unpack(self, window: int, route: Route, inbox: Inbox) -> None:
+        """Store the rows that arrived in a window, unless they are read in place."""
+        if not self.in_place:
+            self._store = self._unpacked(route, inbox)
+
+    def _unpacked(self, route: Route, inbox: Inbox) -> dict[int, Tensor]:
+        rows = {}
+        for slot, key in enumerate(self._keys(route.arriving).tolist()):
+            rows[key] = self.ensemble.zeros(1)[0]
+            rows[key][self._sent] = torch.from_numpy(inbox.take(slot)).to(self.left.device)
+        return rows
+
+    def stored(self, numbers: np.ndarray) -> dict[int, Tensor] | None:
+        """Return unpacked rows of other ranks by number; None if they are read in place."""
+        if self.in_place:
+            return None
+        keys = self._keys(numbers).tolist()
+        return {j: self._store[key] for j, key in zip(numbers.tolist(), keys, strict=True)}
+
+    def keep(self, keys: np.ndarray) -> None:
+        """Forget stored rows beside these keys of all ranks."""
+
+    def _keys(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the keys of rows in the store."""
+        return numbers
+
+    def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
+        """Return what a checkpoint stores: of this rank's clients `[K, ...]`, and of all ranks."""
+        if self.versions.count == 1:
+            return {}, {}
+        rows = self.left.view(self.versions.count, self.k, self.ensemble.width)
+        return {"versions": rows.transpose(0, 1)}, {}
+
+
+class Encoded(Packing):
+    """What a codec makes of a row's change is put through a second window.
+
+    A rank that lacks the version before gets the row whole, through the first window.
+    """
+
+    encodes = True
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        placement: Placement,
+        versions: Versions,
+        columns_W: Tensor | None,
+        codec: Int8 | TopK,
+        start_W: Tensor,
+        budgets: np.ndarray,
+    ):
+        """Encode from the common initial row; a client stores `budgets` `[N]` rows of others."""
+        super().__init__(ensemble, placement, versions, columns_W, in_place=False)
+        self._add_window(-(-codec.bytes // 4))
+        self.codec, self.start, self.budgets = codec, start_W, budgets
+        self.known = start_W.repeat(self.k, 1)  # what others know of this rank's clients [K, W]
+        self.encoded = torch.zeros_like(self.known)  # the rows that were encoded last
+        # of this round and of those before that count still: messages, and how often each client's
+        # row had been encoded; version 0 is the initial row, which everyone knows
+        self.messages = np.zeros((versions.count, self.k, codec.bytes), np.uint8)
+        self.version = np.zeros((versions.count, placement.n), np.int64)
+        self.held = Links(2)  # by edge which version the receiver has, and when it came
+        self._rank_keys = NO_KEYS  # rank * N * SPAN + key of all that ranks store
+
+    def begin(self) -> None:
+        super().begin()
+        self.messages[1:] = self.messages[:-1].copy()
+        self.version[1:] = self.version[:-1].copy()
+
+    def leaving(self, w_KW: Tensor, active: np.ndarray, in_rounds: bool) -> Tensor:
+        """Return what others will know of this rank's rows, `[K, W]`. Collective.
+
+        Rows that changed are encoded once. After the rounds all rows are sent whole.
+        """
+        if not in_rounds:
+            self.version[0] += 2  # nobody has the one before
+            return w_KW
+        changed = not self.same(w_KW, self.encoded, active)
+        if self.placement.world.agree(changed):
+            self.encoded.copy_(w_KW.detach())
+            self.version[0] += active
+            with torch.no_grad():
+                for i in np.flatnonzero(active[self.placement.ids]):
+                    self.messages[0, i] = self.codec.encode(w_KW[i].detach(), self.known[i])
+        return self.known
+
+    def sizes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
+        """Return the bytes that go along edges `[E]`: all versions that a receiver missed."""
+        if not in_rounds:
+            return super().sizes(to, of, in_rounds)
+        edges, latest = to * self.placement.n + of, self.version[0, of]
+        missed = np.maximum(latest - self.held.get(edges, 0), 1)
+        self.held.set(edges, latest, self.held.table[:, 2].max(initial=0) + 1)
+        self.held.trim(self.budgets)
+        return np.minimum(missed * self.codec.bytes, self.row_bytes)
+
+    def split(self, graph: CollaborationGraph) -> tuple[list[CollaborationGraph], np.ndarray]:
+        """Return which edges need whole rows and which encoded ones, and what ranks store then.
+
+        A rank stores the versions that may still be taken, of senders that its clients have or get.
+        """
+        n, to, held = graph.n, graph.receivers(), self.held.table
+        owner = self.placement.owner
+        numbers = self.versions.numbers(to, graph.senders)
+        keys = owner[to] * n * SPAN + self._keys(numbers)
+        lacks = ~np.isin(keys, self._rank_keys)
+        has_previous = np.isin(keys - 1, np.concatenate([self._rank_keys, keys]))
+        follows = has_previous | (keys % SPAN == 1)  # version 0 is everywhere
+        stored = np.union1d(self._rank_keys, keys)
+        pairs = stored // SPAN
+        wanted = np.concatenate([keys // SPAN, owner[held[:, 0] // n] * n + held[:, 0] % n])
+        stays = np.isin(pairs, wanted) & (stored % SPAN >= self.version[-1, pairs % n])
+        return [graph.only(lacks & ~follows), graph.only(lacks & follows)], stored[stays]
+
+    def pack(self, window: int) -> None:
+        if window == 0:
+            super().pack(window)
+            return
+        size = self.codec.bytes
+        staged = self.staged[1]
+        staged.numpy().view(np.uint8)[:, :size] = self.messages.reshape(len(staged), size)
+
+    def unpack(self, window: int, route: Route, inbox: Inbox) -> None:
+        if window == 0:
+            self._store |= self._unpacked(route, inbox)
+            return
+        keys = self._keys(route.arriving).tolist()
+        for slot in reversed(range(len(keys))):  # older versions first
+            key = keys[slot]
+            row = (self.start if key % SPAN == 1 else self._store[key - 1]).clone()
+            self.codec.decode(inbox.take(slot).view(np.uint8)[: self.codec.bytes], row)
+            self._store[key] = row
+
+    def keep(self, keys: np.ndarray) -> None:
+        self._rank_keys = keys
+        mine = set((keys - self.placement.world.rank * self.placement.n * SPAN).tolist())
+        self._store = {key: row for key, row in self._store.items() if key in mine}
+
+    def _keys(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the keys of rows in the store: client * SPAN + version."""
+        return numbers % self.placement.n * SPAN + self.version.ravel()[numbers]
+
+    def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
+        mine, shared = super().state()
+        mine |= {"known": self.known, "told": self.encoded}
+        mine["messages"] = self.messages.swapaxes(0, 1)
+        return mine, shared | {"version": self.version}

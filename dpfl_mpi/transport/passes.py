@@ -1,0 +1,106 @@
+"""`Received`: the models that arrive along a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.mpi import placement as limits
+from dpfl_mpi.mpi.placement import groups_of, rows_per_pass
+from dpfl_mpi.transport.mailroom import Arrived, Mailroom
+
+
+class Received:
+    """All models at once, as usual, or in passes if the graph is wider than the window."""
+
+    def __init__(
+        self,
+        mailroom: Mailroom,
+        w_KW: Tensor,
+        graph: CollaborationGraph,
+        arrived: Arrived | None,
+        width: int = 0,
+    ):
+        """`w_KW` are this rank's own rows; if none `arrived`, a pass brings each client `width`."""
+        self.mailroom, self.w, self.graph = mailroom, w_KW, graph
+        self.arrived, self.width, self.sending = arrived, width, mailroom.sendings
+
+    def parts(
+        self, graph: CollaborationGraph, blocks: Sequence[slice]
+    ) -> Iterator[tuple[Received, Sequence[slice]]]:
+        """Yield blocks of clients with what they receive of a part of the graph. Collective.
+
+        All blocks, if all models are here; else as many clients as the window has room for. If not
+        even one client's models fit, all clients come at once, too, their models in `passes`.
+        """
+        room, placement = self.mailroom, self.mailroom.placement
+        group = None
+        several = any(b.stop - b.start > 1 for b in blocks)
+        if self.arrived is None and not placement.world.agree(several):
+            order, capacity = placement.rank_by_rank, room.capacities[0]
+            group = groups_of(graph, placement.owner, order, capacity)
+        if group is None:
+            yield self, blocks
+            return
+        mine = group[placement.ids]  # a block is one client
+        for g in range(int(group.max(initial=-1)) + 1):
+            room.meet("the next clients of what fed.exchange returned")
+            room.check(self.sending)
+            part = graph.only(group[graph.receivers()] == g)
+            arrived = room.put(part)
+            self.sending = room.sendings
+            members = [blocks[int(i)] for i in np.flatnonzero(mine == g)]
+            yield Received(room, self.w, part, arrived), members
+
+    def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
+        """Yield, pass by pass, the models here, and those that each client uses. Collective.
+
+        `orders` has each client's senders in its order. One pass, if all models are here.
+        """
+        room, placement = self.mailroom, self.mailroom.placement
+        room.check(self.sending)
+        if self.arrived is not None:
+            yield self.arrived, list(orders)
+            return
+        room.meet("the passes of what fed.exchange returned")
+        longest = np.array([max(map(len, orders), default=0)], np.float64)
+        for first in range(0, int(placement.world.spread(longest)[0, 2]), self.width):
+            senders = [order[first : first + self.width] for order in orders]
+            room.meet("the next pass of what fed.exchange returned")
+            room.check(self.sending)
+            arrived = room.put(placement.graph_of(senders))
+            self.sending = room.sendings
+            yield arrived, senders
+
+
+def rows_of_all(
+    room: Mailroom, clients: np.ndarray, asked: np.ndarray
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield `(j, copy of its row)` of these clients on every rank with clients. Collective.
+
+    `asked`, bool `[ranks, N]`, says which rank wants whose row. A rank gets each once: as many at a
+    time as the window has slots, at most MOST_ROWS if no graph says how wide it is.
+    """
+    placement, rank = room.placement, room.placement.world.rank
+    n, k, owner = placement.n, len(placement.ids), placement.owner
+    limit = room.capacities[0]
+    most = n if room.any_budget else min(n, limits.MOST_ROWS)
+    limit = np.where(limit > 0, limit, room.row_limits[0])  # a rank without budgets limits nobody
+    width = rows_per_pass(limit, placement.per_rank, most)
+    slots = min(width, n - k) if k else 0  # so that later passes need no other window
+    ranks, receivers = np.unique(owner, return_index=True)  # one client receives for its rank
+    away = asked[ranks] & (owner != ranks[:, None])
+    wanted = asked[rank] | (owner == rank)
+    for first in range(0, len(clients), width):
+        some = clients[first : first + width]
+        room.meet("the next pass of fed.every_row")
+        to, of = np.nonzero(away[:, some])
+        graph = CollaborationGraph.from_edges(n, receivers[to], some[of])
+        arrived = room.put(graph, slots=slots)
+        with room.log.clock("exchange"):
+            for j in some[wanted[some]].tolist() if k else []:
+                yield j, arrived.copies([j])[0]
+        room.check(arrived.sending)  # the next pass puts the rows that are staged still
