@@ -25,7 +25,7 @@ from csv_files import TEXTS
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures import frames, omega
-from dpfl_mpi.figures.command import found
+from dpfl_mpi.figures.command import find_result
 from dpfl_mpi.figures.controls_table import backdoor, liar_shares, newcomers
 from dpfl_mpi.figures.names import method_name, row_name, setting, slug
 from dpfl_mpi.figures.tables import interval
@@ -119,7 +119,7 @@ def graphs(result: Result) -> pd.DataFrame:
         return pd.DataFrame(columns=["t", "client", "classes", "collaborators"])
     classes = frames.ranked_classes(result)
     return pd.DataFrame(
-        {"t": t, "client": k, "classes": classes[k], "collaborators": frames.listed(np.flatnonzero(chosen))}
+        {"t": t, "client": k, "classes": classes[k], "collaborators": frames.joined(np.flatnonzero(chosen))}
         for t in sorted({0, result.last_round // 2, result.last_round})
         for k, chosen in enumerate(result.graph(t))
     )
@@ -152,7 +152,7 @@ def finished(file: Path, results: Path) -> Iterator[tuple[Run, Path]]:
     """Yield every Run of a file that has a finished result, and its path; say which have none."""
     for run in runs_of(file):
         try:
-            result = found(run, results)
+            result = find_result(run, results)
         except UserError as error:
             print(f"not here: {error}", file=sys.stderr)
             continue

@@ -35,7 +35,7 @@ def of_folder(folder: Path) -> Frames:
     budgets = runs["row"].str.extract(r"\(B_c = ([^)]*)\)", expand=False).fillna("")
     order = budgets.str.removesuffix("N").replace("", "0").astype(float)
     runs = runs.assign(setting=where, paper=where, budget=budgets, order=order, omega_until=np.inf, **told)
-    runs["said_seed"] = "seed " + runs["seed"].astype(str)
+    runs["seed_text"] = "seed " + runs["seed"].astype(str)
     runs = runs.rename(columns={"partition_sha256": "partition"})
 
     def table(name: str, texts: Mapping[str, type] = TEXTS) -> pd.DataFrame:

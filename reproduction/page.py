@@ -25,7 +25,7 @@ from dpfl_mpi.figures import omega, pareto
 from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, STYLE, TEXT, curves
-from dpfl_mpi.figures.tables import cell, comparable, interval, means, number, paired, told
+from dpfl_mpi.figures.tables import mean_text, comparable, interval, means, number, paired, difference_text
 from dpfl_mpi.settings.values import ATTACKS
 
 HERE = Path(__file__).resolve().parent
@@ -73,9 +73,9 @@ def about(runs: pd.DataFrame, clients: pd.DataFrame, row: str, words: str, *pair
     """Return the cells of every table: a row's accuracy, the difference of a pair of rows, the gap, and costs."""
     return {
         "method": row,
-        "accuracy, %": cell(means(clients, row)),
-        words: told(paired(clients, *pair)) if len(set(pair)) > 1 else "-",
-        "validation - test": told(gaps(clients[clients["row"] == row])),
+        "accuracy, %": mean_text(means(clients, row)),
+        words: difference_text(paired(clients, *pair)) if len(set(pair)) > 1 else "-",
+        "validation - test": difference_text(gaps(clients[clients["row"] == row])),
         **costs(runs, row),
     }
 
@@ -112,7 +112,7 @@ def power(frames: Frames) -> Lines:
             some, few = (needed(chance, difference, chance.clients, 0.8, 0.05) for difference in (0.63, 2.0))
             yield {
                 "DPFL minus": row,
-                "points": told(parts),
+                "points": difference_text(parts),
                 "deviation within": f"{chance.within:.1f}",
                 "between partitions": f"{chance.between:.2f}",
                 "partitions for 0.63": str(some or "> 10,000"),  # 0 where 10,000 do not find it with a power of 80 %
@@ -138,9 +138,9 @@ def newcomers(frames: Frames) -> Lines:
         came = {e: [percent(line[f"newcomers_{e}{end}"]) for end in ("", "_half")] for e in (0, 1, 5)}
         yield {
             "method": line["row"],
-            "those who trained, %": cell(means(clients, line["row"])),
+            "those who trained, %": mean_text(means(clients, line["row"])),
             **{f"newcomers, E = {epochs}": " ± ".join(both) for epochs, both in came.items()},
-            "DPFL minus it, E = 5": "-" if line["row"] == base else told(paired(later, base, line["row"])),
+            "DPFL minus it, E = 5": "-" if line["row"] == base else difference_text(paired(later, base, line["row"])),
         }
 
 
@@ -169,7 +169,7 @@ def equal(lines: pd.DataFrame, cost: str) -> Lines:
             text = f"{mean:.2f} ± {half:.2f} ({len(parts)})".replace(" ± nan", "")
             out[f"{most:.2f} {cost}"] = text if parts else "-"
         ahead = [np.array([points]) for points in (reached[-1].loc["DPFL"] - reached[-1].loc[row]).dropna()]
-        yield out | {"DPFL minus it": told(ahead) if row != "DPFL" else "-"}
+        yield out | {"DPFL minus it": difference_text(ahead) if row != "DPFL" else "-"}
 
 
 def changed(lines: pd.DataFrame) -> Lines:
@@ -182,7 +182,7 @@ def changed(lines: pd.DataFrame) -> Lines:
             for method in ("DPFL", "Random graph", "Pairwise"):
                 both = [(profile, f"{method}, {change}"), (profile, method)]
                 parts = last.loc[both[0]] - last.loc[both[1]]
-                out[method] = told([np.array([points]) for points in parts.dropna()])
+                out[method] = difference_text([np.array([points]) for points in parts.dropna()])
             yield out | {"GB of DPFL": number(sent.loc[profile, f"DPFL, {change}"].mean())}
 
 
@@ -223,7 +223,7 @@ def deciding() -> Lines:
                 "of, local epochs": where,
                 "test images": of,
                 "DPFL minus": row,
-                "points": told(parts),
+                "points": difference_text(parts),
                 "deviation within": f"{chance.within:.1f}",
                 "between partitions": f"{chance.between:.2f}",
                 "partitions for 0.5": str(needed(chance, 0.5, 100, 0.8, 0.05) or "> 10,000"),

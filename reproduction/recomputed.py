@@ -16,19 +16,19 @@ from scipy.special import stdtrit
 from dpfl_mpi.figures import graph_evolution, paper, random_graph, variance
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.label_flip import chance, edge_share
-from dpfl_mpi.figures.motivation import with_whom
+from dpfl_mpi.figures.motivation import group_name
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, curves
 from dpfl_mpi.figures.tables import (
     Parts,
     by_budget,
-    cell,
     comparable,
+    difference_text,
     interval,
     markdown,
+    mean_text,
     means,
     paired,
-    told,
 )
 from dpfl_mpi.graph import asymmetry, sparsity
 
@@ -81,9 +81,9 @@ def table_1(frames: Frames) -> Lines:
         difference = paired(lines, row, "Local") if row != "Local" else []
         yield {
             "method": row,
-            "ours, %": cell(values),
+            "ours, %": mean_text(values),
             "paper, %": " ± ".join(theirs or "-"),
-            "to Local, paired": told(difference),
+            "to Local, paired": difference_text(difference),
             "over clients": f"± {over_clients(difference):.2f}" if comparable(difference) else "-",
             "paper, to Local": paper_gap(frames, row, "Local"),
             "verdict": verdict(values, *map(float, theirs)) if len(values) and theirs else "-",
@@ -98,7 +98,7 @@ def order(frames: Frames) -> Lines:
             found = "holds" if mean > 0 else "**does not hold**"
             yield {
                 "claim": f"{a} > {b}",
-                "ours": told(parts),
+                "ours": difference_text(parts),
                 "over clients": f"± {within:.2f}",
                 "paper": paper_gap(frames, a, b),
                 "": found if decided else "not decided",
@@ -153,7 +153,7 @@ def flips(frames: Frames) -> Lines:
         omega, last = (edge_share(graph().matrix(), flipped) for graph in of_row["graph"].iloc[[0, -1]])
         yield {
             "flipped clients": "search too" if search else "only train",
-            "accuracy of the others, %": cell(means(lines, row)),
+            "accuracy of the others, %": mean_text(means(lines, row)),
             "edges from flipped, Omega": f"{100 * omega:.1f} %",
             "last round": f"{100 * last:.1f} %",
             "by chance": f"{100 * chance(flipped):.1f} %",
@@ -168,8 +168,8 @@ def example(frames: Frames) -> Lines:
     for row, others in rows.items():
         mean, half = interval([(first[row] - first["Local"]).to_numpy()])
         yield {
-            "client 1": with_whom(others),
-            "accuracy, %": cell(first[row].to_numpy()),
+            "client 1": group_name(others),
+            "accuracy, %": mean_text(first[row].to_numpy()),
             "to alone": f"{mean:+.1f} ± {half:.1f}" if others else "-",
             "paper": paper.SYNERGY[len(others)] if others else "-",
         }
@@ -181,8 +181,8 @@ def others(frames: Frames) -> Lines:
     for row in sorted(set(frames.rows["row"]) - set(paper.TABLE_1)):
         if not any(word in row for word in shown):
             base = row.split(", ")[0]
-            difference = told(paired(lines, row, base)) if base != row else "-"
-            yield {"run": row, "accuracy, %": cell(means(lines, row)), "to the row without it, paired": difference}
+            difference = difference_text(paired(lines, row, base)) if base != row else "-"
+            yield {"run": row, "accuracy, %": mean_text(means(lines, row)), "to the row without it, paired": difference}
 
 
 def of_table_1(frames: Frames) -> Frames:

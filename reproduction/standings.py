@@ -16,7 +16,7 @@ from recomputed import Lines, error_over_clients, intervals, over_clients
 from scipy.special import stdtr
 
 from dpfl_mpi.figures.style import COLOURS, MARKS, TEXT
-from dpfl_mpi.figures.tables import Parts, cell, comparable, means, number, paired, told
+from dpfl_mpi.figures.tables import Parts, mean_text, comparable, means, number, paired, difference_text
 
 RANDOM = "Random graph"  # of as many clients as the budget allows
 DEGREES = "Random graph, DPFL's degrees"  # of as many as DPFL averages with
@@ -65,12 +65,12 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
     """Yield a line per row of a setting; bold is decided."""
     lines = clients.merge(runs, on="run")
     for row, mine in runs.groupby("row", sort=False):
-        out = {"row": str(row), "accuracy, %": cell(means(lines, str(row), "accuracy"))}
+        out = {"row": str(row), "accuracy, %": mean_text(means(lines, str(row), "accuracy"))}
         for to, name in TO.items():
             its = found[(found["row"] == row) & (found["to"] == to)]
             out[name] = "-"
             for parts, decided in zip(its["parts"], its["decided"], strict=True):
-                text = told(parts) + (f", clients ± {over_clients(parts):.2f}" if to in BOTH else "")
+                text = difference_text(parts) + (f", clients ± {over_clients(parts):.2f}" if to in BOTH else "")
                 out[name] = f"**{text}**" if decided else text
         costs = {name: number(mine[cost].mean(), ",.0f") for cost, name in COSTS.items()}
         yield out | costs | {"core hours": number(mine["core_hours"].min())}
@@ -87,7 +87,7 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
         out = {"setting": str(setting), "epochs": number(epochs, ".0f")}
         for name, row, to in ("random graph over Local", RANDOM, "Local"), *((row, row, RANDOM) for row in OVER):
             of = its.get((row, to))
-            text = told(of.parts) if of else "-"
+            text = difference_text(of.parts) if of else "-"
             out[name] = f"**{text}**" if of and of.decided else text
         yield out
 

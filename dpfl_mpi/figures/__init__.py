@@ -1,7 +1,7 @@
-"""Every figure and table, one file each: `RUNS` are the Runs that it needs, `draw(frames)` makes it. `python analysis/NAME.py` draws it.
+"""Every figure and table, one file each. `python analysis/NAME.py` draws NAME.
 
-A figure is drawn of data frames (`frames`), which results and the CSV files of `reproduction/` both become; `paper` has the paper's numbers.
-Nothing here imports torch or MPI: beside the package it takes the libraries of `pip install '.[analysis]'`.
+A figure's `RUNS` are the Runs that it needs; `draw(frames)` makes a `Drawing` of their data frames
+(`frames`). It imports neither torch nor MPI, but the libraries of `pip install '.[analysis]'`.
 """
 
 import importlib.util
@@ -11,8 +11,8 @@ from dpfl_mpi.errors import complain
 
 LIBRARIES = ("numpy", "h5py", "matplotlib", "pandas", "scipy", "networkx", "tabulate", "jinja2")
 
-if gone := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
-    complain(f"error: the figures need {', '.join(gone)}: pip install {' '.join(gone)}")
+if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
+    complain(f"error: the figures need {', '.join(missing)}: pip install {' '.join(missing)}")
     sys.exit(2)
 
 import matplotlib  # noqa: E402

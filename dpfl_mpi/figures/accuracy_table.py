@@ -1,7 +1,8 @@
-"""Table: test accuracy of every method on every data set, with what is behind the mean.
+"""Table: test accuracy of every method on every data set.
 
-The first table is the paper's Table 1. A table for each data set follows: the spread over clients, the difference to Local client by client on
-the same partition, the clients that are below their own Local, the worst decile, and the last round beside the best by validation.
+The first table is the paper's Table 1. One table per data set follows, with the spread over
+clients, the difference to Local (paired by client, on the same partition), the clients below their
+own Local, the worst decile, and the accuracy after the last round.
 """
 
 from itertools import combinations
@@ -15,77 +16,150 @@ from dpfl_mpi.figures import tables
 from dpfl_mpi.figures.command import PAPER, SEEDS, Drawing
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
-from dpfl_mpi.figures.tables import latex, markdown, number, printed
+from dpfl_mpi.figures.tables import latex, markdown, number
 from dpfl_mpi.results.result import METRICS, mean
 from dpfl_mpi.results.summary import fewer
 from dpfl_mpi.settings import Run
 
+DIRICHLET = {"partition": "dirichlet", "dirichlet_alpha": 0.1}
 SETTINGS = (
-    {"dataset": "cifar10", "partition": "dirichlet", "dirichlet_alpha": 0.1},
+    {"dataset": "cifar10", **DIRICHLET},
     {"dataset": "cifar10"},
-    {"dataset": "cinic10", "partition": "dirichlet", "dirichlet_alpha": 0.1},
+    {"dataset": "cinic10", **DIRICHLET},
     {"dataset": "cinic10"},
-    {"dataset": "femnist", "partition": "fedrep", "data": "data/femnist-a-j.h5"},  # what the paper's numbers come from
+    # the source of the paper's numbers
+    {"dataset": "femnist", "partition": "fedrep", "data": "data/femnist-a-j.h5"},
 )
 TUNED = {"finetune_epochs": 10}  # 2 tau_train
+BASELINES = ("apfl", "perfedavg", "ditto", "fedrep", "knnper", "pfedgraph")
 ROWS: tuple[dict[str, Any], ...] = (
     {"method": "local"},
     {"method": "fedavg"},
     {"method": "fedavg"} | TUNED,
     {"method": "fedprox"},
     {"method": "fedprox"} | TUNED,
-    *({"method": method} for method in ("apfl", "perfedavg", "ditto", "fedrep", "knnper", "pfedgraph")),
+    *({"method": method} for method in BASELINES),
     *({"method": "dpfl", "budget": budget} for budget in published.BUDGETS),
 )
-FEMNIST_TUNING = {"finetune_epochs": 4}  # its tau_train is 2
+FEMNIST_TUNED = {"finetune_epochs": 4}  # 2 tau_train
 
 
 def rows_on(data: dict[str, Any]) -> list[Run]:
-    tuning = FEMNIST_TUNING if data["dataset"] == "femnist" else {}
-    rows = [data | row | (tuning if "finetune_epochs" in row else {}) for row in ROWS]
+    """Return the Runs of all rows and seeds on one data set."""
+    tuned = FEMNIST_TUNED if data["dataset"] == "femnist" else TUNED
+    rows = [data | row | (tuned if "finetune_epochs" in row else {}) for row in ROWS]
     return [Run(**row, seed=seed) for row in rows for seed in SEEDS]
 
 
 RUNS = [run for data in SETTINGS for run in rows_on(data)]
-SCORE = {"choices": tuple(METRICS), "default": "accuracy", "help": "what is scored (default: accuracy)"}
-OWN = ("budget", "rounds", "finetune_epochs")  # settings that a row has by its method, or that a column shows
-OPTIONS = PAPER | {"score": SCORE}
+SCORES = {"choices": tuple(METRICS), "default": "accuracy", "help": "score to show (accuracy)"}
+OPTIONS = PAPER | {"score": SCORES}
+SHOWN = ("budget", "rounds", "finetune_epochs")  # settings that a row's name or a column shows
 
 
 def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
-    """Return one line per setting and row: accuracies (or `score`) in percent, differences in points, means over the seeds."""
+    """Return one line per setting and row: scores in percent, differences in points."""
     name, column = ("clients", "test_acc") if score == "accuracy" else ("scores", score)
     out = []
-    for where, here in frames.rows.groupby("setting", sort=False):
+    for where, rows in frames.rows.groupby("setting", sort=False):
         lines = frames.of(name, where)
-        for line, bold in zip(here.itertuples(), tables.unbeaten(lines, list(here["row"]), column), strict=True):
-            mine = lines[lines["row"] == line.row].dropna(subset=[column])
-            each = [100 * part.to_numpy() for _, part in mine.groupby("run")[column]]  # in which somebody was scored
+        bold = tables.unbeaten(lines, list(rows["row"]), column)
+        for line, is_bold in zip(rows.itertuples(), bold, strict=True):
+            results = frames.of("runs", where, line.row)
             values = tables.means(lines, line.row, column)
-            group = frames.of("runs", where, line.row)
-            last = [a.mean() for r in group["result"] if len(a := r.scored("last/test_acc"))]
-            difference = to_local(lines, line, here[here["method"] == "local"], column)
-            gain, half = tables.interval(difference) if difference else (np.nan, np.nan)
             theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
-            row = {"setting": where, "method": line.row, "mean": values.mean(), "std": tables.deviation(values)}
-            row |= {"n": len(values), "bold": bold, "client_std": mean(np.array([a.std() for a in each]))}
-            row |= {"vs_local": gain, "vs_local_half_interval": half}
-            row["below_local_percent"] = 100 * np.mean(np.concatenate(difference) < -1e-9) if difference else np.nan
-            row["worst_decile"] = mean(np.array([np.sort(a)[: -(-len(a) // 10)].mean() for a in each]))
-            row["few"] = "; ".join(sorted({few for result in group["result"] if (few := fewer(result))}))
-            row |= {"last_round": mean(np.array(last)), "epochs": line.epochs, "finished": group["finished"].all()}
-            out.append(row | {"paper": " ± ".join(theirs or ()), "cell": tables.cell(values)})
+            last = [r.scored("last/test_acc") for r in results["result"]]
+            notes = sorted({note for r in results["result"] if (note := fewer(r))})
+            out.append({
+                "setting": where,
+                "method": line.row,
+                "mean": values.mean(),
+                "std": tables.deviation(values),
+                "n": len(values),
+                "bold": is_bold,
+                **over_clients(lines[lines["row"] == line.row], column),
+                **against_local(lines, line, rows[rows["method"] == "local"], column),
+                "few": "; ".join(notes),
+                "last_round": mean(np.array([a.mean() for a in last if len(a)])),
+                "epochs": line.epochs,
+                "finished": results["finished"].all(),
+                "paper": " ± ".join(theirs or ()),
+                "cell": tables.mean_text(values),
+            })  # fmt: skip
     return pd.DataFrame(out)
 
 
-def to_local(lines: pd.DataFrame, line: Any, alone: pd.DataFrame, score: str) -> tables.Parts:
-    """Return a row minus Local client by client, of several rows of Local the one that is most alike: in settings, then in local epochs."""
+def over_clients(lines: pd.DataFrame, column: str) -> dict[str, float]:
+    """Return the spread and the worst decile of a row's clients, percent, means over seeds."""
+    scored = lines.dropna(subset=[column])
+    each = [100 * part.to_numpy() for _, part in scored.groupby("run")[column]]
+    worst = [np.sort(a)[: -(-len(a) // 10)].mean() for a in each]
+    return {
+        "client_std": mean(np.array([a.std() for a in each])),
+        "worst_decile": mean(np.array(worst)),
+    }
 
-    def distance(local: Any) -> tuple[int, int]:
-        return len(unlike(line.result, local.result, *OWN)), abs(line.epochs - local.epochs)
 
-    near = () if line.method == "local" else sorted(alone.itertuples(), key=distance)
-    return next((parts for local in near if (parts := tables.paired(lines, line.row, local.row, score))), [])
+def against_local(
+    lines: pd.DataFrame, line: Any, local: pd.DataFrame, column: str
+) -> dict[str, float]:
+    """Return a row's difference to Local, points, and the percentage of clients below it."""
+    parts = minus_local(lines, line, local, column)
+    if not parts:
+        return dict.fromkeys(("vs_local", "vs_local_half_interval", "below_local_percent"), np.nan)
+    gain, half = tables.interval(parts)
+    return {
+        "vs_local": gain,
+        "vs_local_half_interval": half,
+        "below_local_percent": 100 * np.mean(np.concatenate(parts) < -1e-9),
+    }
+
+
+def minus_local(lines: pd.DataFrame, line: Any, local: pd.DataFrame, column: str) -> tables.Parts:
+    """Return a row minus Local by client. Of several Local the most similar Run counts."""
+    if line.method == "local":
+        return []
+
+    def distance(other: Any) -> tuple[int, int]:
+        return len(unlike(line.result, other.result, *SHOWN)), abs(line.epochs - other.epochs)
+
+    for other in sorted(local.itertuples(), key=distance):
+        if parts := tables.paired(lines, line.row, other.row, column):
+            return parts
+    return []
+
+
+def details(part: pd.DataFrame, score: str) -> pd.DataFrame:
+    """Return the table of one data set."""
+    pairs = zip(part["vs_local"], part["vs_local_half_interval"], strict=True)
+    gains = ["-" if np.isnan(gain) else f"{gain:+.2f} ± {number(half)}" for gain, half in pairs]
+    last = "last round" if score == "accuracy" else "last round, accuracy"
+    return pd.DataFrame({
+        "method": part["method"],
+        METRICS[score]: part["mean"].map(number),
+        "std over clients": part["client_std"].map(number),
+        "vs Local": gains,
+        "below own Local, %": part["below_local_percent"].map(lambda v: number(v, ".0f")),
+        "worst decile": part["worst_decile"].map(number),
+        last: part["last_round"].map(number),
+        "epochs": part["epochs"].map(str),
+    })  # fmt: skip
+
+
+def notes(part: pd.DataFrame, results: pd.Series) -> list[str]:
+    """Return what makes the rows of one data set less comparable."""
+    out = []
+    by_epochs = [f"{n} ({', '.join(m)})" for n, m in part.groupby("epochs")["method"]]
+    if len(by_epochs) > 1:
+        out.append(f"local epochs differ: {'; '.join(by_epochs)}.")
+    pairs = [(a, b) for a, b in combinations(results, 2) if a.run.method != b.run.method]
+    if differ := {name for a, b in pairs for name in unlike(a, b, *SHOWN)}:
+        out.append(f"rows differ in {', '.join(sorted(differ))}, not in the method alone.")
+    few = part[part["few"] != ""]
+    out += [f"{line.method} has means over {line.few}." for line in few.itertuples()]
+    if not part["finished"].all():
+        out.append(f"not finished: {', '.join(part[~part['finished']]['method'])}.")
+    return [f"\nNote: {note}" for note in out]
 
 
 def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawing:
@@ -93,42 +167,25 @@ def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawin
     settings = list(dict.fromkeys(data["setting"]))
     cells = data["cell"] + np.where(data["finished"], "", ", not finished")
     theirs = data["paper"] if paper else [""] * len(data)
-    data["cell"] = list(map(printed, cells, data["bold"], theirs))
+    data["cell"] = list(map(tables.cell_text, cells, data["bold"], theirs))
     table = data.pivot(index="method", columns="setting", values="cell").fillna("-")
     table = table.loc[data["method"].unique(), settings].reset_index()
     parts = [
         markdown(table),
-        f"\nTest {METRICS[score]}, %: mean over clients of their best model by validation; mean ± standard deviation over seeds (ddof 1; number of seeds)."
-        "\nBold: what the best of its column does not beat (the 95 % interval of the paired difference reaches 0; only runs on common partitions are compared)."
-        + ("\nIn brackets: the paper's Table 1." if paper else ""),
+        f"\nTest {METRICS[score]}, %: mean over clients of their best model by validation; "
+        "mean ± standard deviation over seeds (ddof 1; number of seeds).\n"
+        "Bold: not beaten by the best of its column (the 95 % interval of the paired difference "
+        "reaches 0; only runs on common partitions are compared).",
     ]
+    if paper:
+        parts[-1] += "\nIn brackets: the paper's Table 1."
     for where in settings:
         part = data[data["setting"] == where]
-        gains = zip(part["vs_local"], part["vs_local_half_interval"], strict=True)
-        gain = ["-" if np.isnan(mean) else f"{mean:+.2f} ± {number(half)}" for mean, half in gains]
-        details = {
-            "method": part["method"],
-            METRICS[score]: part["mean"].map(number),
-            "std over clients": part["client_std"].map(number),
-            "vs Local": gain,
-            "below own Local, %": part["below_local_percent"].map(lambda v: number(v, ".0f")),
-            "worst decile": part["worst_decile"].map(number),
-            "last round" if score == "accuracy" else "last round, accuracy": part["last_round"].map(number),
-            "epochs": part["epochs"].map(str),
-        }
-        parts.append(f"\n{where}\n\n{markdown(pd.DataFrame(details))}")
-        by = [f"{e} ({', '.join(same)})" for e, same in part.groupby("epochs")["method"]]
-        if len(by) > 1:
-            parts.append(f"\nNote: local epochs differ: {'; '.join(by)}.")
-        pairs = combinations(frames.rows.loc[frames.rows["setting"] == where, "result"], 2)
-        if differ := {name for a, b in pairs if a.run.method != b.run.method for name in unlike(a, b, *OWN)}:
-            parts.append(f"\nNote: rows differ in {', '.join(sorted(differ))}, not in the method alone.")
-        for line in part[part["few"] != ""].itertuples():
-            parts.append(f"\nNote: {line.method} has means over {line.few}.")
-        if not part["finished"].all():
-            parts.append(f"\nNote: not finished: {', '.join(part[~part['finished']]['method'])}.")
+        parts.append(f"\n{where}\n\n{markdown(details(part, score))}")
+        parts += notes(part, frames.rows.loc[frames.rows["setting"] == where, "result"])
     parts.append(
-        "\nvs Local: difference client by client on the same partition, points, with its 95 % interval: over partitions, of one partition over its clients."
-        " Of several Local the one whose settings and epochs are nearest."
+        "\nvs Local: difference paired by client on the same partition, in points, with its 95 % "
+        "interval (over partitions, or over the clients of a single one). Of several Local Runs "
+        "the most similar one is used."
     )
     return Drawing(data.drop(columns="cell"), text="\n".join(parts), latex=latex(table))

@@ -1,6 +1,7 @@
 """Asymmetry of the collaboration graph over rounds, in both definitions.
 
-Left: the share of directed edges without their reverse. Right: the share of all unordered pairs of clients of which exactly one chose the other.
+Left: the share of directed edges whose reverse is not an edge. Right: the share of all unordered
+pairs of clients of which exactly one chose the other.
 """
 
 from dpfl_mpi.figures import sparsity
@@ -17,4 +18,4 @@ MEASURES = {
 
 
 def draw(frames: Frames) -> Drawing:
-    return sparsity.drawn(frames, MEASURES, TEXT, ylim=(0, None))
+    return sparsity.draw_measures(frames, MEASURES, TEXT, ylim=(0, None))

@@ -1,4 +1,7 @@
-"""What `python analysis/NAME.py` does: it finds results, makes data frames of them, draws, and writes NAME.{pdf,png,csv,md,tex,html}."""
+"""The program behind `python analysis/NAME.py`.
+
+It finds results, makes data frames of them, draws, and writes NAME.{pdf,png,csv,md,tex,html}.
+"""
 
 import argparse
 import contextlib
@@ -32,163 +35,198 @@ from dpfl_mpi.settings.files import no_data
 from dpfl_mpi.settings.values import is_file
 from dpfl_mpi.storage.files import explained, replacing
 
-LISTED = 5  # of Runs that cannot be had for one reason so many are named, and more are counted
+LISTED = 5  # Runs unavailable for one reason that are named each; more are counted
 SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
-PANELS = 12  # results that a figure with a panel for each draws: two pages of a paper
+PANELS = 12  # most panels of a figure with one per result: two pages of a paper
 PAPER = {"paper": {"action": "store_true", "help": "add the paper's figures in brackets"}}
 
 
 @dataclasses.dataclass
 class Drawing:
-    """What `draw` makes: the numbers, and a figure or a text that shows them."""
+    """What `draw` returns: the numbers, and a figure or a text that shows them."""
 
-    data: pd.DataFrame  # every number that is shown, one row per entity; written as CSV
+    data: pd.DataFrame  # every number that is shown, written as CSV
     figure: Figure | None = None
-    text: str = ""  # printed; of a table the markdown, which is written too
+    text: str = ""  # printed; for a table it is markdown, which is also written
     latex: str = ""
     html: str = ""
 
 
 def cifar10(**fields: Any) -> list[Run]:
-    """Return a Run on CIFAR-10 for each combination of the fields' values, the last changing first; several values are a tuple."""
+    """Return the CIFAR-10 Runs of all combinations of the fields; a tuple is several values."""
     values = [value if isinstance(value, tuple) else (value,) for value in fields.values()]
-    return [Run(dataset="cifar10", **dict(zip(fields, each, strict=True))) for each in itertools.product(*values)]
+    combinations = (dict(zip(fields, each, strict=True)) for each in itertools.product(*values))
+    return [Run(dataset="cifar10", **each) for each in combinations]
 
 
 def command(run: Run) -> str:
     return shlex.join(["mpirun", "-n", "8", "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
 
 
-def elsewhere(folder: str | Path) -> str:
+def results_flag(folder: str | Path) -> str:
     return "" if str(folder) == "results" else f" {shlex.quote(f'--results={folder}')}"
 
 
 def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
-    """Return the results that are there, and sentences on the Runs that are not: how each is computed, or why some cannot be."""
-    runs, results, missing, reasons = list(runs), [], [], defaultdict[str, list[Run]](list)
+    """Return the results in a folder, and a sentence for each Run without one.
+
+    The sentence says how to compute the Run, or why it cannot be computed here.
+    """
+    runs, results, missing = list(runs), [], []
+    reasons = defaultdict[str, list[Run]](list)
     for run in runs:
         try:
-            result = found(run, folder)
-            if not result and (asked := run.resolve()).data and not is_file(asked.data):
-                raise no_data(asked.dataset, asked.data)  # nothing here computes the Run
+            result = find_result(run, folder)
+            if result:
+                results.append(result)
+                continue
+            resolved = run.resolve()
+            if resolved.data and not is_file(resolved.data):
+                raise no_data(resolved.dataset, resolved.data)
+            missing.append(f"missing: {command(run)}{results_flag(folder)}")
         except UserError as error:
             reasons[str(error)].append(run)
-            continue
-        if result:
-            results.append(result)
-        else:
-            missing.append(f"missing: {command(run)}{elsewhere(folder)}")
-    for why, some in reasons.items():
-        told = [f"{len(some)} of {len(runs)} Runs"] if len(some) > LISTED else map(command, some)
-        missing += [f"not available here: {each} ({why})" for each in told]
+    for reason, some in reasons.items():
+        many = len(some) > LISTED
+        names = [f"{len(some)} of {len(runs)} Runs"] if many else map(command, some)
+        missing += [f"not available here: {name} ({reason})" for name in names]
     return results, missing
 
 
-def found(run: Run, folder: str | Path) -> Result | None:
-    """Return the result of a Run in a folder, None where there is none.
+def find_result(run: Run, folder: str | Path) -> Result | None:
+    """Return the result of a Run in a folder, or None.
 
-    A laptop that has only results does not have the files that a Run names: there the one result counts that is of files of these names.
-
-    Raises:
-        UserError: there can be no such result, or there are several.
+    If files that the Run names are not on this machine, as on a laptop that has only results,
+    the result is found by the names of these files. Raises UserError if several results match.
     """
     reason = None
     try:
-        path = run.path(folder)
-        for named in (path, *sorted(Path(folder).glob(f"*-s{run.seed}-{path.stem[-8:]}.h5"))):  # names had -B1 once
-            if named.is_file():
-                return result_of(run, named)
+        if (path := run.path(folder)).is_file():
+            return result_of(run, path)
     except UserError as error:
         reason = error
     results = []
-    for path in sorted(Path(folder).glob(f"{short(run.dataset)}-*-{short(run.method)}-*s{run.seed}-*.h5")):
+    pattern = f"{short(run.dataset)}-*-{short(run.method)}-*s{run.seed}-*.h5"
+    for path in sorted(Path(folder).glob(pattern)):
         with contextlib.suppress(UserError):
-            results += [result] if answers(result := Result(path), run) else []
+            result = Result(path)
+            if is_of_run(result, run):
+                results.append(result)
     if len(results) > 1:
-        names = " and ".join(str(result.path) for result in results)
-        raise UserError(f"{names} are of different files of one name: name the one to draw")
+        paths = " and ".join(str(result.path) for result in results)
+        raise UserError(f"{paths} are of different files of one name: name the one to draw")
     if reason and not results:
         raise reason
-    return next(iter(results), None)
+    return results[0] if results else None
 
 
-def answers(result: Result, run: Run) -> bool:
-    """Return whether a result is that of a Run of which some files are not here: these count by their names."""
-    mine, asked = as_dict(result.run), as_dict(run)
+def is_of_run(result: Result, run: Run) -> bool:
+    """Return whether a result is that of a Run whose files are partly missing here.
+
+    Missing files are compared by name, all else by the Run's key.
+    """
+    stored, asked, contents = as_dict(result.run), as_dict(run), result.run.contents
     asked["data"] = asked["data"] or find("dataset", run.dataset).DATA
-    held = result.run.contents
-    gone = {name: held[name] for name in held if not is_file(str(asked[name]).removeprefix("file:"))}
-    if not gone or any(Path(str(asked[name])).name != Path(str(mine[name])).name for name in gone):
+
+    def file(settings: dict[str, Any], field: str) -> str:
+        return str(settings[field]).removeprefix("file:")
+
+    missing = {field: contents[field] for field in contents if not is_file(file(asked, field))}
+    names_match = all(Path(file(asked, f)).name == Path(file(stored, f)).name for f in missing)
+    if not missing or not names_match:
         return False
-    if "partition" in gone:
-        asked["clients"] = asked["clients"] or mine["clients"]
-    return Run(**asked).resolve(gone).key() == result.key and result.fact("numerics") == str(NUMERICS)
+    if "partition" in missing:
+        asked["clients"] = asked["clients"] or stored["clients"]
+    same_key = Run(**asked).resolve(missing).key() == result.key
+    return same_key and result.fact("numerics") == str(NUMERICS)
 
 
-def few(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return the lines of `runs` that a figure with a panel per result draws, and a sentence on what it leaves out, or none.
+def limit_panels(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the lines of `runs` to draw, at most `PANELS`, and a sentence if some are left out.
 
-    Up to `PANELS` are all drawn; of more the first seed of each row, and no more than `PANELS`.
+    If there are more, the first seed of each row is drawn.
     """
     if len(runs) <= PANELS:
         return runs, []
-    kept = runs.sort_values("seed", kind="stable").drop_duplicates(["setting", "row"])
-    kept = runs.loc[runs.index.intersection(kept.index)][:PANELS]
-    return kept, [f"{len(kept)} of {len(runs)} results are drawn, a seed of each Run; name the files to draw others"]
+    firsts = runs.sort_values("seed", kind="stable").drop_duplicates(["setting", "row"])
+    shown = runs.loc[runs.index.intersection(firsts.index)][:PANELS]
+    counts = f"{len(shown)} of {len(runs)} results are drawn, one seed of each Run"
+    return shown, [f"{counts}; to draw others, name their files"]
 
 
 def has_rounds(result: Result) -> bool:
-    """Return whether a result has a recorded round, and say so on stderr where it has none, or not all."""
-    if (done := result.last_round) < 0:
+    """Return whether a result has a recorded round; a note on stderr says if it is not complete."""
+    if result.last_round < 0:
         complain(f"{result.path}: no round is recorded yet")
     elif not result.finished:
-        complain(f"{result.path} is {result.state} of {result.run.rounds}: drawn as far as it is")
+        complain(f"{result.path} is {result.state} of {result.run.rounds}: drawn up to there")
     elif some := fewer(result):
         complain(f"{result.path}: means are over {some}")
-    return done >= 0
+    return result.last_round >= 0
 
 
 def main(
-    name: str, doc: str | None, runs: Sequence[Run], draw: Callable[..., Drawing], options: dict[str, Any] | None = None
+    name: str,
+    doc: str | None,
+    runs: Sequence[Run],
+    draw: Callable[..., Drawing],
+    options: dict[str, Any] | None = None,
 ) -> NoReturn:
-    """Read the results that are there, draw them, write the files `name`.*, print their paths, and end the process: with code 2 on a mistake.
+    """Draw the results that exist, write the files NAME.*, print their paths, and exit.
 
-    `draw` takes the `Frames` of the results, and `options` as keywords: further flags by name, as keywords of `argparse.add_argument`.
+    `draw` gets the `Frames` of the results, and `options` as keywords: further flags by name, with
+    the keywords of `argparse.add_argument`. A user's mistake exits with code 2.
     """
-    width, options = shutil.get_terminal_size().columns - 2, options or {}
-    texts = [part if "    " in part else textwrap.fill(part, width) for part in (doc or "").strip().split("\n\n")]
-    how = argparse.RawDescriptionHelpFormatter  # paragraphs, and lists as they are
-    parser = argparse.ArgumentParser(description="\n\n".join(texts), formatter_class=how)
-    parser.add_argument("files", nargs="*", metavar="RESULT", help="result files to draw, instead of RUNS of this file")
-    parser.add_argument("--results", default="results", metavar="DIR", help="folder of the results (default: results)")
-    parser.add_argument("--out", default="figures", metavar="DIR", help="folder for what is drawn (default: figures)")
-    parser.add_argument("--wide", action="store_true", help="print lines as wide as they are, not of 80 columns")
+    options = options or {}
+    parser = parser_of(doc or "")
     for flag, keywords in options.items():
         parser.add_argument(f"--{flag}", **keywords)
 
     @in_a_sentence
     def work() -> None:
         args = parser.parse_args()
-        results, missing = ([Result(f) for f in args.files], []) if args.files else gather(runs, args.results)
+        if args.files:
+            results, missing = [Result(file) for file in args.files], []
+        else:
+            results, missing = gather(runs, args.results)
         for line in missing:
             complain(line)
         if any(line.startswith("missing: ") for line in missing):
-            sweep = f"python -m dpfl_mpi.sweep {shlex.quote(sys.argv[0])}{elsewhere(args.results)}"
+            program = shlex.quote(sys.argv[0])
+            sweep = f"python -m dpfl_mpi.sweep {program}{results_flag(args.results)}"
             complain(f"all of them at once: {sweep}")
-        if not (results := [r for r in results if has_rounds(r)]):
-            raise UserError("there is nothing to draw: no result of this figure has a recorded round yet")
+        results = [result for result in results if has_rounds(result)]
+        if not results:
+            reason = "no result of this figure has a recorded round yet"
+            raise UserError(f"there is nothing to draw: {reason}")
         with plt.rc_context(STYLE):
             drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})
             if not isinstance(drawing, Drawing):
-                raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
+                raise UserError(f"draw returned a {type(drawing).__name__}; it must be a Drawing")
             paths = save(drawing, name, Path(args.out))
-        print(*filter(None, (drawing.text if args.wide else fitted(drawing.text), *paths)), sep="\n")
+        text = drawing.text if args.wide else fitted(drawing.text)
+        print(*filter(None, (text, *paths)), sep="\n")
 
     exit_with(work)
 
 
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    """Return a parser with the flags of all figures; the help shows lists in `doc` as they are."""
+    width = shutil.get_terminal_size().columns - 2
+    parts = doc.strip().split("\n\n")
+    texts = [part if "    " in part else textwrap.fill(part, width) for part in parts]
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description="\n\n".join(texts), formatter_class=raw)
+    add = parser.add_argument
+    add("files", nargs="*", metavar="RESULT", help="results to draw (default: RUNS of this file)")
+    add("--results", default="results", metavar="DIR", help="folder of the results (results)")
+    add("--out", default="figures", metavar="DIR", help="folder for the drawn files (figures)")
+    add("--wide", action="store_true", help="do not fold wide tables to 80 columns")
+    return parser
+
+
 def shipped(name: str, caller: str) -> list[Run]:
-    """Return the `RUNS` of a figure of this folder; where its caller is the program that was started, do what `main` does."""
+    """Return the `RUNS` of a shipped figure; if its caller is the program started, run `main`."""
     figure = importlib.import_module(f"dpfl_mpi.figures.{name}")
     if caller == "__main__":
         main(name, figure.__doc__, figure.RUNS, figure.draw, getattr(figure, "OPTIONS", {}))
@@ -196,21 +234,27 @@ def shipped(name: str, caller: str) -> list[Run]:
 
 
 def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
-    """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, as far as it has them, and return the paths. A full disk leaves no half of a file."""
+    """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, and return the paths.
+
+    Each file is complete or, on a full disk, unchanged.
+    """
     files, figure = dict[str, bytes](), drawing.figure
     if figure:
-        numbers = {"Description": drawing.text}  # what it shows in numbers, for who meets the picture alone
+        description = {"Description": drawing.text}  # for readers who have only the picture
         try:
-            for ending, metadata in (("pdf", {"CreationDate": None}), ("png", numbers)):
-                image = io.BytesIO()  # on a full disk matplotlib's writers end with errors of their own
+            for ending, metadata in (("pdf", {"CreationDate": None}), ("png", description)):
+                image = io.BytesIO()  # on a full disk, matplotlib would raise errors of its own
                 figure.savefig(image, format=ending, metadata=metadata)
                 files[ending] = image.getvalue()
         finally:
             plt.close(figure)
     files["csv"] = drawing.data.to_csv(index=False, float_format="%.10g").encode()
-    texts = {"md": drawing.text if drawing.latex else "", "tex": drawing.latex, "html": drawing.html}
-    files |= {ending: f"{text}\n".encode() for ending, text in texts.items() if text}
+    table = drawing.text if drawing.latex else ""
+    for ending, text in (("md", table), ("tex", drawing.latex), ("html", drawing.html)):
+        if text:
+            files[ending] = f"{text}\n".encode()
+    refusal = f"--out is {out}, where nothing can be written"
     for ending, content in files.items():
-        with explained(f"--out is {out}, where nothing can be written"), replacing(out / f"{name}.{ending}") as new:
+        with explained(refusal), replacing(out / f"{name}.{ending}") as new:
             new.write_bytes(content)
     return [out / f"{name}.{ending}" for ending in files]

@@ -1,16 +1,17 @@
 """Results as data frames (`of_results`).
 
-    runs        a line per Run: run, setting, row (its name in tables), seed, partition; method, budget, colour and more, see `line_of`
+    runs        one line per Run: its path, setting, row (name in tables), seed, and `line_of`
     rows        the first line of `runs` of each setting and row, in the order of tables
-    files       a line per result in the order they were named: of a Run that is there twice two
-    [clients]   a line per Run and client: test_acc of its best model by validation, val_acc, its round, p, sizes train, val, test, classes
-    [scores]    a line per Run and client: its accuracy, balanced accuracy and macro F1 on its test images, of finished Runs
-    [curves]    a line per Run and round: means over clients, epochs, and models_epochs, those of all of a client's models
-    [graphs]    a line per Run and recorded graph: t, and graph, a function that reads it
-    [costs]     a line per Run and point of its curve: accuracy of the best models so far, percent, and what they took
-    [newcomers] a line per Run, newcomer and number of its epochs: its accuracy
+    files       one line per result file, in the order given; a Run may be there twice
+    [clients]   one line per Run and client: accuracies of its best model, sample counts, classes
+    [scores]    one line per Run and client: test scores (`METRICS`), of finished Runs
+    [curves]    one line per Run and round: means over clients, and epochs (of one and all models)
+    [graphs]    one line per Run and recorded graph: t, and `graph`, a function that reads it
+    [costs]     one line per Run and round: accuracy of the best models so far, percent, and costs
+    [newcomers] one line per Run, newcomer and number of its own epochs: its test accuracy
 
-Averages leave out clients with flipped labels, liars and newcomers; such a client's test_acc is nan. Scores are from 0 to 1 but where it says percent.
+Averages leave out clients with flipped labels, liars and newcomers; their test_acc is nan.
+Scores are from 0 to 1 unless percent is stated.
 """
 
 import functools
@@ -23,39 +24,53 @@ import pandas as pd
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
 from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetitions, setting
-from dpfl_mpi.figures.style import look
+from dpfl_mpi.figures.style import method_look
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result, summary
 from dpfl_mpi.results.result import METRICS, Declared, mean
 
-WHO = ["run", "setting", "row", "seed", "partition"]  # with which every line of every frame begins
+KEYS = ["run", "setting", "row", "seed", "partition"]  # columns with which every frame begins
 
 
 class Frames:
-    """Data frames of Runs, read when they are asked for. Of results, lines of `runs` and `files` have each its `result`."""
+    """Data frames of Runs, read on demand.
 
-    def __init__(self, runs: pd.DataFrame, lines: Callable[[str], pd.DataFrame], files: pd.DataFrame | None = None):
-        self.runs, self.lines, self.files = runs, lines, runs if files is None else files
+    Where they come from results, lines of `runs` and `files` have a column `result`.
+    """
+
+    def __init__(
+        self,
+        runs: pd.DataFrame,
+        lines: Callable[[str], pd.DataFrame],
+        files: pd.DataFrame | None = None,
+    ):
+        self.runs = runs
+        self.lines = lines
+        self.files = runs if files is None else files
         self.rows = runs.drop_duplicates(["setting", "row"], ignore_index=True)
-        self.read = functools.cache(lambda name: runs[WHO].merge(lines(name), on="run"))
+        self.read = functools.cache(lambda name: runs[KEYS].merge(lines(name), on="run"))
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         return self.read(name)
 
     def of(self, name: str, setting: str, row: str | None = None) -> pd.DataFrame:
-        """Return the lines of a frame, or of `runs`, that are of a setting, and of a row of it."""
+        """Return the lines of a frame, or of `runs`, of one setting and, if given, one row."""
         lines = self.runs if name == "runs" else self[name]
-        return lines[(lines["setting"] == setting) & (True if row is None else lines["row"] == row)]
+        lines = lines[lines["setting"] == setting]
+        return lines if row is None else lines[lines["row"] == row]
 
     def where(self, condition: Any) -> "Frames":
-        """Return the frames of the Runs for which `condition`, a column of booleans beside `runs`, is true."""
+        """Return the frames of the Runs for which `condition`, booleans beside `runs`, is true."""
         runs = self.runs[condition].reset_index(drop=True)
         return Frames(runs, self.lines, self.files[self.files["run"].isin(runs["run"])])
 
 
 def accuracy(result: Result, metric: str = "accuracy") -> np.ndarray:
-    """Return each client's test accuracy, or another of `METRICS`, 0 to 1, `[N]`: that of its best model by validation, fine-tuned where it tunes."""
+    """Return each client's test score, 0 to 1, `[N]`; nan for clients that are not benign.
+
+    It is that of the client's best model by validation, fine-tuned if the Run fine-tunes.
+    """
     return np.where(result.benign, result.score(metric), np.nan)
 
 
@@ -63,100 +78,130 @@ def ranked_classes(result: Result) -> list[str]:
     """Return each client's classes, the most frequent first, as "3 5 7"."""
     counts = result["client/class_counts"]
     ranked = np.argsort(-counts, axis=1, kind="stable")
-    return [listed(c for c in mine if held[c]) for mine, held in zip(ranked, counts, strict=True)]
+    clients = zip(ranked, counts, strict=True)
+    return [joined(c for c in classes if count[c]) for classes, count in clients]
 
 
-def listed(numbers: Iterable[int]) -> str:
+def joined(numbers: Iterable[int]) -> str:
     return " ".join(map(str, numbers))
 
 
 def clients(result: Result) -> pd.DataFrame:
-    best = {"test_acc": accuracy(result), "val_acc": result["best/val_acc"], "round": result["best/round"]}
-    sizes = {part: result[f"client/n_{part}"] for part in ("train", "val", "test")}
-    out = {"client": np.arange(len(result["client/p"])), **best, "p": result["client/p"], **sizes}
-    return pd.DataFrame(out | {"classes": ranked_classes(result)})
+    columns = {
+        "client": np.arange(len(result["client/p"])),
+        "test_acc": accuracy(result),
+        "val_acc": result["best/val_acc"],
+        "round": result["best/round"],
+        "p": result["client/p"],
+    }
+    columns |= {part: result[f"client/n_{part}"] for part in ("train", "val", "test")}
+    return pd.DataFrame(columns | {"classes": ranked_classes(result)})
 
 
 def scores(result: Result) -> pd.DataFrame:
-    """Return the lines of `scores`: every one of `METRICS`, by client."""
-    return pd.DataFrame({metric: accuracy(result, metric) for metric in METRICS}).reset_index(names="client")
+    columns = {metric: accuracy(result, metric) for metric in METRICS}
+    return pd.DataFrame(columns).reset_index(names="client")
 
 
 def curves(result: Result) -> pd.DataFrame:
     rounds = slice(0, result.last_round + 1)
-    out = {"round": result["round/number"][rounds], "epochs": result["round/epochs"][rounds]}
-    out |= {name: result.mean(f"round/{name}") for name in ("train_loss", "val_loss", "val_acc", "test_acc")}
-    return pd.DataFrame(out).assign(models_epochs=out["epochs"] * result.method.models)
+    columns = {"round": result["round/number"][rounds], "epochs": result["round/epochs"][rounds]}
+    for name in ("train_loss", "val_loss", "val_acc", "test_acc"):
+        columns[name] = result.mean(f"round/{name}")
+    return pd.DataFrame(columns | {"models_epochs": columns["epochs"] * result.method.models})
 
 
 def graphs(result: Result) -> pd.DataFrame:
-    """Return the lines of `graphs`: none where no client ever chose. A method that chooses in each round alone has no Omega."""
+    """Return the lines of `graphs`; none if no client ever chose.
+
+    A method that chooses only within rounds has no Omega, so its first graph is that of round 1.
+    """
     rounds = range(0)
     if len(result["graph/chosen/senders"]):
-        rounds = range(int(not len(result.chosen(0).senders) and result.last_round > 0), result.last_round + 1)
+        no_omega = not len(result.chosen(0).senders) and result.last_round > 0
+        rounds = range(int(no_omega), result.last_round + 1)
     lines = [{"t": t, "graph": functools.partial(result.chosen, t)} for t in rounds]
     return pd.DataFrame(lines, columns=["t", "graph"])
 
 
 def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
-    """Return the test accuracy of each client's best model by validation so far, from its scores `[T, N]`; of equal ones the latest, or the earliest."""
-    out, best, now = np.empty_like(test), np.full(val.shape[1], np.nan), np.full(val.shape[1], np.nan)
+    """Return test accuracies `[T, N]` of each client's best model by validation so far.
+
+    Of equal validation scores the latest counts, or the earliest.
+    """
+    out = np.empty_like(test)
+    best_val, best_test = np.full(val.shape[1], np.nan), np.full(val.shape[1], np.nan)
     for t in range(len(val)):
-        better = np.isnan(best) & np.isfinite(val[t]) | (val[t] > best) | (latest & (val[t] == best))
-        best, now = np.where(better, val[t], best), np.where(better, test[t], now)
-        out[t] = now
+        better = (val[t] > best_val) | (np.isnan(best_val) & np.isfinite(val[t]))
+        if latest:
+            better |= val[t] == best_val
+        best_val = np.where(better, val[t], best_val)
+        best_test = np.where(better, test[t], best_test)
+        out[t] = best_test
     return out
 
 
 def costs(result: Result) -> pd.DataFrame:
-    """Return the lines of `costs`: up to each round, and each tuning epoch behind them, which has no models and no known seconds."""
+    """Return the lines of `costs`: after each round, then after each epoch of fine-tuning.
+
+    Costs are means per client. Fine-tuning receives no models, and its seconds are not recorded.
+    """
     rounds, benign = slice(0, result.last_round + 1), result.benign
-    train = len(benign) - (int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0)  # who trains
-    out = {
+    newcomers = int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0
+    trained = len(benign) - newcomers
+    received = result["traffic/models_received"][rounds][:, benign]
+    evaluated = result["graph/evaluations"][rounds][:, benign]
+    columns = {
         "accuracy": 100 * mean(result["round/best_test_acc"][rounds, benign]),
-        "models": np.cumsum(result["traffic/models_received"][rounds][:, benign].mean(1)),
-        "evaluations": np.cumsum(result["graph/evaluations"][rounds][:, benign].mean(1)),
-        "steps": result["round/gradient_steps"][rounds] / train,
+        "models": np.cumsum(received.mean(1)),
+        "evaluations": np.cumsum(evaluated.mean(1)),
+        "steps": result["round/gradient_steps"][rounds] / trained,
         "seconds": np.cumsum(summary.curves(result)["seconds"]),
     }
-    frame = pd.DataFrame(out)
+    out = pd.DataFrame(columns)
     if "finetune/val_acc" in result:
         val, test = (result[f"finetune/{part}_acc"][1:, benign] for part in ("val", "test"))
-        accuracies = 100 * mean(best_so_far(val, test, result.run.tie == "latest"))
-        more = pd.DataFrame({"accuracy": accuracies, "steps": result["finetune/gradient_steps"][1:] / train})
-        same = {name: out[name][-1] for name in ("models", "evaluations")}
-        frame = pd.concat([frame, more.assign(**same)], ignore_index=True)
-    return frame.reset_index(names="point")
+        tuning = {
+            "accuracy": 100 * mean(best_so_far(val, test, result.run.tie == "latest")),
+            "steps": result["finetune/gradient_steps"][1:] / trained,
+        }
+        unchanged = {name: columns[name][-1] for name in ("models", "evaluations")}
+        out = pd.concat([out, pd.DataFrame(tuning).assign(**unchanged)], ignore_index=True)
+    return out.reset_index(names="point")
 
 
 def newcomers(result: Result) -> pd.DataFrame:
-    who = np.flatnonzero(result["client/newcomers"]) if "newcomers/test_acc" in result else np.zeros(0, int)
-    parts = zip(result["newcomers/epochs"], result["newcomers/test_acc"][:, who], strict=True) if len(who) else ()
-    each = [pd.DataFrame({"client": who, "epochs": count, "test_acc": scored}) for count, scored in parts]
-    return pd.concat([pd.DataFrame({"client": [], "epochs": [], "test_acc": []}), *each])
+    parts = [pd.DataFrame({"client": [], "epochs": [], "test_acc": []})]
+    if "newcomers/test_acc" in result:
+        ids = np.flatnonzero(result["client/newcomers"])
+        each = zip(result["newcomers/epochs"], result["newcomers/test_acc"][:, ids], strict=True)
+        for epochs, test_acc in each if len(ids) else ():
+            parts.append(pd.DataFrame({"client": ids, "epochs": epochs, "test_acc": test_acc}))
+    return pd.concat(parts)
 
 
-LINES = {f.__name__: f for f in (clients, scores, curves, graphs, costs, newcomers)}
+FRAMES = {f.__name__: f for f in (clients, scores, curves, graphs, costs, newcomers)}
 
 
 def line_of(result: Result) -> dict[str, Any]:
-    """Return the line of `runs` of a result, but for its setting and its row."""
+    """Return the line of `runs` of a result, without its setting and row."""
     run = result.run
-    dealt = "" if run.partition_seed == run.seed else f" (partition {run.partition_seed})"
-    recorded = 1 if run.churn or (run.options or {}).get("redraw") else run.omega_period
+    other_seed = f" (partition {run.partition_seed})" if run.partition_seed != run.seed else ""
+    omega_changes = run.churn or (run.options or {}).get("redraw")
+    period = 1 if omega_changes else run.omega_period
     return {
         "run": str(result.path),
         "seed": run.seed,
-        "said_seed": f"seed {run.seed}{dealt}",
-        # what two results share that can be compared client by client
+        "seed_text": f"seed {run.seed}{other_seed}",
+        # results that can be compared client by client share it
         "partition": result.fact("data_sha256") + result.fact("partition_sha256"),
         "key": str(result.key),
         "method": short(run.method),
         "budget": str(run.budget),
-        "said_budget": run.said_budget,
+        "budget_text": run.said_budget,
         "order": budget_order(run),
-        # the first round whose Omega is not the recorded one, as it is mended or made anew; beyond the last where there is none
-        "omega_until": int(min(recorded, result.last_round + 1)),
+        # first round whose Omega is not the recorded one; beyond the last round if there is none
+        "omega_until": int(min(period, result.last_round + 1)),
         "tau_init": run.tau_init,
         "ggc_period": run.ggc_period,
         "epochs": summary.epochs(result),
@@ -167,37 +212,47 @@ def line_of(result: Result) -> dict[str, Any]:
     }
 
 
+def of_method(method: Method | Declared) -> dict[str, Any]:
+    """Return the columns of `runs` that describe a method, and how its curves look."""
+    looks = dict(zip(("colour", "line", "marker"), method_look(method), strict=True))
+    return {name: getattr(method, name) for name in ("topology", "searches", "models")} | looks
+
+
 def of_results(results: Sequence[Result]) -> Frames:
-    """Return the frames of results: settings in the order of the results, rows in that of tables. A Run that is there twice counts once."""
+    """Return the frames of results.
+
+    Settings are in the order of the results, rows in that of tables. A Run given twice counts once.
+    """
     groups = named(repetitions(results))
     order = [where for where, _, _ in groups]
-    groups.sort(key=lambda g: (order.index(g[0]), *rank(g[2][0].run)))
-    files = pd.DataFrame([line_of(r) | {"setting": where, "row": row} for where, row, group in groups for r in group])
-    runs = files.sort_values("finished", ascending=False, kind="stable").drop_duplicates(["key", "partition"])
-    runs = runs.sort_index(ignore_index=True)
+    groups.sort(key=lambda group: (order.index(group[0]), *rank(group[2][0].run)))
+    lines = [
+        line_of(r) | {"setting": where, "row": row} for where, row, group in groups for r in group
+    ]
+    files = pd.DataFrame(lines)
+    runs = files.sort_values("finished", ascending=False, kind="stable")
+    runs = runs.drop_duplicates(["key", "partition"]).sort_index(ignore_index=True)
 
     def read(name: str) -> pd.DataFrame:
-        parts = [LINES[name](r).assign(run=run) for run, r in zip(runs["run"], runs["result"], strict=True)]
+        pairs = zip(runs["run"], runs["result"], strict=True)
+        parts = [FRAMES[name](result).assign(run=run) for run, result in pairs]
         return pd.concat(parts, ignore_index=True)
 
     place = {str(r.path): i for i, r in enumerate(results)}
-    return Frames(runs, read, files.sort_values("run", key=lambda run: run.map(place), kind="stable"))
-
-
-def of_method(method: Method | Declared) -> dict[str, Any]:
-    """Return the columns of `runs` that say what a method is, and how its curves look."""
-    seen = dict(zip(("colour", "line", "marker"), look(method), strict=True))
-    return {name: getattr(method, name) for name in ("topology", "searches", "models")} | seen
+    as_given = files.sort_values("run", key=lambda run: run.map(place), kind="stable")
+    return Frames(runs, read, as_given)
 
 
 def with_graphs(frames: Frames) -> pd.DataFrame:
-    """Return `graphs`; a `UserError` where no Run has one."""
+    """Return the frame `graphs`. Raises UserError if no Run has a graph."""
     if not len(out := frames["graphs"]):
-        raise UserError("none of these results has a collaboration graph (their clients receive from nobody)")
+        reason = "their clients receive from nobody"
+        raise UserError(f"none of these results has a collaboration graph ({reason})")
     return out
 
 
 def client_order(classes: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the clients by their most frequent class, then their second, and so on, and the most frequent of each client, both int `[N]`."""
-    held = [[*map(int, each.split())] or [-1] for each in classes]
-    return np.array(sorted(range(len(held)), key=held.__getitem__)), np.array([each[0] for each in held])
+    """Return clients sorted by their ranked classes, and each one's most frequent, int `[N]`."""
+    ranked = [[*map(int, each.split())] or [-1] for each in classes]
+    order = sorted(range(len(ranked)), key=ranked.__getitem__)
+    return np.array(order), np.array([each[0] for each in ranked])

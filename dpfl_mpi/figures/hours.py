@@ -1,9 +1,11 @@
-"""Accuracy over simulated hours and over bytes, the time to an accuracy, and who waits for whom (--network).
+"""Accuracy over simulated hours and over bytes, the time to an accuracy, and waiting (--network).
 
-At a time each client counts with the rounds that it has ended by its own clock. The accuracy is the mean over clients of their best model by validation so
-far, bytes are those of all clients; curves are means over seeds, bands one standard deviation, shown are the 10 points below the best. Right: which share of all waiting is for how many clients, those that are
-most waited for first. Fine-tuning is not timed. With --churn a fourth panel has the accuracy of the models of those who came, by the rounds since then,
-and dotted that of all who are there in the same rounds.
+At each time a client counts with the rounds it has ended by its own clock. Accuracy is the mean
+over clients of their best model by validation so far; bytes are those of all clients. Curves are
+means over seeds, bands one standard deviation; 10 points below the best are shown. The third panel
+shows the share of all waiting that is for the first clients, those most waited for first.
+Fine-tuning is not timed. With --churn a fourth panel shows the accuracy of clients that arrived, by
+rounds since then, and dotted that of all clients present in the same rounds.
 """
 
 import matplotlib.pyplot as plt
@@ -13,10 +15,10 @@ import pandas as pd
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import pareto
 from dpfl_mpi.figures.command import Drawing, cifar10
-from dpfl_mpi.figures.controls_table import comers
+from dpfl_mpi.figures.controls_table import arrivals
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import labels, text_label
-from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
+from dpfl_mpi.figures.style import TEXT, curve, legend, looks
 from dpfl_mpi.figures.tables import markdown, number
 from dpfl_mpi.figures.variance import REACH
 from dpfl_mpi.results import Result
@@ -24,84 +26,114 @@ from dpfl_mpi.results import Result
 RUNS = cifar10(network=("phones", "hospitals"), method=pareto.METHODS)
 PANELS = {"hours": "simulated hours", "gigabytes": "gigabytes sent"}
 OPTIONS = pareto.OPTIONS
+SECONDS_PER_HOUR = 3600
 
 
 def measure(result: Result) -> pd.DataFrame:
-    """Return accuracy of the best models so far, percent, simulated hours and gigabytes since the start, at as many even times as there are rounds.
+    """Return accuracy (percent), simulated hours and gigabytes so far, at evenly spaced times.
 
-    The first is when every client has ended round 0. A client that waits for nobody is then rounds ahead of others.
+    There are as many times as rounds; the first is when every client has ended round 0. A client
+    that waits for nobody may be rounds ahead of others.
     """
     if "network/end" not in result:
         raise UserError(f"{result.path} has no simulated time; compute it with --network")
     rounds = slice(0, result.last_round + 1)
-    end = np.maximum.accumulate(result["network/end"][rounds], 0) / 3600
+    end = np.maximum.accumulate(result["network/end"][rounds], 0) / SECONDS_PER_HOUR
     hours = np.linspace(end[0].max(), end.max(), len(end))
     ended = (end[None] <= hours[:, None, None]).sum(1)  # rounds, by time and client
-    best, sent = result["round/best_test_acc"][rounds], result["traffic/bytes_sent"][rounds].cumsum(0) / 1e9
-    accuracy = 100 * np.nanmean(np.take_along_axis(best, ended - 1, 0)[:, result.benign], 1)
-    gigabytes = np.take_along_axis(sent, ended - 1, 0).sum(1)
-    return pd.DataFrame({"point": np.arange(len(hours)), "accuracy": accuracy, "hours": hours, "gigabytes": gigabytes})
+    best = np.take_along_axis(result["round/best_test_acc"][rounds], ended - 1, 0)
+    sent = result["traffic/bytes_sent"][rounds].cumsum(0) / 1e9
+    columns = {
+        "point": np.arange(len(hours)),
+        "accuracy": 100 * np.nanmean(best[:, result.benign], 1),
+        "hours": hours,
+        "gigabytes": np.take_along_axis(sent, ended - 1, 0).sum(1),
+    }
+    return pd.DataFrame(columns)
 
 
 def waits(result: Result) -> np.ndarray:
-    """Return how many hours the others waited for each client, `[N]`: for whom a client waits is whose model came last."""
-    waited, whom = result["network/wait"], result["network/waited_for"]
-    return np.bincount(whom[whom >= 0], waited[whom >= 0], waited.shape[1]) / 3600
+    """Return the hours that others waited for each client, the last to send them a model, `[N]`."""
+    seconds, client = result["network/wait"], result["network/waited_for"]
+    known = client >= 0
+    return np.bincount(client[known], seconds[known], seconds.shape[1]) / SECONDS_PER_HOUR
 
 
 def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float]:
-    there, hours = lines[lines["accuracy"] >= reach], waits(result)
-    end, whom = result["network/end"][: len(lines)], result["network/waited_for"][: len(lines)]
+    """Return a Run's line of the table; `lines` are those of `measure`."""
+    reached, hours, last = lines[lines["accuracy"] >= reach], waits(result), lines.iloc[-1]
+    rounds = slice(0, len(lines))
+    end, waited_for = result["network/end"][rounds], result["network/waited_for"][rounds]
+    path = np.bincount(critical_path(end, waited_for))
     spent = sum(result[f"network/{part}"].sum() for part in ("train", "choose", "wait"))
-    path = np.bincount(critical_path(end, whom))
-    first = {name: there[name].iloc[0] if len(there) else np.nan for name in PANELS}
-    last = {name: lines[name].iloc[-1] for name in ("accuracy", *PANELS)}
-    waiting = {"waiting, %": 100 * result["network/wait"].sum() / spent}
-    waiting |= {"longest": 100 * hours.max() / max(hours.sum(), 1e-9), "critical": 100 * path.max() / path.sum()}
-    return last | {f"{name} to {reach:g} %": value for name, value in first.items()} | waiting
+    first = {name: reached[name].iloc[0] if len(reached) else np.nan for name in PANELS}
+    return {
+        **{name: last[name] for name in ("accuracy", *PANELS)},
+        **{f"{name} to {reach:g} %": value for name, value in first.items()},
+        "waiting, %": 100 * result["network/wait"].sum() / spent,
+        "longest": 100 * hours.max() / max(hours.sum(), 1e-9),
+        "critical": 100 * path.max() / path.sum(),
+    }
+
+
+def table_line(cells: pd.DataFrame) -> dict[str, str]:
+    """Return the texts of a row: means over its Runs."""
+    means = cells.mean(skipna=False)
+    return {name: number(v, ".4g" if name == "accuracy" else ".3g") for name, v in means.items()}
 
 
 def draw(frames: Frames, reach: float = 80.0) -> Drawing:
-    churned = any(result.run.churn for result in frames.runs["result"])
-    figure, panels = plt.subplots(1, 3 + churned, figsize=(TEXT, 2.2))
-    parts, rows = [], []
-    for line, look, label in zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True):
+    runs = [result.run for result in frames.runs["result"]]
+    churn = any(run.churn for run in runs)
+    figure, panels = plt.subplots(1, 3 + churn, figsize=(TEXT, 2.2))
+    parts, table = [], []
+    rows = zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True)
+    for line, look, label in rows:
         results = list(frames.of("runs", line.setting, line.row)["result"])
         each = [measure(result) for result in results]
-        spread = over(pd.concat(each), "accuracy", "point")["std"]  # as far as all repetitions are
-        means = pd.concat(each).groupby("point").agg(lambda column: column.mean(skipna=False))
-        mean = means.join(spread, how="right").reset_index()
+        mean = pareto.mean_curve(pd.concat(each), ["accuracy", *PANELS])
         for axes, name in zip(panels[:2], PANELS, strict=True):
-            curve(axes, mean[name], mean["accuracy"], mean["std"], label=text_label(label), **look)
-        if shares := [np.sort(hours)[::-1].cumsum() / hours.sum() for hours in map(waits, results) if hours.any()]:
-            curve(panels[2], np.arange(1, len(shares[0]) + 1), 100 * np.mean(shares, 0), [0], **look)
-        if len(aged := pd.concat(map(comers, results)).groupby("age").mean()):
-            curve(panels[3], aged.index, aged["accuracy"], [0], **look)
-            curve(panels[3], aged.index, aged["all"], [0], **look | {"ls": ":", "marker": ""})
-            panels[3].set(xlabel="rounds since they came", ylabel="accuracy of comers, %")
-            panels[3].locator_params(axis="x", integer=True, nbins=4)
+            of_row = look | {"label": text_label(label)}
+            curve(axes, mean[name], mean["accuracy"], mean["std"], **of_row)
+        waited = [hours for hours in map(waits, results) if hours.any()]
+        if shares := [np.sort(hours)[::-1].cumsum() / hours.sum() for hours in waited]:
+            clients = np.arange(1, len(shares[0]) + 1)
+            curve(panels[2], clients, 100 * np.mean(shares, 0), [0], **look)
+        by_age = pd.concat(map(arrivals, results)).groupby("age").mean()
+        if len(by_age):
+            curve(panels[3], by_age.index, by_age["accuracy"], [0], **look)
+            curve(panels[3], by_age.index, by_age["all"], [0], **look | {"ls": ":", "marker": ""})
         parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
-        cells = pd.DataFrame([row_of(r, lines, reach) for r, lines in zip(results, each, strict=True)])
-        ends = cells.mean(skipna=False).items()
-        told = {name: number(value, ".4g" if name == "accuracy" else ".3g") for name, value in ends}
-        rows.append({"setting": line.setting, "method": line.row} | told)
-    best = max((last for part in parts if np.isfinite(last := part["accuracy"].iloc[-1])), default=100.0)
+        cells = [row_of(r, part, reach) for r, part in zip(results, each, strict=True)]
+        names = {"setting": line.setting, "method": line.row}
+        table.append(names | table_line(pd.DataFrame(cells)))
+    ends = [part["accuracy"].iloc[-1] for part in parts]
+    best = max(filter(np.isfinite, ends), default=100.0)
     for axes, cost in zip(panels[:2], PANELS.values(), strict=True):
-        axes.set(xlabel=cost, ylabel="test accuracy, %", ylim=(best - REACH, min(101, best + 1)))
+        shown = (best - REACH, min(101, best + 1))
+        axes.set(xlabel=cost, ylabel="test accuracy, %", ylim=shown)
         axes.locator_params(axis="x", nbins=4)
+    panels[2].set(xlabel="clients, most waited for first", ylabel="share of all waiting, %")
+    panels[2].set_ylim(0, 102)
     panels[2].locator_params(axis="x", nbins=5, integer=True)
-    panels[2].set(xlabel="clients, most waited for first", ylabel="share of all waiting, %", ylim=(0, 102))
+    for axes in panels[3:]:
+        axes.set(xlabel="rounds since arrival", ylabel="accuracy of arrived clients, %")
+        axes.locator_params(axis="x", integer=True, nbins=4)
     legend(figure, panels[0], "outside upper center")
-    said = "Waiting: of the time of all clients; longest: of all waiting, for one client; critical: of the rounds, on the way of the last, one client."
-    if any(result.run.finetune_epochs for result in frames.runs["result"]):
-        said += " Rows +FT end before it: it is not timed."
-    return Drawing(pd.concat(parts, ignore_index=True), figure, f"{markdown(pd.DataFrame(rows))}\n\n{said}")
+    text = (
+        "waiting: share of all clients' time. longest: share of all waiting that is for one "
+        "client. critical: share of the critical path's rounds that are one client's."
+    )
+    if any(run.finetune_epochs for run in runs):
+        text += " Rows +FT end before fine-tuning, which is not timed."
+    data = pd.concat(parts, ignore_index=True)
+    return Drawing(data, figure, f"{markdown(pd.DataFrame(table))}\n\n{text}")
 
 
 def critical_path(end: np.ndarray, waited_for: np.ndarray) -> list[int]:
-    """Return for rounds 0 to T the client on which the end of the run depended, from ends and waits `[T+1, N]`.
+    """Return for rounds 0 to T the client on which the run's end depended; both are `[T+1, N]`.
 
-    The path goes back from the client that ended last: to the one it waited for in a round, else to itself.
+    The path goes back from the client that ended last: to the one it waited for, else to itself.
     """
     client, path = int(end[-1].argmax()), []
     for senders in waited_for[::-1]:

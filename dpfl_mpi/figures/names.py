@@ -1,4 +1,4 @@
-"""What Runs, data and classes are called in figures and tables, and which Runs are repetitions of one another."""
+"""Names of Runs, data and classes in figures and tables, and which Runs are repetitions."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
 
-Group = list[Result]  # the repetitions of one Run under different seeds
+Group = list[Result]  # repetitions: results of one Run with different seeds
 
 
 def method_name(run: Run) -> str:
@@ -27,38 +27,49 @@ def method_name(run: Run) -> str:
 
 
 def row_name(run: Resolved) -> str:
-    """Return the name of a table's row: the method, and its budget where it has one. `named` tells Runs apart that differ in more.
+    """Return the name of a table row: the method and, where it has a graph, its budget.
 
-    The budget is as it was typed; of as many clients as the paper has it is one of the paper's shares, where it is as large.
+    The budget is written as the user typed it. With as many clients as in the paper, a budget that
+    equals one of the paper's is written as the paper's share of N.
     """
+    if declared(run).topology != "graph":
+        return method_name(run)
     share = f"{budget_order(run) / run.clients:.3g}N"
-    budget = share if run.clients == paper.CLIENTS and share in paper.BUDGETS else run.said_budget
-    return method_name(run) + (f" (B_c = {budget})" if declared(run).topology == "graph" else "")
+    as_in_paper = run.clients == paper.CLIENTS and share in paper.BUDGETS
+    return f"{method_name(run)} (B_c = {share if as_in_paper else run.said_budget})"
 
 
 def own_data(run: Resolved) -> bool:
-    known = run.dataset in shipped("dataset")
-    return not known or getattr(find("dataset", run.dataset), "OWN_DATA", False)
+    """Return whether the data are the user's own."""
+    if run.dataset not in shipped("dataset"):
+        return True
+    return getattr(find("dataset", run.dataset), "OWN_DATA", False)
 
 
 def data_name(run: Resolved) -> str:
-    """Return the name of the data: TITLE of their file, of an own file that `prepare` made its stem."""
-    if run.dataset in shipped("dataset"):
-        return Path(str(run.data)).stem if own_data(run) else str(find("dataset", run.dataset).TITLE)
-    return str(run.declared.get("dataset", {}).get("title", short(run.dataset)))
-
-
-def settings(groups: Iterable[Group]) -> list[str]:
-    """Return the setting of each group. Own data of one name are told apart by the start of their hash."""
-    said = [(setting(g[0].run), g[0].fact("data_sha256")[:6] if own_data(g[0].run) else "") for g in groups]
-    several = Counter(name for name, _ in set(said))
-    return [f"{name} [{held}]" if held and several[name] > 1 else name for name, held in said]
+    """Return the TITLE of the data set, or the stem of a file of the user's own data."""
+    if run.dataset not in shipped("dataset"):
+        return str(run.declared.get("dataset", {}).get("title", short(run.dataset)))
+    return Path(str(run.data)).stem if own_data(run) else str(find("dataset", run.dataset).TITLE)
 
 
 def setting(run: Resolved) -> str:
-    """Return the name of the data and the way they are dealt, such as "CIFAR-10 Patho(3)"."""
-    dealt = {"pathological": f"Patho({run.classes_per_client})", "dirichlet": f"Dir({run.dirichlet_alpha})"}
-    return f"{data_name(run)} {dealt.get(run.partition.kind, Path(str(run.partition).removeprefix('file:')).stem)}"
+    """Return the name of the data and of the partition, such as "CIFAR-10 Patho(3)"."""
+    names = {
+        "pathological": f"Patho({run.classes_per_client})",
+        "dirichlet": f"Dir({run.dirichlet_alpha})",
+    }
+    file = Path(str(run.partition).removeprefix("file:")).stem
+    return f"{data_name(run)} {names.get(run.partition.kind, file)}"
+
+
+def setting_names(groups: Iterable[Group]) -> list[str]:
+    """Return the setting of each group. A hash is added where the user's own data share a name."""
+    firsts = [group[0] for group in groups]
+    hashes = [r.fact("data_sha256")[:6] if own_data(r.run) else "" for r in firsts]
+    pairs = [(setting(r.run), sha) for r, sha in zip(firsts, hashes, strict=True)]
+    uses = Counter(name for name, _ in set(pairs))
+    return [f"{name} [{sha}]" if sha and uses[name] > 1 else name for name, sha in pairs]
 
 
 def slug(name: str) -> str:
@@ -66,7 +77,7 @@ def slug(name: str) -> str:
 
 
 def budget_order(run: Run) -> float:
-    """Return a resolved run's budget as a number to sort by: of a range its middle, of a file of budgets 0."""
+    """Return a number to sort budgets by: of a range its middle, of a file of budgets 0."""
     b = run.budget
     if b.kind == "uniform":
         return float(b.low + b.high) / 2
@@ -74,22 +85,27 @@ def budget_order(run: Run) -> float:
 
 
 def rank(run: Run) -> tuple[float, float, int]:
-    """Return where a Run stands in tables: methods as in the paper, others before DPFL, budgets descending, then +FT."""
+    """Return a key that sorts Runs as tables show them.
+
+    Methods are in the paper's order, with others before DPFL; budgets descend; +FT comes last.
+    """
     title = declared(run).title
-    place = paper.METHODS.index(title) if title in paper.METHODS else len(paper.METHODS) - 1.5
+    before_dpfl = len(paper.METHODS) - 1.5
+    place = paper.METHODS.index(title) if title in paper.METHODS else before_dpfl
     return place, -budget_order(run), run.finetune_epochs
 
 
 def class_names(result: Result) -> list[str]:
-    """Return the names of the classes, or their numbers where there are too many for a result to list."""
+    """Return the names of the classes, or their numbers where the result does not list names."""
     classes = result["client/class_counts"].shape[1]
     names = list(map(str, result.listed("class_names")))
     return names if len(names) == classes else list(map(str, range(classes)))
 
 
 def text_label(name: str) -> str:
-    """Return a row's or a curve's name for mathtext, which has no space where a line could break."""
-    return re.sub(r"B_c = (inf|[\d.]+N?)", lambda m: f"$B_c={m[1]}$".replace("inf", r"\infty"), name)
+    """Return a name with its budget as mathtext, in which a line cannot break."""
+    budget = r"B_c = (inf|[\d.]+N?)"
+    return re.sub(budget, lambda m: f"$B_c={m[1]}$".replace("inf", r"\infty"), name)
 
 
 def wrapped(name: str, width: int) -> str:
@@ -97,16 +113,17 @@ def wrapped(name: str, width: int) -> str:
 
 
 def fields(result: Result) -> dict[str, Any]:
-    """Return what repetitions have in common: all that a Run sets but its seeds, with the content of its files, and the data."""
+    """Return what repetitions have in common: the settings without seeds, file contents, data."""
     settings = as_dict(result.run) | result.run.contents
-    return {k: v for k, v in settings.items() if k not in REPEATED} | {"data_sha256": result.fact("data_sha256")}
+    shared = {name: value for name, value in settings.items() if name not in REPEATED}
+    return shared | {"data_sha256": result.fact("data_sha256")}
 
 
-def unlike(a: Result, b: Result, *own: str) -> list[str]:
-    """Return in which settings two Runs differ that both methods read, without those that are a method's `own`."""
-    without = {"method", "options", *a.method.unread, *b.method.unread, *own}
-    mine, theirs = fields(a), fields(b)
-    return [name for name in mine if name not in without and mine[name] != theirs.get(name)]
+def unlike(a: Result, b: Result, *ignored: str) -> list[str]:
+    """Return the settings, read by both methods and not `ignored`, in which two Runs differ."""
+    skipped = {"method", "options", *a.method.unread, *b.method.unread, *ignored}
+    of_a, of_b = fields(a), fields(b)
+    return [name for name in of_a if name not in skipped and of_a[name] != of_b.get(name)]
 
 
 def repetitions(results: Iterable[Result]) -> list[Group]:
@@ -118,48 +135,71 @@ def repetitions(results: Iterable[Result]) -> list[Group]:
 
 
 def named(
-    groups: Sequence[Group], name: Callable[[Resolved], str] = row_name, without: Sequence[str] = ()
+    groups: Sequence[Group],
+    name: Callable[[Resolved], str] = row_name,
+    without: Sequence[str] = (),
 ) -> list[tuple[str, str, Group]]:
-    """Return (setting, name, group). Where groups of a setting share a name, it says in which fields they differ, but for those `without`."""
-    out, usual = [], {f.name: f.default for f in dataclasses.fields(Run)}  # what a Run leaves alone needs no words
-    places = settings(groups)
-    for place, group in zip(places, groups, strict=True):
-        run = group[0].run
-        alike = [g[0] for of, g in zip(places, groups, strict=True) if of == place and name(g[0].run) == name(run)]
-        values, rivals = [fields(r) for r in alike], [r.run for r in alike]
-        told = [f for f in values[0] if f not in without or content(run, f, rivals)]
-        differ = [f for f in told if len({json.dumps(v.get(f), default=str) for v in values}) > 1]
-        said = [f for f in differ if f not in usual or usual[f] is None or getattr(run, f) != usual[f]]
-        said = [f for f in said if getattr(run, f, "other") is not None]
-        words = [f"{f} {value_of(group[0], f)}{content(run, f, rivals)}".removeprefix("options ") for f in said]
-        out.append((place, ", ".join(filter(None, [name(run), *words])), group))
+    """Return (setting, name, group) of each group.
+
+    Where groups of one setting share a name, the fields in which they differ are added to it,
+    except for those in `without` and for values that are the default.
+    """
+    settings = setting_names(groups)
+    names = [name(group[0].run) for group in groups]
+    out = []
+    for where, shared, group in zip(settings, names, groups, strict=True):
+        same = zip(settings, names, groups, strict=True)
+        rivals = [other[0] for s, n, other in same if (s, n) == (where, shared)]
+        words = differences(group[0], rivals, without)
+        out.append((where, ", ".join(filter(None, [shared, *words])), group))
     return out
 
 
-def content(run: Run, field: str, rivals: Sequence[Run]) -> str:
-    """Return " [HASH]" of a field's file where the file of a rival has the same name and another content, else nothing."""
-    held = getattr(run, "contents", {}).get(field, "")
-    said = (lambda r: Path(str(r.graphs)).stem) if field == "graphs" else lambda r: str(getattr(r, field, None))
-    same = [r for r in rivals if said(r) == said(run)]
-    several = len({getattr(r, "contents", {}).get(field) for r in same}) > 1
-    return f" [{held[:6]}]" if several and held and not held.startswith(CODE) else ""
+def differences(result: Result, rivals: Sequence[Result], without: Sequence[str]) -> list[str]:
+    """Return "field value" for each field in which a result is unlike its rivals and the default."""
+    defaults = {f.name: f.default for f in dataclasses.fields(Run)}
+    run, runs, values = result.run, [r.run for r in rivals], [fields(r) for r in rivals]
+    words = []
+    for field in values[0]:
+        mark = hash_mark(run, field, runs)
+        value = getattr(run, field, "not a field")
+        is_default = defaults.get(field) is not None and value == defaults[field]
+        different = len({json.dumps(v.get(field), default=str) for v in values}) > 1
+        if different and not is_default and value is not None and (mark or field not in without):
+            words.append(f"{field} {value_of(result, field)}{mark}".removeprefix("options "))
+    return words
+
+
+def hash_mark(run: Run, field: str, rivals: Sequence[Run]) -> str:
+    """Return " [HASH]" of a field's file if a rival's file has its name and other content."""
+    contents = getattr(run, "contents", {}).get(field, "")
+
+    def file_name(r: Run) -> str:
+        return Path(str(r.graphs)).stem if field == "graphs" else str(getattr(r, field, None))
+
+    same_name = [r for r in rivals if file_name(r) == file_name(run)]
+    several = len({getattr(r, "contents", {}).get(field) for r in same_name}) > 1
+    return f" [{contents[:6]}]" if several and contents and not contents.startswith(CODE) else ""
 
 
 def value_of(result: Result, field: str) -> str:
-    """Return what a row says of a field: of code that is not shipped its name and the start of its hash, of a result its name, options as words."""
-    held: str = getattr(result.run, "contents", {}).get(field, "")
-    value: Any = getattr(result.run, field, "other")
+    """Return a field's value for a row's name; the user's own code has its name and hash."""
+    contents: str = getattr(result.run, "contents", {}).get(field, "")
+    value: Any = getattr(result.run, field, "not a field")
     if field == "data_sha256":
         return result.fact(field)[:6]
     if field == "options":
         return ", ".join(f"{name} {chosen}" for name, chosen in value.items())
     if field == "graphs" and value:
         return f"of {Path(value).stem}"
-    return f"{short(value)} [{held[5:11]}]" if held.startswith(CODE) else str(value)
+    return f"{short(value)} [{contents[5:11]}]" if contents.startswith(CODE) else str(value)
 
 
 def labels(runs: pd.DataFrame) -> list[str]:
-    """Return a name for each line of `runs` that tells it from the others: its row, the setting where there are several, the seed where rows are shared."""
+    """Return a distinct name for each line of `runs`.
+
+    It is the row; the setting is added if there are several, the seed if lines share a row.
+    """
     several = runs["setting"].nunique() > 1
     names = runs["row"] + (", " + runs["setting"] if several else "")
-    return list(names if names.is_unique else names + ", " + runs["said_seed"])
+    return list(names if names.is_unique else names + ", " + runs["seed_text"])

@@ -1,7 +1,8 @@
-"""Does the collaboration graph mean anything? What of it is chance, who agrees on it, and whom everybody asks.
+"""Does the collaboration graph mean anything, or is it chance?
 
-Homophily, reciprocity, asked, gap and classes of each round's graph, and how far the Omegas of Runs on one partition agree, are what
-docs/controls.md defines; an edge is one client that averages with another.
+It shows homophily, reciprocity, asked, gap and classes of each round's graph, and how far the
+Omegas of Runs on one partition agree; docs/controls.md defines them. An edge is one client that
+averages with another.
 """
 
 import itertools
@@ -21,39 +22,61 @@ from dpfl_mpi.figures.tables import deviation, markdown, number
 from dpfl_mpi.graph import CollaborationGraph, asymmetry, rewired
 from dpfl_mpi.results import Result
 
-RUNS = [*cifar10(seed=SEEDS, partition_seed=42), *cifar10(method=("pairwise", "oracle", "random_graph"))]
-MEASURES = {  # each a number without unit, 0 to 1; classes is below 0 where the two agree less than by chance
+RUNS = [
+    *cifar10(seed=SEEDS, partition_seed=42),
+    *cifar10(method=("pairwise", "oracle", "random_graph")),
+]
+# 0 to 1; classes is below 0 if the two agree less than by chance
+MEASURES = {
     "homophily": "homophily: share of\nclasses in common",
     "reciprocity": "reciprocity: share of\nedges both ways",
     "asked": "asked: Gini index of\nhow often chosen",
     "gap": "gap of the averaging\nmatrix (1: all mixed)",
     "classes": "classes: Rand index\nof the communities",
 }
-OPTIONS = {"draws": {"type": int, "default": 50, "metavar": "R", "help": "random graphs per z-score (default: 50)"}}
+OPTIONS = {
+    "draws": {
+        "type": int,
+        "default": 50,
+        "metavar": "R",
+        "help": "random graphs per z-score (default: 50)",
+    }
+}
 
 
 def overlap(counts: np.ndarray) -> np.ndarray:
-    """Return what each two clients' class distributions have in common, 0 to 1, `[N, N]`: 1 - their total variation distance."""
+    """Return 1 - the total variation distance of each two clients' class distributions, `[N, N]`."""
     q = counts / counts.sum(1, keepdims=True)
     return np.minimum(q[:, None], q[None]).sum(2)
 
 
 def homophily(graph: CollaborationGraph, common: np.ndarray) -> float:
     """Return the mean of `common` `[N, N]` over the edges, nan without any."""
-    return float(common[graph.receivers(), graph.senders].mean()) if len(graph.senders) else float("nan")
+    if not len(graph.senders):
+        return float("nan")
+    return float(common[graph.receivers(), graph.senders].mean())
 
 
-def z_score(graph: CollaborationGraph, common: np.ndarray, draws: int, rng: np.random.Generator) -> float:
-    """Return how many standard deviations the homophily lies above that of random graphs with the same degrees; nan where these are all alike."""
+def z_score(
+    graph: CollaborationGraph, common: np.ndarray, draws: int, rng: np.random.Generator
+) -> float:
+    """Return how many deviations the homophily is above that of graphs with the same degrees.
+
+    It is nan if all random graphs have the same homophily.
+    """
     null = np.array([homophily(rewired(graph, rng), common) for _ in range(draws)])
     spread = null.std(ddof=1) if draws > 1 else 0.0
-    return float((homophily(graph, common) - null.mean()) / spread) if spread > 1e-12 else float("nan")
+    if not spread > 1e-12:
+        return float("nan")
+    return float((homophily(graph, common) - null.mean()) / spread)
 
 
 def gini(counts: np.ndarray) -> float:
-    """Return the Gini coefficient of counts `[N]`, 0 where all are equal, nan where all are 0."""
+    """Return the Gini coefficient of counts `[N]`: 0 if all are equal, nan if all are 0."""
     n, total = len(counts), counts.sum()
-    return float((2 * np.arange(1, n + 1) - n - 1) @ np.sort(counts) / (n * total)) if total else float("nan")
+    if not total:
+        return float("nan")
+    return float((2 * np.arange(1, n + 1) - n - 1) @ np.sort(counts) / (n * total))
 
 
 def spectral_gap(graph: CollaborationGraph, p: np.ndarray) -> float:
@@ -65,39 +88,46 @@ def spectral_gap(graph: CollaborationGraph, p: np.ndarray) -> float:
 
 
 def communities(graph: CollaborationGraph) -> np.ndarray:
-    """Return the number of each client's community, int `[N]`, of the graph without its directions (greedy modularity)."""
-    whole = nx.Graph()
-    whole.add_nodes_from(range(graph.n))
-    whole.add_edges_from(zip(graph.receivers().tolist(), graph.senders.tolist(), strict=True))
-    out = np.arange(graph.n)  # without an edge: each alone
+    """Return each client's community, int `[N]`, ignoring directions (greedy modularity)."""
+    undirected = nx.Graph()
+    undirected.add_nodes_from(range(graph.n))
+    edges = zip(graph.receivers().tolist(), graph.senders.tolist(), strict=True)
+    undirected.add_edges_from(edges)
+    out = np.arange(graph.n)  # without an edge each client is alone
     if len(graph.senders):
-        for number, members in enumerate(nx.community.greedy_modularity_communities(whole)):
-            out[list(members)] = number
+        found = nx.community.greedy_modularity_communities(undirected)
+        for community, members in enumerate(found):
+            out[list(members)] = community
     return out
 
 
 def rand_index(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985): 1 for the same, 0 on average by chance."""
+    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985).
+
+    It is 1 for equal groupings, and 0 on average by chance.
+    """
     table = pd.crosstab(a, b).to_numpy()
-    both, mine, theirs = (comb(x, 2).sum() for x in (table, table.sum(1), table.sum(0)))
-    chance = mine * theirs / comb(len(a), 2)
-    most = (mine + theirs) / 2
+    both, in_a, in_b = (comb(x, 2).sum() for x in (table, table.sum(1), table.sum(0)))
+    chance = in_a * in_b / comb(len(a), 2)
+    most = (in_a + in_b) / 2
     return float((both - chance) / (most - chance)) if most != chance else 1.0
 
 
 def jaccard(a: CollaborationGraph, b: CollaborationGraph) -> float:
-    """Return the mean over clients of |A & B| / |A or B|; clients that chose nobody in both are left out."""
+    """Return the mean of |A & B| / |A or B| over the clients that chose someone in a or b."""
     x, y = a.matrix(), b.matrix()
     either = (x | y).sum(1)
-    here = either > 0
-    return float(((x & y).sum(1)[here] / either[here]).mean()) if here.any() else float("nan")
+    some = either > 0
+    return float(((x & y).sum(1)[some] / either[some]).mean()) if some.any() else float("nan")
 
 
 def of_round(result: Result, t: int) -> dict[str, float]:
+    """Return the `MEASURES` of round t's graph."""
     graph, counts = result.chosen(t), result["client/class_counts"]
+    one_way = asymmetry(graph.matrix())[0] if len(graph.senders) else float("nan")
     return {
         "homophily": homophily(graph, overlap(counts)),
-        "reciprocity": 1 - asymmetry(graph.matrix())[0] if len(graph.senders) else float("nan"),
+        "reciprocity": 1 - one_way,
         "asked": gini(np.bincount(graph.senders, minlength=graph.n)),
         "gap": spectral_gap(graph, result["client/p"]),
         "classes": rand_index(communities(graph), counts.argmax(1)),
@@ -105,23 +135,50 @@ def of_round(result: Result, t: int) -> dict[str, float]:
 
 
 def z_of_round(result: Result, t: int, draws: int) -> float:
-    return z_score(result.chosen(t), overlap(result["client/class_counts"]), draws, np.random.default_rng(0))
+    common = overlap(result["client/class_counts"])
+    return z_score(result.chosen(t), common, draws, np.random.default_rng(0))
 
 
 def agreement(runs: pd.DataFrame, draws: int) -> pd.DataFrame:
-    """Return one line per pair of Runs on one partition, lines of `runs` that have an Omega: its Jaccard index, and that of graphs with the same degrees."""
+    """Return a, b, jaccard and "by chance" for each pair of Runs on one partition.
+
+    All `runs` have an Omega. By chance is the mean Jaccard index of graphs with the same degrees.
+    """
     rows = []
     for a, b in itertools.combinations(runs.itertuples(), 2):
         if a.partition == b.partition and a.result.run.clients == b.result.run.clients:
-            rng, mine, theirs = np.random.default_rng(0), a.result.omega(), b.result.omega()
-            null = [jaccard(rewired(mine, rng), theirs) for _ in range(draws)]
-            pair = {"a": f"{a.row}, seed {a.seed}", "b": f"{b.row}, seed {b.seed}"}
-            rows.append(pair | {"jaccard": jaccard(mine, theirs), "by chance": float(np.mean(null))})
+            rng, of_a, of_b = np.random.default_rng(0), a.result.omega(), b.result.omega()
+            null = [jaccard(rewired(of_a, rng), of_b) for _ in range(draws)]
+            names = {"a": f"{a.row}, seed {a.seed}", "b": f"{b.row}, seed {b.seed}"}
+            values = {"jaccard": jaccard(of_a, of_b), "by chance": float(np.mean(null))}
+            rows.append(names | values)
     return pd.DataFrame(rows)
 
 
-def agreement_table(same: pd.DataFrame) -> str:
-    return markdown(same.assign(**{c: same[c].map(lambda v: number(v, ".3f")) for c in ("jaccard", "by chance")}))
+def agreement_table(pairs: pd.DataFrame) -> str:
+    columns = ("jaccard", "by chance")
+    texts = {column: pairs[column].map(lambda v: number(v, ".3f")) for column in columns}
+    return markdown(pairs.assign(**texts))
+
+
+def z_lines(graphs: pd.DataFrame, draws: int) -> tuple[pd.DataFrame, str]:
+    """Return the z-scores of each row's Omega and last graph, and a table with all measures."""
+    scores, table = [], []
+    for (where, row), lines in graphs.groupby(["setting", "row"], sort=False):
+        names = {"setting": where, "method": row}
+        results = lines.drop_duplicates("run")["result"]
+        last = lines.groupby("run")["t"].max().min()
+        for t, when in ((0, "Omega"), (last, "last round")):
+            if t < lines["t"].min():
+                continue  # the method has no Omega
+            z = np.array([z_of_round(result, t, draws) for result in results])
+            means = lines[lines["t"] == t][list(MEASURES)].mean(skipna=False)
+            texts = means.map(lambda v: number(v, ".3f")).to_dict()
+            mean_z = {"z of homophily": number(z.mean(), ".1f")}
+            table.append(names | {"graph": when} | texts | mean_z)
+            values = {"value": z.mean(), "std": deviation(z), "n": len(z)}
+            scores.append(names | {"measure": "z", "round": t} | values)
+    return pd.DataFrame(scores), markdown(pd.DataFrame(table))
 
 
 def draw(frames: Frames, draws: int = 50) -> Drawing:
@@ -131,31 +188,26 @@ def draw(frames: Frames, draws: int = 50) -> Drawing:
     graphs = with_graphs(frames).merge(frames.runs[["run", "result"]], on="run")
     graphs = graphs.join(pd.DataFrame([of_round(g.result, g.t) for g in graphs.itertuples()]))
     rows = frames.rows[frames.rows["run"].isin(graphs["run"])]
-    parts, table = [], []
+    parts = []
     for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True):
-        drawn = curves(axes, rows, graphs, measure, "t").rename(columns={"t": "round", "mean": "value"})
-        drawn.loc[drawn["n"] == 1, "std"] = np.nan
-        parts.append(drawn.assign(measure=measure))
+        numbers = curves(axes, rows, graphs, measure, "t")
+        numbers = numbers.rename(columns={"t": "round", "mean": "value"})
+        numbers.loc[numbers["n"] == 1, "std"] = np.nan
+        parts.append(numbers.assign(measure=measure))
         axes.set_title(title, fontsize=7)
         axes.set_xlabel(r"round (0: $\Omega$)")
-    for (where, row), mine in graphs.groupby(["setting", "row"], sort=False):
-        whose, results = {"setting": where, "method": row}, mine.drop_duplicates("run")["result"]
-        for t, when in ((0, "Omega"), (mine.groupby("run")["t"].max().min(), "last round")):
-            if t < mine["t"].min():
-                continue
-            z = np.array([z_of_round(result, t, draws) for result in results])
-            means = mine[mine["t"] == t][list(MEASURES)].mean(skipna=False).map(lambda v: number(v, ".3f"))
-            table.append(whose | {"graph": when} | means.to_dict() | {"z of homophily": number(z.mean(), ".1f")})
-            scored = {"measure": "z", "round": t, "value": z.mean(), "std": deviation(z), "n": len(z)}
-            parts.append(pd.DataFrame([whose | scored]))
     legend(figure, panels[0], "outside upper center")
-    units = f"Numbers without unit, 0 to 1 (classes: 0 is chance). z: against {draws} graphs with the same degrees."
-    text = f"{markdown(pd.DataFrame(table))}\n\n{units}\n"
+    scores, table = z_lines(graphs, draws)
+    parts.append(scores)
+    text = f"{table}\n\nAll are 0 to 1 (classes: 0 is chance). "
+    text += f"z: against {draws} graphs with the same degrees.\n"
     searched = set(graphs[graphs["t"] == 0]["run"])
-    in_order = [str(r.path) for group in repetitions(frames.files["result"]) for r in group if str(r.path) in searched]
-    if len(same := agreement(frames.runs.set_index("run").loc[[*dict.fromkeys(in_order)]], draws)):
+    paths = [str(r.path) for group in repetitions(frames.files["result"]) for r in group]
+    in_order = list(dict.fromkeys(path for path in paths if path in searched))
+    pairs = agreement(frames.runs.set_index("run").loc[in_order], draws)
+    if len(pairs):
         head = "Agreement of two Omegas on one partition (Jaccard index, mean over clients)"
-        text += f"\n{head}:\n\n{agreement_table(same)}"
-        pairs = same.rename(columns={"a": "setting", "b": "method", "jaccard": "value"}).drop(columns="by chance")
-        parts.append(pairs.assign(measure="jaccard", round=0, n=1))
+        text += f"\n{head}:\n\n{agreement_table(pairs)}"
+        pairs = pairs.rename(columns={"a": "setting", "b": "method", "jaccard": "value"})
+        parts.append(pairs.drop(columns="by chance").assign(measure="jaccard", round=0, n=1))
     return Drawing(pd.concat(parts, ignore_index=True), figure, text)

@@ -1,7 +1,13 @@
 """The numbers of the paper, its text's claims, and what was read off the figures of its code."""
 
 CLIENTS, SEEDS = 100, 3
-COLUMNS = ("CIFAR-10 Dir(0.1)", "CIFAR-10 Patho(3)", "CINIC-10 Dir(0.1)", "CINIC-10 Patho(3)", "FEMNIST fedrep")
+COLUMNS = (
+    "CIFAR-10 Dir(0.1)",
+    "CIFAR-10 Patho(3)",
+    "CINIC-10 Dir(0.1)",
+    "CINIC-10 Patho(3)",
+    "FEMNIST fedrep",
+)
 BUDGETS = ("inf", "0.2N", "0.1N", "0.05N")
 TABLE_1 = {  # mean and standard deviation over the seeds, percent, by column
     "Local": "80.38 1.62 78.32 0.49 78.59 1.00 77.53 0.47 87.27 0.27",
@@ -21,7 +27,11 @@ TABLE_1 = {  # mean and standard deviation over the seeds, percent, by column
     "DPFL (B_c = 0.05N)": "82.91 0.81 82.17 0.54 80.91 1.31 80.11 0.30 93.82 0.17",
 }
 METHODS = list(dict.fromkeys(row.partition(" (")[0].removesuffix("+FT") for row in TABLE_1))
-TAU_INIT = {1: "81.86 82.33 82.53 82.30", 5: "83.03 82.53 82.58 80.90", 10: "83.04 82.83 82.52 82.17"}  # by BUDGETS
+TAU_INIT = {
+    1: "81.86 82.33 82.53 82.30",
+    5: "83.03 82.53 82.58 80.90",
+    10: "83.04 82.83 82.52 82.17",
+}  # by BUDGETS
 PERIOD = {  # of the greedy search, P
     1: "84.20 83.67 84.20 84.33",
     5: "83.83 84.01 83.31 83.73",
@@ -38,7 +48,10 @@ ORDER = (  # what the paper claims of its methods
 SPARSITY = {"0.1N": "80 to 88 %", "0.05N": "95 to 96 %"}  # Omega to round 99, by budget
 BOTH_GAIN = "under 1 %"  # of the candidates of the greedy search
 RANDOM_GRAPH = {"CIFAR-10 Dir(0.1)": "about +4"}  # DPFL minus it, points
-FLIPPED = {False: "none in the end", True: "under 10 % in the end"}  # edges from flipped clients; True: these search
+FLIPPED = {
+    False: "none in the end",
+    True: "under 10 % in the end",
+}  # edges from flipped clients; True: these search
 SYNERGY = {1: "about -11", 2: "about +6"}  # of the example, points, by the number of collaborators
 VARIANCE = {  # over clients, squared points, by row of Table 1, read by eye off the figures of the paper's code
     "CIFAR-10 Patho(3)": "99 - 97 - - 103 98 96 103 91 115 81 92 80 91",

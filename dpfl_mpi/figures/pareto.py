@@ -1,7 +1,8 @@
-"""Is it worth its cost? Accuracy against what it took: models received, models evaluated while choosing, gradient steps, seconds.
+"""Accuracy against its cost: models received and evaluated, gradient steps, seconds.
 
-docs/controls.md says how they are counted; of methods with a server too, one model down and one up per round. Seconds are those of the slowest
-rank: compare only runs of one machine. Fine-tuning adds steps, no models; its seconds are not recorded.
+docs/controls.md says how they are counted; with a server, each round counts one model down and one
+up. Seconds are those of the slowest rank: compare only runs of one machine. Fine-tuning adds
+gradient steps; its seconds are not recorded.
 """
 
 from collections.abc import Sequence
@@ -13,25 +14,34 @@ import pandas as pd
 from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import labels, text_label
-from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over
+from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over_repetitions
 from dpfl_mpi.figures.tables import markdown, number
 from dpfl_mpi.figures.variance import REACH
 
-METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep", "pfedgraph", "local")
-RUNS = [*cifar10(method=METHODS, seed=SEEDS), *cifar10(method="fedavg", finetune_epochs=10, seed=SEEDS)]
-COSTS = {"models": "models received", "evaluations": "models evaluated", "steps": "gradient steps"}
-COSTS |= {"seconds": "seconds"}
-OPTIONS = {"reach": {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy in percent (default: 80)"}}
+METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep")
+METHODS += ("pfedgraph", "local")
+RUNS = cifar10(method=METHODS, seed=SEEDS)
+RUNS += cifar10(method="fedavg", finetune_epochs=10, seed=SEEDS)
+COSTS = {
+    "models": "models received",
+    "evaluations": "models evaluated",
+    "steps": "gradient steps",
+    "seconds": "seconds",
+}
+REACHED = {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy, percent (80)"}
+OPTIONS = {"reach": REACHED}
 
 
 def first_at(lines: pd.DataFrame, accuracy: float) -> dict[str, float]:
-    """Return what it cost a Run to reach an accuracy, percent, for the first time; nan where it is not reached."""
+    """Return what it cost a Run to first reach an accuracy, percent; nan if it does not."""
     reached = lines[lines["accuracy"] >= accuracy]
-    return {name: float(reached[name].iloc[0]) if len(reached) else float("nan") for name in COSTS}
+    return {name: float(reached[name].iloc[0]) if len(reached) else np.nan for name in COSTS}
 
 
-def shown(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+def cost_text(value: float) -> str:
+    if np.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
 
 
 def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> str:
@@ -39,37 +49,49 @@ def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> 
     for line in frames.rows.itertuples():
         lines = frames.of("costs", line.setting, line.row)
         each = [first_at(part, reach) for _, part in lines.groupby("run")]
-        first = pd.DataFrame(each).mean(skipna=False)  # nan where a repetition does not reach it
-        # of each repetition its own, the seconds of +FT those before
-        end = lines.groupby("run")[["accuracy", *COSTS]].last().mean()
-        cells = {"setting": line.setting, "method": line.row}
-        cells["accuracy"] = f"{number(end['accuracy'])} ({len(each)})"
-        cells |= {COSTS[name]: shown(end[name]) for name in costs}
-        out.append(cells | {f"{name} to {reach:g} %": shown(first[name]) for name in costs})
+        first = pd.DataFrame(each).mean(skipna=False)  # nan if one repetition does not reach it
+        last = lines.groupby("run")[["accuracy", *COSTS]].last().mean()
+        out.append({
+            "setting": line.setting,
+            "method": line.row,
+            "accuracy": f"{number(last['accuracy'])} ({len(each)})",
+            **{COSTS[name]: cost_text(last[name]) for name in costs},
+            **{f"{name} to {reach:g} %": cost_text(first[name]) for name in costs},
+        })  # fmt: skip
     return markdown(pd.DataFrame(out))
+
+
+def mean_curve(lines: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return `point`, means of columns, and `std` of the accuracy, up to the shortest repetition."""
+    spread = over_repetitions(lines, "accuracy", "point")["std"]
+    means = lines.groupby("point")[list(columns)].agg(lambda column: column.mean(skipna=False))
+    return means.join(spread, how="right").reset_index()
 
 
 def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS)) -> Drawing:
     figure, panels = plt.subplots(1, len(costs), figsize=(TEXT, 2.2), sharey=True)
     parts = []
-    for line, look, name in zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True):
+    rows = zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True)
+    for line, look, name in rows:
         lines = frames.of("costs", line.setting, line.row)
-        spread = over(lines, "accuracy", "point")["std"]  # as far as all repetitions are
-        means = lines.groupby("point")[["accuracy", *COSTS]].agg(lambda column: column.mean(skipna=False))
-        mean = means.join(spread, how="right")
+        mean = mean_curve(lines, ["accuracy", *COSTS])
         for axes, cost in zip(panels, costs, strict=True):
-            curve(axes, mean[cost], mean["accuracy"], mean["std"], label=text_label(name), **look)
-            axes.plot(mean[cost].iloc[-1:], mean["accuracy"].iloc[-1:], "o", color=look["color"])
+            label = text_label(name)
+            curve(axes, mean[cost], mean["accuracy"], mean["std"], label=label, **look)
+            last = mean.iloc[-1:]
+            axes.plot(last[cost], last["accuracy"], "o", color=look["color"])
             axes.set_xlabel(COSTS[cost])
             axes.locator_params(axis="x", nbins=4)
-        parts.append(mean.reset_index().assign(setting=line.setting, method=line.row, n=lines["run"].nunique()))
+        n = lines["run"].nunique()
+        parts.append(mean.assign(setting=line.setting, method=line.row, n=n))
     data = pd.concat(parts, ignore_index=True)
     ends = data.groupby(["setting", "method"], sort=False)["accuracy"].last()
-    low, high = panels[0].get_ylim()
-    panels[0].set_ylim(max(low, ends.max() - REACH), min(high, 101, ends.max() + data["std"].max() + 1))
+    lowest, (low, high) = ends.max() - REACH, panels[0].get_ylim()
+    panels[0].set_ylim(max(low, lowest), min(high, 101, ends.max() + data["std"].max() + 1))
     panels[0].set_ylabel("test accuracy, %")
     legend(figure, panels[0], "outside upper center")
-    units = "Accuracy in percent (number of seeds); costs per client, seconds of a rank. -: not reached by all seeds."
-    if below := [f"{row} ({end:.1f} %)" for (_, row), end in ends.items() if end < ends.max() - REACH]:
-        units += f" Too low for the picture: {', '.join(below)}."
-    return Drawing(data, figure, f"{table(frames, reach, costs)}\n\n{units}")
+    text = "Accuracy in percent (number of seeds); costs per client, seconds of a rank. "
+    text += "-: not reached by all seeds."
+    if below := [f"{row} ({end:.1f} %)" for (_, row), end in ends.items() if end < lowest]:
+        text += f" Too low for the picture: {', '.join(below)}."
+    return Drawing(data, figure, f"{table(frames, reach, costs)}\n\n{text}")

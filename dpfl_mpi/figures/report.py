@@ -1,7 +1,8 @@
-"""One self-contained HTML page to explore a run, or several: it opens from disk and needs no network.
+"""One self-contained HTML page to explore one run or several; it needs no network.
 
-Summary and settings, learning curves with hover, the collaboration graph as a matrix and as a force layout with a slider over rounds, a sortable
-table of clients, phases and traffic, and a comparison where there are several runs. Drawn by plotly.js, which is inside the page.
+It shows summary and settings, learning curves, the collaboration graph as a matrix and as a force
+layout with a slider over rounds, a sortable table of clients, seconds by phase and traffic, and a
+comparison of several runs. plotly.js, which draws it, is inside the page.
 """
 
 import html
@@ -19,7 +20,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import Drawing
 from dpfl_mpi.figures.frames import Frames, client_order, ranked_classes
 from dpfl_mpi.figures.names import class_names
-from dpfl_mpi.figures.style import looks, over
+from dpfl_mpi.figures.style import looks, over_repetitions
 from dpfl_mpi.figures.tables import deviation
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.results.summary import outcome, seconds, texts
@@ -29,19 +30,21 @@ from dpfl_mpi.settings.run import REPEATED
 
 RUNS = [Run(), Run(method="local")]
 MPI = {"one-sided": "rma", "collective": "collective"}
-DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}  # as plotly names them
+DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}  # plotly's names
 PAGE = Path(__file__).with_name("report.html")
 
 
 def rounded(values: Iterable[float], digits: int = 4) -> list[Any]:
-    return [None if not np.isfinite(v) else round(float(v), digits) for v in values]
+    """Return values for JSON: rounded, None if not finite."""
+    return [round(float(v), digits) if np.isfinite(v) else None for v in values]
 
 
 def layout(weights: np.ndarray) -> np.ndarray:
-    """Return positions `[N, 2]` in the unit square of a force layout of a symmetric matrix of weights; the same matrix, the same picture."""
+    """Return positions `[N, 2]` in the unit square, a force layout of symmetric weights."""
     graph = nx.from_numpy_array(weights)
-    # "energy" pulls every component to the middle: clients without edges do not press the others into a point
-    xy = np.array(list(nx.spring_layout(graph, iterations=300, method="energy", seed=0).values()))
+    # "energy" pulls every component to the middle, so that lone clients leave room for the others
+    positions = nx.spring_layout(graph, iterations=300, method="energy", seed=0)
+    xy = np.array(list(positions.values()))
     low, high = xy.min(0), xy.max(0)
     return (xy - low) / np.maximum(high - low, 1e-9)
 
@@ -50,10 +53,8 @@ def describe(line: Any) -> dict[str, Any]:
     """Return all that the page shows of one run, a line of `runs`, for JSON."""
     result, rounds = line.result, slice(0, line.result.last_round + 1)
     order, dominant = client_order(ranked_classes(result))
-    some = len(result["graph/chosen/senders"]) > 0
-    graphs, omega = [result.graph(t) for t in range(rounds.stop)] if some else [], result.omega()
-    scored = pd.DataFrame(100 * result["round/test_acc"][rounds, result.benign])  # of nobody: nan, without a warning
-    share = np.mean(graphs, axis=0) if some else np.zeros(0)  # of the rounds in which each edge is there
+    accuracies = pd.DataFrame(100 * result["round/test_acc"][rounds, result.benign])
+    summary = texts(outcome(result)).items()
     return {
         "name": f"{line.row}, seed {line.seed}",
         "file": result.path.name,
@@ -62,7 +63,7 @@ def describe(line: Any) -> dict[str, Any]:
         "settings": {k: str(v) for k, v in as_dict(result.run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
         "summary": {
-            n: rounded([np.nan if text == "-" else float(text)])[0] for n, text in texts(outcome(result)).items()
+            name: None if text == "-" else rounded([float(text)])[0] for name, text in summary
         },
         "epochs": result.local_epochs()[rounds].tolist(),
         "curves": {
@@ -71,53 +72,93 @@ def describe(line: Any) -> dict[str, Any]:
             "training loss": rounded(result.mean("round/train_loss")),
             "validation loss": rounded(result.mean("round/val_loss")),
         },
-        "low": rounded(scored.quantile(0.1, axis=1), 2),
-        "high": rounded(scored.quantile(0.9, axis=1), 2),
+        "low": rounded(accuracies.quantile(0.1, axis=1), 2),
+        "high": rounded(accuracies.quantile(0.9, axis=1), 2),
         "client_curves": [rounded(100 * row, 1) for row in result["round/test_acc"][rounds].T],
         "order": order.tolist(),
         "classes": class_names(result),
         "dominant": dominant.tolist(),
         "counts": result["client/class_counts"].tolist(),
-        "omega": omega.senders.tolist() if some else [],
-        "omega_indptr": omega.indptr.tolist() if some else [],
         "omega_until": line.omega_until,
-        "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver, sender, ...
-        "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
-        "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],
-        "positions": np.round(layout(np.maximum(share, share.T)), 4).tolist() if some else [],
+        **graph_data(result),
         "clients": {
             "best test %": rounded(100 * result["best/test_acc"], 2),
             "best val %": rounded(100 * result["best/val_acc"], 2),
             "best round": result["best/round"].tolist(),
             "last test %": rounded(100 * result["last/test_acc"], 2),
-            **{f"{part} samples": result[f"client/n_{part}"].tolist() for part in ("train", "test")},
+            "train samples": result["client/n_train"].tolist(),
+            "test samples": result["client/n_test"].tolist(),
         },
         "seconds": {phase: rounded(each, 3) for phase, each in seconds(result).items()},
         "received": rounded(result["traffic/models_received"][rounds].mean(1), 2),
-        "mpi": {n: rounded(result[f"traffic/bytes_{a}"][rounds] / 2**20, 3) for n, a in MPI.items()},
+        "mpi": {
+            n: rounded(result[f"traffic/bytes_{a}"][rounds] / 2**20, 3) for n, a in MPI.items()
+        },
+    }
+
+
+def graph_data(result: Any) -> dict[str, list[Any]]:
+    """Return Omega, each round's edges and measures, and the layout; empty without a graph."""
+    names = ("omega", "omega_indptr", "edges", "sparsity", "asymmetry", "positions")
+    if not len(result["graph/chosen/senders"]):
+        return {name: [] for name in names}
+    omega, graphs = result.omega(), [result.graph(t) for t in range(result.last_round + 1)]
+    share = np.mean(graphs, axis=0)  # of the rounds in which each edge is there
+    return {
+        "omega": omega.senders.tolist(),
+        "omega_indptr": omega.indptr.tolist(),
+        "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver...
+        "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
+        "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],
+        "positions": np.round(layout(np.maximum(share, share.T)), 4).tolist(),
     }
 
 
 def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the comparison shows of each row, for JSON: means over seeds, the best accuracy first; `runs` are what `describe` said, by path."""
+    """Return the comparison's rows for JSON: means over seeds, the best accuracy first.
+
+    `runs` are what `describe` returned, by path.
+    """
     out = []
     for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
-        first, each = runs[line.run], 100 * over(frames.of("curves", line.setting, line.row), "test_acc")
-        figures = pd.DataFrame(map(outcome, frames.of("runs", line.setting, line.row)["result"]))
-        mean_of = dict(zip(figures, rounded(figures.mean(skipna=False), 2), strict=True))
-        deviates = rounded([deviation(figures["test accuracy, %"].to_numpy())], 2)[0]
-        best = {"test accuracy, %": mean_of["test accuracy, %"], "\u00b1 over seeds": deviates}
-        group = {"name": line.row, "setting": line.setting, "colour": look["color"], "dash": DASHES[look["ls"]]}
-        group |= {"epochs": first["epochs"][: len(each)], "mean": rounded(each["mean"], 3)}
-        group |= {"spread": rounded(each["std"], 3) if len(figures) > 1 else []}
-        group |= {"settings": {k: v for k, v in first["settings"].items() if k not in REPEATED}}
-        out.append(group | {"summary": {"seeds": len(figures), **best, **mean_of}})
-    return sorted(out, key=lambda g: -(g["summary"]["test accuracy, %"] or 0.0))
+        first = runs[line.run]
+        curves = frames.of("curves", line.setting, line.row)
+        each = 100 * over_repetitions(curves, "test_acc")
+        results = frames.of("runs", line.setting, line.row)["result"]
+        outcomes = pd.DataFrame(map(outcome, results))
+        means = dict(zip(outcomes, rounded(outcomes.mean(skipna=False), 2), strict=True))
+        spread = rounded([deviation(outcomes["test accuracy, %"].to_numpy())], 2)[0]
+        summary = {
+            "seeds": len(outcomes),
+            "test accuracy, %": means["test accuracy, %"],
+            "\u00b1 over seeds": spread,
+        }
+        out.append({
+            "name": line.row,
+            "setting": line.setting,
+            "colour": look["color"],
+            "dash": DASHES[look["ls"]],
+            "epochs": first["epochs"][: len(each)],
+            "mean": rounded(each["mean"], 3),
+            "spread": rounded(each["std"], 3) if len(outcomes) > 1 else [],
+            "settings": {k: v for k, v in first["settings"].items() if k not in REPEATED},
+            "summary": summary | means,
+        })  # fmt: skip
+    return sorted(out, key=lambda row: -(row["summary"]["test accuracy, %"] or 0.0))
 
 
-def for_page(data: Any) -> str:  # JSON in ASCII, of which nothing ends a script early
+def for_page(data: Any) -> str:
+    """Return JSON in ASCII that cannot end a script early."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def title(frames: Frames) -> str:
+    rows = list(frames.runs["row"].unique())
+    methods = f"{len(rows)} methods"
+    if len(rows) < 5:
+        methods = " and ".join(filter(None, [", ".join(rows[:-1]), rows[-1]]))
+    return f"{methods} on {', '.join(sorted({*frames.runs['setting']}))}"
 
 
 def draw(frames: Frames) -> Drawing:
@@ -127,14 +168,16 @@ def draw(frames: Frames) -> Drawing:
         raise UserError("plotly is not installed; pip install plotly") from None
     lines, runs = list(frames.files.itertuples()), set(frames.runs["run"])
     shown = {line.run: describe(line) for line in lines if line.run in runs}
-    rows = list(frames.runs["row"].unique())
-    told = " and ".join(filter(None, [", ".join(rows[:-1]), rows[-1]])) if len(rows) < 5 else f"{len(rows)} methods"
-    parts = {  # filled in at once: a title may look like the name of another part
-        "TITLE": html.escape(f"{told} on {', '.join(sorted({*frames.runs['setting']}))}"),
+    parts = {
+        "TITLE": html.escape(title(frames)),
         "PLOTLY": get_plotlyjs(),
         "DATA": for_page(list(shown.values())),
         "GROUPS": for_page(compared(frames, shown)),
     }
-    page = re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], PAGE.read_text())
-    data = [{"run": line.result.path.stem, "setting": line.setting, **outcome(line.result)} for line in lines]
+    # all at once: a title may look like the name of another part
+    page = re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], PAGE.read_text())
+    data = [
+        {"run": line.result.path.stem, "setting": line.setting, **outcome(line.result)}
+        for line in lines
+    ]
     return Drawing(pd.DataFrame(data), html=page)

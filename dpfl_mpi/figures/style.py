@@ -1,4 +1,4 @@
-"""How a two-column paper looks: sizes, colours of methods, curves with bands, legends that stay in the picture."""
+"""How a two-column paper looks: sizes, colours of methods, curves with bands, legends."""
 
 import re
 import zlib
@@ -20,7 +20,7 @@ from dpfl_mpi.results.result import Declared
 
 COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
 
-# Okabe and Ito's palette: told apart with every common colour vision, and in this order also in grey print
+# Okabe and Ito's palette: distinct to colour-blind readers, and in this order also in grey print
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED = "#56B4E9", "#D55E00"
 COLOURS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, "#000000")
@@ -30,7 +30,7 @@ MARKS = "oosDv^<>pPX*d"
 PALEST = 0.55  # share of white in the last of several curves of one method
 
 STYLE: Any = {
-    "font.family": "STIXGeneral",  # Times-like and part of matplotlib: the same letters on every machine
+    "font.family": "STIXGeneral",  # like Times, and part of matplotlib: the same on every machine
     "mathtext.fontset": "stix",
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
@@ -47,93 +47,131 @@ STYLE: Any = {
 }
 
 
-def look(method: Method | Declared) -> tuple[str, str, str]:
-    """Return colour, line style and marker of a method: those of its file, else hashed from its name, the same in every figure."""
-    if re.fullmatch(r"#[0-9A-Fa-f]{6}", method.colour) and method.line in LINES and method.marker in MARKS:
+def method_look(method: Method | Declared) -> tuple[str, str, str]:
+    """Return colour, line style and marker of a method, the same in every figure.
+
+    Without valid ones in its file they are hashed from its title. The line is then never solid:
+    a solid line of the colour is that of a shipped method.
+    """
+    is_colour = re.fullmatch(r"#[0-9A-Fa-f]{6}", method.colour)
+    if is_colour and method.line in LINES and method.marker in MARKS:
         return method.colour, method.line, method.marker
-    i = zlib.crc32(method.title.encode())  # a broken line: a whole one of this colour is a shipped method's
+    i = zlib.crc32(method.title.encode())
     return COLOURS[1 + i % 6], LINES[1 + i // 6 % 3], MARKS[i % len(MARKS)]
 
 
 def looks(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return colour and line style of a curve for each line of `rows` as keywords of `plot`: several of a method are shades of its colour."""
-    out, by_method = [], rows.groupby("method")["method"]
-    for row, place, more in zip(rows.itertuples(), by_method.cumcount(), by_method.transform("size") - 1, strict=True):
-        pale = PALEST * place / max(more, 1)
-        red, green, blue = ((1 - pale) * c + pale for c in to_rgb(row.colour))
-        line = LINES[(LINES.index(row.line) + place) % 4] if more else row.line
-        out.append({"color": to_hex((red, green, blue)), "ls": line})
+    """Return `plot` keywords, colour and line style, for each line of `rows`.
+
+    Several lines of one method have shades of its colour.
+    """
+    by_method = rows.groupby("method")["method"]
+    places, counts = by_method.cumcount(), by_method.transform("size")
+    out = []
+    for row, place, count in zip(rows.itertuples(), places, counts, strict=True):
+        white = PALEST * place / max(count - 1, 1)
+        shade = to_hex([(1 - white) * channel + white for channel in to_rgb(row.colour)])
+        line = LINES[(LINES.index(row.line) + place) % 4] if count > 1 else row.line
+        out.append({"color": shade, "ls": line})
     return out
 
 
 def marks(rows: pd.DataFrame) -> list[str]:
-    """Return a marker for each line of `rows`: its method's, and of several lines of one method those that follow it."""
+    """Return a marker for each line of `rows`; later lines of one method have the next ones."""
     places = rows.groupby("method").cumcount()
-    return [MARKS[(MARKS.rindex(m) + place) % len(MARKS)] for m, place in zip(rows["marker"], places, strict=True)]
+    pairs = zip(rows["marker"], places, strict=True)
+    return [MARKS[(MARKS.rindex(mark) + place) % len(MARKS)] for mark, place in pairs]
 
 
-def over(lines: pd.DataFrame, value: str, by: str = "round") -> pd.DataFrame:
-    """Return `mean` and `std` (ddof 1, 0 of one) of a column over repetitions, by round or another column, as far as all repetitions are; nan where one has none."""
+def over_repetitions(lines: pd.DataFrame, value: str, by: str = "round") -> pd.DataFrame:
+    """Return `mean` and `std` (ddof 1; 0 for a single one) of a column over repetitions, per `by`.
+
+    Only values of `by` that all repetitions have are included; nan where one repetition has nan.
+    """
     each = lines.groupby(by)[value].agg(["mean", "std", "size", "count"])
     each = each[each["size"] == each["size"].max()].fillna({"std": 0.0})
     return each.where(each["count"] == each["size"])
 
 
 def curve(axes: Axes, x: Any, mean: Any, spread: Any, **look: Any) -> None:
-    """Draw a mean over repetitions with a band of one standard deviation, where there is more than one."""
+    """Draw a mean over repetitions, with a band of one standard deviation if it is not 0."""
     x, mean, spread = map(np.asarray, (x, mean, spread))
     axes.plot(x, mean, **look)
     if np.any(spread > 0):
-        axes.fill_between(x, mean - spread, mean + spread, color=look.get("color"), alpha=0.18, lw=0)
+        band = {"color": look.get("color"), "alpha": 0.18, "lw": 0}
+        axes.fill_between(x, mean - spread, mean + spread, **band)
 
 
 def curves(
-    axes: Axes, rows: pd.DataFrame, lines: pd.DataFrame, value: str, by: str = "round", factor: float = 1
+    axes: Axes,
+    rows: pd.DataFrame,
+    lines: pd.DataFrame,
+    value: str,
+    by: str = "round",
+    factor: float = 1,
 ) -> pd.DataFrame:
-    """Draw a column of `lines` over rounds or epochs, a curve for each of `rows`; return the numbers, not multiplied by `factor`."""
+    """Draw `factor` times a column of `lines` over `by`, one curve for each of `rows`.
+
+    Returns the numbers without the factor: `by`, mean, std, setting, method, n.
+    """
     several, out = rows["setting"].nunique() > 1, []
     axes.locator_params(axis="x", integer=True)
     for line, look in zip(rows.itertuples(), looks(rows), strict=True):
-        mine = lines[(lines["setting"] == line.setting) & (lines["row"] == line.row)]
-        each = over(mine, value, by)
-        text = text_label(f"{line.setting}, {line.row}" if several else line.row)
-        curve(axes, each.index, factor * each["mean"], factor * each["std"], label=text, **look)
+        of_row = lines[(lines["setting"] == line.setting) & (lines["row"] == line.row)]
+        each = over_repetitions(of_row, value, by)
+        label = text_label(f"{line.setting}, {line.row}" if several else line.row)
+        curve(axes, each.index, factor * each["mean"], factor * each["std"], label=label, **look)
         each = each.reset_index(names=by)[[by, "mean", "std"]]
-        out.append(each.assign(setting=line.setting, method=line.row, n=mine["run"].nunique()))
+        n = of_row["run"].nunique()
+        out.append(each.assign(setting=line.setting, method=line.row, n=n))
     return pd.concat(out, ignore_index=True)
 
 
 def legend(figure: Figure, of: Axes | Mapping[str, Any], place: str, **look: Any) -> None:
-    """Draw a legend outside the axes, of what is drawn in one of them or of handles by name, in as many columns as fit beside one another: it does not leave the picture.
+    """Draw a legend outside the axes, of one axes' curves or of handles by name.
 
-    The figure grows by the height of the rows that it takes beyond two, so that the axes keep theirs.
+    It has as many columns as fit the figure. Beyond two rows the figure grows, so that the axes
+    keep their height.
     """
-    handles, names = of.get_legend_handles_labels() if isinstance(of, Axes) else (list(of.values()), list(of))
+    if isinstance(of, Axes):
+        handles, names = of.get_legend_handles_labels()
+    else:
+        handles, names = list(of.values()), list(of)
     if not handles:
         return
-    how: dict[str, Any] = {"loc": place, "columnspacing": 1.0, "handlelength": 2.0, **look}
+    keywords: dict[str, Any] = {"loc": place, "columnspacing": 1.0, "handlelength": 2.0, **look}
     width, height = figure.get_size_inches()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     for columns in range(min(len(handles), 6), 0, -1):
-        drawn = figure.legend(handles, names, ncols=columns, **how)
-        if columns == 1 or drawn.get_window_extent(renderer).width <= 0.98 * width * figure.dpi:
+        box = figure.legend(handles, names, ncols=columns, **keywords)
+        if columns == 1 or box.get_window_extent(renderer).width <= 0.98 * width * figure.dpi:
             break
-        drawn.remove()
+        box.remove()
     rows = -(-len(handles) // columns)
     figure.set_size_inches(width, height + max(rows - 2, 0) * 0.14)
 
 
-def grid(count: int, columns: int, height: float, more: float, **how: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels, at most so many beside one another, a column of the page wide or the text; `height` inches a row, and `more`."""
+def grid(
+    count: int, columns: int, height: float, more: float, **keywords: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with `count` panels, at most `columns` in a row.
+
+    It is as wide as a column of the page, or as the text if a row has several panels. Its height
+    is `height` inches per row, plus `more`.
+    """
     columns = min(count, columns)
-    size = (COLUMN if columns == 1 else TEXT, height * -(-count // columns) + more)
-    figure, panels = plt.subplots(-(-count // columns), columns, figsize=size, squeeze=False, **how)
+    rows = -(-count // columns)
+    size = (COLUMN if columns == 1 else TEXT, height * rows + more)
+    figure, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, **keywords)
     for axes in panels.flat[count:]:
         axes.set_axis_off()
     return figure, list(panels.flat[:count])
 
 
-def patches(figure: Figure, colours: dict[str, str], place: str = "outside upper center", **how: Any) -> None:
+def patches(
+    figure: Figure, colours: dict[str, str], place: str = "outside upper center", **look: Any
+) -> None:
+    """Draw a legend of coloured boxes by name."""
     boxes = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    look: dict[str, Any] = {"loc": place, "ncols": len(boxes), "handlelength": 0.9, "handleheight": 0.9}
-    figure.legend(handles=boxes, **look | how)
+    usual: dict[str, Any] = {"ncols": len(boxes), "handlelength": 0.9, "handleheight": 0.9}
+    figure.legend(handles=boxes, loc=place, **usual | look)

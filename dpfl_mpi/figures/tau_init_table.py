@@ -1,4 +1,7 @@
-"""Table: accuracy by the local epochs before the first graph, tau_init, and by budget (CIFAR-10, Patho(3), three seeds)."""
+"""Table: accuracy by tau_init, the local epochs before the first graph, and by budget.
+
+CIFAR-10, Patho(3), three seeds.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,17 +17,24 @@ RUNS = cifar10(tau_init=(1, 5, 10), budget=("inf", 20, 10, 5), seed=SEEDS)
 OPTIONS = PAPER
 
 
-def table(frames: Frames, field: str, symbol: str, numbers: Mapping[Any, str], of: str) -> Drawing:
-    """Return the table of DPFL's results by a field and by budget; `variant` is what else they differ in, such as "tau_train 5"."""
-    if not len(searched := frames.files[frames.files["method"] == "dpfl"]):
+def table(
+    frames: Frames, field: str, symbol: str, numbers: Mapping[Any, str], setting: str
+) -> Drawing:
+    """Return the table of DPFL's results by a field and by budget.
+
+    What else they differ in, such as "tau_train 5", is their `variant`.
+    """
+    searched = frames.files[frames.files["method"] == "dpfl"]
+    if not len(searched):
         raise UserError("none of these results is of DPFL")
     dpfl = of_results(list(searched["result"]))
-    entries = named(repetitions(dpfl.files["result"]), lambda run: "", (field, "budget"))
-    variants = {str(r.path): variant for _, variant, group in entries for r in group}
+    groups = named(repetitions(dpfl.files["result"]), lambda run: "", (field, "budget"))
+    variants = {str(r.path): variant for _, variant, group in groups for r in group}
     rows = dpfl.rows.assign(variant=dpfl.rows["run"].map(variants))
-    data, text, latex = by_budget(dpfl, rows, field, symbol, numbers, of)
+    data, text, latex = by_budget(dpfl, rows, field, symbol, numbers, setting)
     return Drawing(data, text=text, latex=latex)
 
 
 def draw(frames: Frames, paper: bool = False) -> Drawing:
-    return table(frames, "tau_init", "tau_init", published.TAU_INIT if paper else {}, "CIFAR-10 Patho(3)")
+    numbers = published.TAU_INIT if paper else {}
+    return table(frames, "tau_init", "tau_init", numbers, "CIFAR-10 Patho(3)")

@@ -1,13 +1,15 @@
-"""What moves and how long it takes: models received by a client against its budget, bytes that MPI carried, seconds by phase.
+"""Models received per client against the budget, bytes that MPI carried, and seconds by phase.
 
-Left is the simulated network: one model over one edge counts once, whichever ranks the two clients live on. Middle is what MPI carried on this
-machine: edges inside a rank cost nothing there. Right are the seconds of the slowest rank in each phase of each round, added up. Bars are means over
-seeds, the most of any client is that of all of them.
+Left, the simulated network: a model counts once per edge, wherever the two clients live. Middle,
+the bytes MPI carried on this machine: edges within a rank cost nothing there. Right, the seconds of
+the slowest rank in each phase, summed over rounds. Bars are means over seeds; "most of any client"
+is over all seeds.
 """
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames
@@ -21,60 +23,87 @@ MOVED = ["received_mean", "mpi_rma_mib", "mpi_collective_mib"]
 
 
 def measure(result: Result, where: str, row: str) -> pd.DataFrame:
-    """Return one row per round: models received (mean and most of a client), MiB that MPI carried, seconds by phase (slowest rank)."""
-    rounds = slice(0, result.last_round + 1)  # one that is being written may have some of its arrays
+    """Return one line per round: models received, MiB that MPI carried, seconds by phase."""
+    rounds = slice(0, result.last_round + 1)  # a round being written may lack some arrays
     received = result["traffic/models_received"][rounds]
-    out: dict[str, object] = {"run": result.path.stem, "setting": where, "method": row}
-    out |= {"round": np.arange(len(received)), "received_mean": received.mean(1), "received_most": received.max(1)}
-    out["budget_others"] = (result["client/budget"] - result.run.budget_counts_self).max()
-    out |= {f"mpi_{how}_mib": result[f"traffic/bytes_{how}"][rounds] / 2**20 for how in ("rma", "collective")}
-    return pd.DataFrame(out | {f"seconds_{p}": result[f"seconds/{p}"][rounds, 2] for p in PHASES})
+    budget = result["client/budget"] - result.run.budget_counts_self
+    columns: dict[str, object] = {
+        "run": result.path.stem,
+        "setting": where,
+        "method": row,
+        "round": np.arange(len(received)),
+        "received_mean": received.mean(1),
+        "received_most": received.max(1),
+        "budget_others": budget.max(),
+    }
+    for kind in ("rma", "collective"):
+        columns[f"mpi_{kind}_mib"] = result[f"traffic/bytes_{kind}"][rounds] / 2**20
+    for phase in PHASES:
+        columns[f"seconds_{phase}"] = result[f"seconds/{phase}"][rounds, 2]  # the slowest rank's
+    return pd.DataFrame(columns)
+
+
+def draw_bars(panels: tuple[Axes, Axes, Axes], y: int, rounds: pd.DataFrame, graph: bool) -> str:
+    """Draw the bars of a row at height y, and return its text; `rounds` has an index of Runs."""
+    left, middle, right = panels
+    later, before = rounds[rounds["round"] > 0], rounds[rounds["round"] == 0][MOVED].mean()
+    received, rma, collective = later.groupby(level=0)[MOVED].mean().mean().fillna(0.0)
+    left.barh(y, received, 0.55, color=BLUE)
+    left.plot([later["received_most"].max()] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
+    limit = ""
+    if graph:
+        budget = int(rounds["budget_others"].iloc[0])
+        left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
+        limit = f" (budget {budget} others)"
+    middle.barh(y, rma, 0.55, color=BLUE)
+    middle.barh(y, collective, 0.55, left=rma, color=GREY)
+    by_phase = rounds.groupby(level=0)[[f"seconds_{phase}" for phase in PHASES]].sum()
+    seconds = by_phase.mean().to_numpy()
+    starts = np.cumsum(seconds) - seconds
+    right.barh([y] * len(PHASES), seconds, 0.55, left=starts, color=COLOURS[: len(PHASES)])
+    phases = ", ".join(f"{p} {s:.1f} s" for p, s in zip(PHASES, seconds, strict=True))
+    return (
+        f"{received:.2f} models received per client and round{limit}, "
+        f"{before['received_mean']:.1f} before round 1; MPI {rma + collective:.2f} MiB per round, "
+        f"{before[MOVED[1:]].sum():.2f} before; {phases}"
+    )
 
 
 def draw(frames: Frames) -> Drawing:
-    runs = frames.files.assign(ranks=[str(result.starts()[-1]["ranks"]) for result in frames.files["result"]])
+    ranks = [str(result.starts()[-1]["ranks"]) for result in frames.files["result"]]
+    runs = frames.files.assign(ranks=ranks)
     runs = runs.sort_values(["setting", "method", "order", "seed"], kind="stable")
     groups = list(runs.groupby(["setting", "row", "ranks"], sort=False))
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 0.32 * len(groups) + 1.3), sharey=True)
+    size = (TEXT, 0.32 * len(groups) + 1.3)
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=size, sharey=True)
     parts, names, text = [], [], []
-    for y, ((where, row, ranks), group) in enumerate(groups):
+    for y, ((where, row, rank_count), group) in enumerate(groups):
         each = [measure(result, where, row) for result in group["result"]]
         parts += each
         rounds = pd.concat(each, keys=range(len(each)))
-        later = rounds[rounds["round"] > 0]
-        mean = later.groupby(level=0)[MOVED].mean().mean().fillna(0.0)
-        left.barh(y, mean["received_mean"], 0.55, color=BLUE)
-        left.plot([later["received_most"].max()] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
-        limit = ""
-        if group["topology"].iloc[0] == "graph":
-            budget = int(each[0]["budget_others"].iloc[0])
-            left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
-            limit = f" (budget {budget} others)"
-        rma, collective = mean["mpi_rma_mib"], mean["mpi_collective_mib"]
-        middle.barh(y, rma, 0.55, color=BLUE)
-        middle.barh(y, collective, 0.55, left=rma, color=GREY)
-        seconds = rounds.groupby(level=0)[[f"seconds_{phase}" for phase in PHASES]].sum().mean().to_numpy()
-        right.barh([y] * len(PHASES), seconds, 0.55, left=np.cumsum(seconds) - seconds, color=COLOURS[: len(PHASES)])
-        several = [where] * (runs["setting"].nunique() > 1) + [f"{ranks} ranks"] * (runs["ranks"].nunique() > 1)
-        names.append(wrapped(", ".join([row, *several]), 30))
-        before = rounds[rounds["round"] == 0][MOVED].mean()
-        text.append(
-            f"{where}, {row}, seed {', '.join(map(str, group['seed']))}: {mean['received_mean']:.2f} models received per client and round"
-            f"{limit}, {before['received_mean']:.1f} before round 1; MPI {rma + collective:.2f} MiB per round, {before[MOVED[1:]].sum():.2f} before; "
-            + ", ".join(f"{p} {s:.1f} s" for p, s in zip(PHASES, seconds, strict=True))
-            + f" on {ranks} ranks"
-        )
+        is_graph = group["topology"].iloc[0] == "graph"
+        costs = draw_bars((left, middle, right), y, rounds, is_graph)
+        name = [row]
+        if runs["setting"].nunique() > 1:
+            name.append(where)
+        if runs["ranks"].nunique() > 1:
+            name.append(f"{rank_count} ranks")
+        names.append(wrapped(", ".join(name), 30))
+        seeds = ", ".join(map(str, group["seed"]))
+        text.append(f"{where}, {row}, seed {seeds}: {costs} on {rank_count} ranks")
     left.set_yticks(range(len(groups)), names)
     left.invert_yaxis()
     left.set_xlabel("models received\nper client and round")
-    middle.set_xlabel("MiB that MPI carried\na round, all ranks")
+    middle.set_xlabel("MiB that MPI carried\nper round, all ranks")
     middle.set_xlim(left=0)  # one rank carries nothing
     right.set_xlabel("seconds, slowest rank,\nall rounds")
     left.plot([], [], color=BLUE, lw=5, label="mean of clients")
     left.plot([], [], color=SKY, lw=1.5, label="most of any client")
     left.plot([], [], color=DARK, lw=1, ls=":", label="budget (others)")
-    how = {"handlelength": 1, "columnspacing": 1}
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", **how)
-    patches(figure, {"one-sided": BLUE, "collective": GREY}, "outside lower center", ncols=1, **how)
-    patches(figure, dict(zip(PHASES, COLOURS, strict=False)), "outside lower right", ncols=2, **how)
+    look = {"handlelength": 1, "columnspacing": 1}
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", **look)
+    kinds = {"one-sided": BLUE, "collective": GREY}
+    patches(figure, kinds, "outside lower center", ncols=1, **look)
+    phases = dict(zip(PHASES, COLOURS, strict=False))
+    patches(figure, phases, "outside lower right", ncols=2, **look)
     return Drawing(pd.concat(parts, ignore_index=True), figure, "\n".join(text))

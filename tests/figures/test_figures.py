@@ -257,7 +257,7 @@ def test_runs_whose_files_have_one_name_and_another_content_are_told_apart(tmp_p
         text = draw(name, results).text
         assert "50.00 (1)" in text and "60.00 (1)" in text
     runs = [SimpleNamespace(graphs=f"{folder}/out.h5", contents={"graphs": 6 * folder}) for folder in "ab"]
-    assert [names.content(run, "graphs", runs) for run in runs] == [" [aaaaaa]", " [bbbbbb]"]
+    assert [names.hash_mark(run, "graphs", runs) for run in runs] == [" [aaaaaa]", " [bbbbbb]"]
 
 
 def test_what_nobody_was_scored_for_is_not_the_best(made, tmp_path):
@@ -265,7 +265,7 @@ def test_what_nobody_was_scored_for_is_not_the_best(made, tmp_path):
     gone, local = tiny(tmp_path, "gone", best=[np.nan] * 4), made["local", 42]
     lines = of_results([gone, local])["clients"]
     assert tables.unbeaten(lines, ROWS) == [False, True] and tables.unbeaten(lines, ROWS[:1]) == [False]
-    assert tables.cell(tables.means(lines, ROWS[0])) == "- (1)"
+    assert tables.mean_text(tables.means(lines, ROWS[0])) == "- (1)"
     text = draw("accuracy_table", [gone, local]).text
     assert "**65.00 (1)**" in text
     assert "Note: rows differ" not in text
@@ -319,11 +319,11 @@ def test_dpfl_is_compared_with_the_random_graph_of_the_same_settings(unlike, mad
 
 def test_a_method_has_one_colour_in_every_figure(made):
     """That of its file; one of one's own, without a colour, has another: hashed from its name."""
-    colours = {m: style.look(find("method", m)) for m in shipped("method")}
+    colours = {m: style.method_look(find("method", m)) for m in shipped("method")}
     assert colours["dpfl"] == ("#0072B2", "-", "X") and len({look[:2] for look in colours.values()}) == len(colours)
-    mine = {style.look(Method(title=f"mine{i}"))[:2] for i in range(100)}
+    mine = {style.method_look(Method(title=f"mine{i}"))[:2] for i in range(100)}
     assert len(mine) > 9 and not mine & {look[:2] for look in colours.values() if look[1] == "-"}
-    assert style.look(Method(title="x", colour="red; drop")) == style.look(Method(title="x"))  # of a result's file
+    assert style.method_look(Method(title="x", colour="red; drop")) == style.method_look(Method(title="x"))  # of a result's file
     results = [made[n] for n in FOUR]
     curves = draw("learning_curves", results).figure.axes[0].lines
     drawn = {line.get_label().split(" ")[0]: line.get_color().upper() for line in curves}
@@ -351,7 +351,7 @@ def test_a_figure_with_a_panel_for_each_draws_twelve_at_most(tmp_path):
     for name in ("graph_evolution", "greedy_cases"):
         drawing = draw(name, results)
         assert drawing.data["run"].nunique() == 12 and len({r.rpartition("-")[0] for r in drawing.data["run"]}) == 12
-        assert drawing.text.startswith("12 of 26 results are drawn, a seed of each Run")
+        assert drawing.text.startswith("12 of 26 results are drawn, one seed of each Run")
     assert draw("graph_evolution", results[:12]).data["seed"].nunique() == 2  # so many have room for all
 
 
@@ -408,7 +408,7 @@ def test_label_flip(made, tmp_path):
     drawing = draw("label_flip", [made["flip"]], rounds="every")
     figure = drawing.figure
     assert drawing.data["edge_share_from_flipped"].tolist() == pytest.approx([2 / 4, 0, 1 / 3])
-    for said in ("25.0 % of their collaborators from flipped ones in round 2", "by chance 66.7 %"):
+    for said in ("in round 2 benign clients have 25.0 % flipped collaborators", "66.7 % by chance"):
         assert said in drawing.text
     served = tiny(tmp_path, "served", "fedavg", flipped=[True, False, False, False], best=(0.5,) * 4)  # it has no graph
     assert draw("label_flip", [made["flip"], served]).text == drawing.text
@@ -471,7 +471,7 @@ def test_omega_is_drawn_until_it_is_searched_anew(tmp_path):
 def test_an_unfinished_run_is_drawn_and_said_to_be_one(made, tmp_path, capsys):
     result = tiny(tmp_path, "running", finished=False)
     assert command.has_rounds(result)
-    assert "is stopped after round 2 of 2: drawn as far as it is" in capsys.readouterr().err
+    assert "is stopped after round 2 of 2: drawn up to there" in capsys.readouterr().err
     text = draw("accuracy_table", [result, made["local", 42]]).text
     assert "**70.00 (1), not finished** |" in text and "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
     assert "not finished" not in draw("accuracy_table", [made[n] for n in FOUR]).text
@@ -557,7 +557,7 @@ def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, colour):
     (tmp_path / "mine.py").write_text(code.replace("<class 'dpfl_mpi.settings.fields.NoOptions'>", "Method().options"))
     fields = {"method": str(tmp_path / "mine.py"), "clients": 3, "rounds": 1}
     [line] = draw("learning_curves", [Result(run_here(tmp_path / "mine.h5", fields))]).figure.axes[0].lines
-    assert line.get_color() == style.look(method)[0].lower() and line.get_label() == r"Mine ($B_c=\infty$)"
+    assert line.get_color() == style.method_look(method)[0].lower() and line.get_label() == r"Mine ($B_c=\infty$)"
     assert line.get_color() == colour or not colour
 
 
@@ -639,7 +639,7 @@ def test_costs_by_hand(made):
     assert pareto.first_at(curve, 59.9) == {"models": 3, "evaluations": 8.5, "steps": 25, "seconds": 31.5}
     assert np.isnan(pareto.first_at(curve, 71)["models"])
     one_lacks = pd.DataFrame({"round": [0, 0, 1, 1], "x": [1, 3, 1, np.nan]})  # a mean of the other is another curve
-    assert style.over(one_lacks, "x")["mean"].tolist() == pytest.approx([2, np.nan], nan_ok=True)
+    assert style.over_repetitions(one_lacks, "x")["mean"].tolist() == pytest.approx([2, np.nan], nan_ok=True)
     text = draw("pareto", [made["dpfl", 42]], reach=45).text
     assert "70.00 (1)" in text and "3.8" in text and "2.5" in text
     # a repetition that ends with round 1, at 65 % and 25 steps

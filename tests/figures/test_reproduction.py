@@ -54,9 +54,9 @@ def test_csv_by_hand(folder):
     lines = frames["clients"]
     assert list(frames.runs["row"]) == ["Local"] * 2 + ["DPFL (B_c = 3)"] * 2
     assert list(frames.runs["seed"]) == [42, 52, 42, 52] and len(lines) == 16 and len(frames["curves"]) == 12
-    assert tables.cell(tables.means(lines, "Local")) == "65.00 ± 0.00 (2)"
+    assert tables.mean_text(tables.means(lines, "Local")) == "65.00 ± 0.00 (2)"
     # partition means 5 and 10: deviation 3.5355, over sqrt(2) 2.5, t(1) = 12.7062
-    assert tables.told(tables.paired(lines, "DPFL (B_c = 3)", "Local")) == "+7.50 ± 31.77 (2)"
+    assert tables.difference_text(tables.paired(lines, "DPFL (B_c = 3)", "Local")) == "+7.50 ± 31.77 (2)"
     assert list(pd.read_csv(folder / "graphs.csv").query("t == 0")["classes"].astype(str)) == ["0", "1", "0 1", "2"]
 
 
