@@ -24,10 +24,10 @@ from dpfl_mpi.federation.training import Training
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.numerics.optimiser import optimiser
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.optimiser import optimiser
 from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.plan.needs import refuse_results, saves_models
 from dpfl_mpi.settings import Job, Resolved

@@ -52,7 +52,7 @@ def codec_of(run: Resolved, ensemble: Ensemble, columns_W: Tensor | None) -> Int
         return None
     if run.codec.kind == "int8":
         return Int8(ensemble, columns_W)
-    return TopK(ensemble, columns_W, run.codec.share)
+    return TopK(ensemble, columns_W, run.codec.density)
 
 
 def columns_of(run: Resolved, ensemble: Ensemble) -> Tensor | None:
@@ -63,7 +63,7 @@ def columns_of(run: Resolved, ensemble: Ensemble) -> Tensor | None:
     Raises:
         UserError: the model has no such layers.
     """
-    layers = run.send.layers if run.send else run.found("method").sends
+    layers = run.send.names if run.send else run.found("method").sends
     if not layers:
         return None
     head = run.found("model").HEAD
