@@ -1,7 +1,7 @@
-"""The models, one file each, by the contract of docs/own-model.md. What is refused, and in which words, is in `numerics/model_check.py`.
+"""The models, one file each, by the contract of docs/own-model.md.
 
-A method `stacked()` of a module's own class is for speed alone: kernels that compute many clients' models at once (without them `Ensemble`
-uses `torch.func`).
+What a model may not do is in `numerics/model_check.py`. A method `stacked()` of a module's own
+class is for speed alone: kernels that compute many clients' models at once.
 """
 
 import dataclasses
@@ -18,42 +18,49 @@ from dpfl_mpi.streams import INIT, stream
 
 
 def load(name: str, module: ModuleType) -> ModuleType:
-    """Return a model's file; one that breaks the contract is a `UserError`, whose sentence says where."""
+    """Return a model's file; one that breaks the contract is a `UserError`."""
     if not callable(getattr(module, "build", None)):
-        raise UserError(f"the model {name} has no function build; it must define build(shape, classes)")
+        must = "it must define build(shape, classes)"
+        raise UserError(f"the model {name} has no function build; {must}")
     module.HEAD = getattr(module, "HEAD", "")  # type: ignore[attr-defined]
     if not isinstance(module.HEAD, str):
-        raise UserError(f"HEAD of the model {name} is {module.HEAD!r}; it must be the name of the last layer")
+        must = "it must be the name of the last layer"
+        raise UserError(f"HEAD of the model {name} is {module.HEAD!r}; {must}")
     module.Options = options_of(f"the model {name}", module)  # type: ignore[attr-defined]
     return module
 
 
 def make(run: Resolved, source: Source) -> Any:
-    """Return a resolved Run's model for its data, a module, the same on every rank; `UserError`: it cannot be built or trained (`numerics.model_check`)."""
+    """Return a Run's model for its data, a checked `nn.Module`, the same on every rank."""
     from dpfl_mpi.numerics.model_check import check_module, in_one_line, seeded
 
     file, name = run.found("model"), short(run.model)
     options = {f.name: f.default for f in dataclasses.fields(file.Options)}
     keywords: dict[str, Any] = options | (run.model_options or {})
-    takes = inspect.signature(file.build)
-    if source.vocabulary and "vocabulary" not in takes.parameters:
+    signature = inspect.signature(file.build)
+    takes_tokens = "vocabulary" in signature.parameters
+    if source.vocabulary and not takes_tokens:
         mend = "use --model text, or a build with a parameter vocabulary"
         raise UserError(f"--model {name} takes numbers, and these data are tokens: {mend}")
-    if "vocabulary" in takes.parameters:
-        if not source.vocabulary:
-            raise UserError(f"--model {name} takes tokens, and these data are {source.kind}: use --model mlp")
+    if takes_tokens and not source.vocabulary:
+        mend = "use --model mlp"
+        raise UserError(f"--model {name} takes tokens, and these data are {source.kind}: {mend}")
+    if takes_tokens:
         keywords["vocabulary"] = source.vocabulary
     try:
-        takes.bind(source.shape, source.classes, **keywords)
+        signature.bind(source.shape, source.classes, **keywords)
     except TypeError:
-        called = ", ".join(["shape", "classes", *keywords])
-        raise UserError(f"the model {name} defines build{takes}, which is called as build({called})") from None
+        called = f"build({', '.join(['shape', 'classes', *keywords])})"
+        defined = f"the model {name} defines build{signature}"
+        raise UserError(f"{defined}, which is called as {called}") from None
     with seeded(int(stream(run.seed, INIT, 0, 1).integers(2**63))):
         try:
             module = file.build(source.shape, source.classes, **keywords)
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"--model {name}: build failed for samples of {source.size}: {in_one_line(error)}") from error
-    check_module(name, module, source.shape, source.dtype, source.classes, file.HEAD, source.vocabulary)
+            failed = f"build failed for samples of {source.size}"
+            raise UserError(f"--model {name}: {failed}: {in_one_line(error)}") from error
+    facts = source.shape, source.dtype, source.classes, file.HEAD, source.vocabulary
+    check_module(name, module, *facts)
     return module

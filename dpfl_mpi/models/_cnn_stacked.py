@@ -1,14 +1,13 @@
 """Forward and backward of the paper's CNN for many clients at once, as batched matrix products.
 
-A 5x5 convolution followed by a 2x2 max-pool reads, for each *pooled* pixel, one 6x6 window of its input with stride 2: the four
-convolution outputs ("phases") that the pool compares are four shifts of the 5x5 filter inside that window. So convolution and pool are
-one matrix product with 4*O rows (each filter four times, shifted and zero-padded) and an elementwise maximum over the phases.
+A 5x5 convolution and a 2x2 max-pool read one 6x6 window, with stride 2, for each pooled pixel. The
+four outputs ("phases") that the pool compares are four shifts of the filter inside that window. So
+both are one matrix product with 4*O rows (each filter four times, shifted and zero-padded), and a
+maximum over the phases. That is 44 % more arithmetic than unfolding at stride 1, in products four
+times as wide: with 6 and 16 channels their narrowness is what costs. ReLU comes after the pool.
 
-Compared with unfolding at stride 1 this does 44 % more arithmetic on a matrix of 36 instead of 4 * 25 columns per pooled pixel and a
-product four times as wide: with 6 and 16 channels the narrow products, not the arithmetic, are what costs on CPU and GPU alike.
-ReLU and max-pool commute, so ReLU is applied after the pool, to a quarter of the values.
-
-Axes: k rows (models), S mini-batch, H W image, C channels in, O channels out, P = S * pooled height * pooled width, F = 36 * C.
+Axes: k rows (models), S mini-batch, H W image, C channels in, O channels out,
+P = S * pooled height * pooled width, F = 36 * C.
 """
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 
 def where_positive(d: Tensor, condition: Tensor) -> Tensor:
-    """Return `d` where `condition > 0`, elsewhere 0 (ReLU's own backward: five times as fast on a CPU as multiplying by a mask)."""
+    """Return `d` where `condition > 0`, elsewhere 0; five times as fast as by a mask."""
     return torch.ops.aten.threshold_backward(d, condition, 0)
 
 
@@ -35,11 +34,15 @@ def fold(d_kPF: Tensor, shape: tuple[int, ...]) -> Tensor:
     k, s, h, w, c = shape
     p, q = (h - 4) // 2, (w - 4) // 2
     d = d_kPF.view(k * s, p, q, 3, 2, 6 * c)
-    lines = d.new_zeros(k * s, p + 2, 2, q, 6 * c)  # first along y: three overlapping pairs of lines
+    lines = d.new_zeros(
+        k * s, p + 2, 2, q, 6 * c
+    )  # first along y: three overlapping pairs of lines
     for a in range(3):
         lines[:, a : a + p].add_(d[:, :, :, a].transpose(2, 3))
     lines = lines.view(-1, q, 3, 2 * c)
-    x = d.new_zeros(lines.shape[0], q + 2, 2 * c)  # then along x: three overlapping pairs of columns
+    x = d.new_zeros(
+        lines.shape[0], q + 2, 2 * c
+    )  # then along x: three overlapping pairs of columns
     for b in range(3):
         x[:, b : b + q].add_(lines[:, :, b])
     x = x.view(k, s, 2 * (p + 2), 2 * (q + 2), c)
@@ -47,7 +50,7 @@ def fold(d_kPF: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def phases(w_kOCyx: Tensor) -> Tensor:
-    """Return `[k, 4*O, F]`: each 5x5 filter at its four places in a 6x6 window, order (phase, O) by (y, x, channel)."""
+    """Return `[k, 4*O, F]`: each filter at its four places, order (phase, O) by (y, x, channel)."""
     k, o, c, _, _ = w_kOCyx.shape
     filters = w_kOCyx.permute(0, 1, 3, 4, 2)
     places = [F.pad(filters, (0, 0, x, 1 - x, y, 1 - y)) for y in (0, 1) for x in (0, 1)]
@@ -55,7 +58,7 @@ def phases(w_kOCyx: Tensor) -> Tensor:
 
 
 def unphase(g_kRF: Tensor, channels: int) -> Tensor:
-    """Return the transpose of `phases`, `[k, O, C, 5, 5]`: a filter's gradient is the sum over its four places."""
+    """Return the transpose of `phases`, `[k, O, C, 5, 5]`: sums over the four places."""
     k, r, _ = g_kRF.shape
     g = g_kRF.view(k, 4, r // 4, 6, 6, channels)
     total = g[:, 0, :, 0:5, 0:5] + g[:, 1, :, 0:5, 1:6]
@@ -66,12 +69,12 @@ def unphase(g_kRF: Tensor, channels: int) -> Tensor:
 
 def pool(z_k4OP: Tensor) -> Tensor:
     """Return the maximum over the four phases, `[k, O, P]`."""
-    top, bottom = torch.maximum(z_k4OP[:, 0], z_k4OP[:, 1]), torch.maximum(z_k4OP[:, 2], z_k4OP[:, 3])
-    return torch.maximum(top, bottom)
+    z0, z1, z2, z3 = z_k4OP.unbind(1)
+    return torch.maximum(torch.maximum(z0, z1), torch.maximum(z2, z3))
 
 
 def pool_backward(z_k4OP: Tensor, d_kOP: Tensor) -> Tensor:
-    """Return `[k, 4, O, P]`: the gradient at the first largest of the four phases (as `torch.max_pool2d` does at a tie)."""
+    """Return `[k, 4, O, P]`: the gradient at the first largest phase, as `max_pool2d` at ties."""
     z0, z1, z2, z3 = z_k4OP.unbind(1)
     lower = where_positive(d_kOP, torch.maximum(z2, z3) - torch.maximum(z0, z1))
     upper = d_kOP - lower
@@ -80,14 +83,18 @@ def pool_backward(z_k4OP: Tensor, d_kOP: Tensor) -> Tensor:
 
 
 class StackedCNN:
-    """Logits and gradients of rows of `models.cnn.CNN`; with `bf16` the factors of every matrix product are rounded to bfloat16, on a CPU the result too."""
+    """Logits and gradients of rows of `models.cnn.CNN`.
 
-    def __init__(self, bf16: bool = False):
-        self.bf16 = bf16
+    With `bfloat16_products` the factors of matrix products are rounded to bfloat16, on a CPU also
+    the results.
+    """
+
+    def __init__(self, bfloat16_products: bool = False):
+        self.bfloat16_products = bfloat16_products
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the matrix products `[k, ...]` of a and b."""
-        if not self.bf16:
+        if not self.bfloat16_products:
             return torch.bmm(a, b)
         if a.is_cuda:  # with a result of bfloat16 cuBLAS may add up parts of a sum in it
             return torch.bmm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
@@ -96,10 +103,12 @@ class StackedCNN:
     def dense(self, x_kSI: Tensor, layers: dict[str, Tensor], name: str) -> Tensor:
         """Return a fully connected layer's outputs `[k, S, O]`."""
         w_kIO, b_k1O = layers[f"{name}.weight"].transpose(1, 2), layers[f"{name}.bias"][:, None]
-        return self.product(x_kSI, w_kIO).add_(b_k1O) if self.bf16 else torch.baddbmm(b_k1O, x_kSI, w_kIO)
+        if self.bfloat16_products:
+            return self.product(x_kSI, w_kIO).add_(b_k1O)
+        return torch.baddbmm(b_k1O, x_kSI, w_kIO)
 
     def prepare(self, x_kSHWC: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-        """Return the windows of the images and `(S, pooled height, pooled width)`: scoring many models unfolds the images once."""
+        """Return the windows of the images, and `(S, pooled height, pooled width)`."""
         _, s, h, w, _ = x_kSHWC.shape
         return windows(x_kSHWC), (s, (h - 4) // 2, (w - 4) // 2)
 
@@ -108,13 +117,13 @@ class StackedCNN:
         return layers, phases(layers["conv1.weight"]), phases(layers["conv2.weight"])
 
     def logits(self, ready, prepared) -> Tensor:
-        """Return `[rows, S, classes]` from `ready`'s and `prepare`'s; with more rows than clients, consecutive rows share one client's images."""
+        """Return `[rows, S, classes]`; consecutive rows may share one client's images."""
         return self._forward(ready, prepared)[0]
 
     def gradient(
         self, layers: dict[str, Tensor], x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the gradient of `sum_s weight_s * cross_entropy_s` of every row by layer, and the losses `[k]`."""
+        """Return the gradient of each row's weighted sum of losses, by layer, and the sums."""
         prepared = self.prepare(x_kSHWC)
         _, _, w2 = ready = self.ready(layers)
         logits, (z1, a1, cols2, z2, flat, h1, h2) = self._forward(ready, prepared)
@@ -122,7 +131,8 @@ class StackedCNN:
         k = logits.shape[0]
         log_p = logits.log_softmax(2)
         loss = -(log_p.gather(2, y_kS[:, :, None])[:, :, 0] * weight_kS).sum(1)
-        chosen = y_kS[:, :, None] == torch.arange(logits.shape[2], device=y_kS.device)  # no scatter: deterministic
+        classes = torch.arange(logits.shape[2], device=y_kS.device)
+        chosen = y_kS[:, :, None] == classes  # no scatter: deterministic
         d = log_p.exp_().sub_(chosen.float()).mul_(weight_kS[:, :, None])
         grads = {}
         for name, inputs, masked in (("head", h2, True), ("fc2", h1, True), ("fc1", flat, False)):
@@ -150,15 +160,17 @@ class StackedCNN:
         layers, w1, w2 = ready
         cols1, (s, h, w) = prepared
         k, r, f = w1.shape
-        clients = cols1.shape[0]  # rows of one client share its windows in one product, 4*O*rows wide
-        z1 = self.product(w1.view(clients, k // clients * r, f), cols1.transpose(1, 2)).view(k, 4, r // 4, -1)
+        clients = len(cols1)  # whose rows share its windows in one product, 4*O*rows wide
+        w1 = w1.view(clients, k // clients * r, f)
+        z1 = self.product(w1, cols1.transpose(1, 2)).view(k, 4, r // 4, -1)
         a1 = (pool(z1) + layers["conv1.bias"][:, :, None]).relu_()
         a1 = a1.view(k, r // 4, s, h, w).permute(0, 2, 3, 4, 1).contiguous()
         cols2 = windows(a1)
         o = w2.shape[1] // 4
         z2 = self.product(w2, cols2.transpose(1, 2)).view(k, 4, o, -1)
         a2 = (pool(z2) + layers["conv2.bias"][:, :, None]).relu_()
-        flat = a2.view(k, o, s, -1).transpose(1, 2).reshape(k, s, -1)  # channel, y, x: torch's flatten order
+        # channel, y, x: torch's flatten order
+        flat = a2.view(k, o, s, -1).transpose(1, 2).reshape(k, s, -1)
         h1 = self.dense(flat, layers, "fc1").relu_()
         h2 = self.dense(h1, layers, "fc2").relu_()
         return self.dense(h2, layers, "head"), (z1, a1, cols2, z2, flat, h1, h2)

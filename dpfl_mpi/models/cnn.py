@@ -1,9 +1,12 @@
-"""The paper's CNN (section E.2, E.3): two 5x5 convolutions with ReLU and 2x2 max-pool, then three fully connected layers.
+"""The paper's CNN (sections E.2, E.3): two convolutions and three fully connected layers.
 
-# Paper: it says "three convolutional and two fully connected layers"; its own list of layers and the authors' code have two and three.
-Sizes by data set: colour images 6 and 16 channels, 120 and 84 units (62,006 parameters at 32x32); grey images (FEMNIST) 4 and 12 channels,
-120 and 100 units.
+# Paper: it says "three convolutional and two fully connected layers"; its own list of layers and
+# the authors' code have two and three.
+Colour images: 6 and 16 channels, 120 and 84 units (62,006 parameters at 32x32). Grey images
+(FEMNIST): 4 and 12 channels, 120 and 100 units. Convolutions are 5x5, with a 2x2 max-pool.
 """
+
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,7 +16,13 @@ HEAD = "head"
 
 
 class CNN(nn.Module):
-    def __init__(self, shape: tuple[int, ...], classes: int, channels: tuple[int, int], units: tuple[int, int]):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        channels: tuple[int, int],
+        units: tuple[int, int],
+    ):
         super().__init__()
         h, w, c = shape
         pooled = [((n - 4) // 2 - 4) // 2 for n in (h, w)]
@@ -30,17 +39,19 @@ class CNN(nn.Module):
         x = self.fc2(x).relu()
         return self.head(x)
 
-    def stacked(self, bf16: bool):
+    def stacked(self, bfloat16_products: bool) -> Any:
+        """Return the kernels of many clients at once."""
         from dpfl_mpi.models._cnn_stacked import StackedCNN
 
-        return StackedCNN(bf16)
+        return StackedCNN(bfloat16_products)
 
 
 def build(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return the CNN for images of `shape` = (H, W, C), at least 16x16."""
+    use, needs = "use --model mlp", "--model cnn needs images"
     if len(shape) != 3:
-        raise UserError(f"--model cnn needs images, these are vectors of {shape[0]} numbers; use --model mlp")
+        raise UserError(f"{needs}, these are vectors of {shape[0]} numbers; {use}")
     if min(shape[:2]) < 16:
-        raise UserError(f"--model cnn needs images of at least 16x16, these are {shape[0]}x{shape[1]}; use --model mlp")
+        raise UserError(f"{needs} of at least 16x16, these are {shape[0]}x{shape[1]}; {use}")
     grey = shape[2] == 1
     return CNN(shape, classes, (4, 12) if grey else (6, 16), (120, 100) if grey else (120, 84))
