@@ -50,7 +50,7 @@ class Needs:
     steps: np.ndarray  # gradient steps
     data: np.ndarray
     rows: dict[str, np.ndarray]  # of float32, by what holds them; a row in 64 bits counts twice
-    scratch: np.ndarray  # while one client is trained or scored
+    sketches: int  # while clients choose among the most similar
     results: np.ndarray  # confusion matrices; on root also what is written at the end
     window: np.ndarray
     passes: int  # in which the widest graph is exchanged
@@ -64,7 +64,7 @@ class Needs:
 
     @property
     def memory(self) -> np.ndarray:
-        return PYTHON + self.data + self.models + self.scratch + self.results + self.window
+        return PYTHON + self.data + self.models + self.sketches + self.results + self.window
 
 
 def ensemble_of(run: Resolved, source: Source) -> Ensemble:
@@ -113,7 +113,7 @@ def needs_of(
         steps=per_rank(-(-train // run.batch_size) * epochs),
         data=data_bytes(run, source, per_rank(train), per_rank(val + test)),
         rows=rows,
-        scratch=scratch_bytes(run, job, source, ensemble, owner, val, ranks),
+        sketches=comparison_bytes(n) * (run.asked < run.clients - 1),
         results=results,
         window=window * (packed or row),
         passes=passes,
@@ -131,33 +131,6 @@ def data_bytes(run: Resolved, source: Source, trained: Any, scored: Any) -> Any:
     # data that `load` makes come whole to each rank
     whole = 0 if source.path else sum(map(len, source.labels.values())) * to_score
     return trained * to_train + scored * to_score + whole
-
-
-def scratch_bytes(
-    run: Resolved,
-    job: Job,
-    source: Source,
-    ensemble: Ensemble,
-    owner: np.ndarray,
-    val: np.ndarray,
-    ranks: int,
-) -> np.ndarray:
-    """Return the bytes per rank while one client is trained or scored, or sketches compared."""
-    clients = np.bincount(owner, minlength=ranks)
-    sketched = comparison_bytes(len(owner)) * (run.asked < run.clients - 1)
-    backend, _ = one_client(run, job, source, ensemble, 1)
-    if backend.native:
-        return backend.native.bytes * (clients > 0) + sketched
-    largest = np.zeros(ranks, np.int64)
-    np.maximum.at(largest, owner, val)
-    return largest * image_bytes(source, ensemble) + sketched
-
-
-def image_bytes(source: Source, ensemble: Ensemble) -> int:
-    """Return the bytes of one image once PyTorch has prepared it for scoring."""
-    prepared = ensemble.prepare(ensemble.normalise(torch.zeros(1, 1, *source.shape)))
-    tensors = prepared if isinstance(prepared, tuple) else (prepared,)
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
 
 
 def packed_bytes(run: Resolved, ensemble: Ensemble) -> int:
@@ -278,10 +251,7 @@ def step_seconds(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n:
 def one_client(
     run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int, scored: int = 1
 ) -> tuple[Any, int]:
-    """Return a backend with one client of random samples, and the steps of its epoch.
-
-    It has n samples to train on, and `scored` to validate on.
-    """
+    """Return a backend with one client of n random training samples, and the steps of an epoch."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, source.vocabulary or 256, (n + scored, *source.shape))
     images = images.astype(source.dtype)

@@ -11,6 +11,7 @@ from launch import ended, federation, refused
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.describe import main, time_text
@@ -34,7 +35,8 @@ def shown(capsys, *flags, code=0):
 def planned(fields, ranks=1, nodes=1, **job):
     run = Run(**fields).resolve()
     source = open_source(run)
-    return needs.needs_of(run, Job(**job), source, deal(run, source), needs.ensemble_of(run, source), ranks, nodes)
+    dealt, ensemble = deal(run, source), needs.ensemble_of(run, source)
+    return needs.needs_of(run, Job(**job), source, dealt, ensemble, ranks, nodes)
 
 
 def test_partition_and_plan(said):
@@ -42,12 +44,12 @@ def test_partition_and_plan(said):
     run = Run().resolve()
     dealt = deal(run, open_source(run))
     assert f"sha256 {dealt.sha256()[:12]}" in text and "32 clients, seed 42" in text
-    for part in ("train", "val", "test"):
+    for part in PARTS:
         assert f"{part:<10} {dealt.sizes(part).sum()} samples" in text
-    owner = place(dealt.sizes("train"), 3)
+    owner, sizes = place(dealt.sizes("train"), 3), [dealt.sizes(part) for part in PARTS]
     for k, line in enumerate(re.findall(r"^ +\d+ +\d .*$", text, re.M)):
         fields = line.split()
-        assert [int(f) for f in fields[:5]] == [k, owner[k], *(dealt.sizes(p)[k] for p in ("train", "val", "test"))]
+        assert [int(f) for f in fields[:5]] == [k, owner[k], *(size[k] for size in sizes)]
         assert [0 if c == "." else int(c) for c in fields[6:]] == dealt.class_counts[k].tolist()
     for rank in range(3):
         ids = np.flatnonzero(owner == rank)[:12]
@@ -56,7 +58,8 @@ def test_partition_and_plan(said):
 
 
 def test_a_terminal_of_80_columns_shows_the_same_words(capsys):
-    narrow, wide = (re.sub(r"\([\d.]+ s\)", "", shown(capsys, "--ranks", "3", *more)) for more in ([], ["--wide"]))
+    texts = [shown(capsys, "--ranks", "3", *more) for more in ([], ["--wide"])]
+    narrow, wide = (re.sub(r"\([\d.]+ s\)", "", text) for text in texts)
     assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines()))
     memory = re.compile(r"[\d.]+\s+GiB")  # of this machine, now
     assert memory.sub("", narrow).split() == memory.sub("", wide).split()
@@ -90,11 +93,15 @@ def test_window_of_a_rank():
     plan = planned(fields, 4, 2)
     assert np.array_equal(plan.window, np.minimum(plan.clients * 4, 30 - plan.clients) * plan.row)
     assert plan.node.tolist() == [0, 0, 1, 1] and plan.row % 64 == 0 and plan.passes == 1
-    narrow = planned(fields, 4, 2, window_gb=plan.clients.max() * plan.row * 2.01 / 2**30)
-    assert narrow.passes == 2 and (narrow.window < plan.window).all()  # four clients a time of 4 models each, of 8
+    two_rows = plan.clients.max() * plan.row * 2.01 / 2**30  # per client
+    # four clients at a time, of 8, with all their 4 models
+    narrow = planned(fields, 4, 2, window_gb=two_rows)
+    assert narrow.passes == 2 and (narrow.window < plan.window).all()
     assert not narrow.rows["passes"].any()
-    columns = planned(fields | {"budget": 20}, 4, 2, window_gb=plan.clients.max() * plan.row * 2.01 / 2**30)
-    assert columns.passes == 10 and columns.rows["passes"].tolist() == (8 * columns.clients).tolist()
+    # two models at a time, of 19, for all clients
+    columns = planned(fields | {"budget": 20}, 4, 2, window_gb=two_rows)
+    assert columns.passes == 10
+    assert columns.rows["passes"].tolist() == (8 * columns.clients).tolist()
     more = planned(fields, 40, 2)
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
 
@@ -119,38 +126,36 @@ def test_a_plan_counts_what_root_writes():
     for save, root in ((False, 3 * 9 * 400), (True, 9 * 400 + 3 * models)):
         plan = plans[save]
         assert (plan.results - of_rank).tolist() == [root, 0, 0]
-        rest = needs.PYTHON + plan.data + plan.models + plan.scratch + plan.window
+        rest = needs.PYTHON + plan.data + plan.models + plan.window
         assert (plan.memory - rest).tolist() == plan.results.tolist()
     assert needs.results_bytes(10**6, 10, 10**5) == 10**6 * (400 + 10**5) + 2 * 2**26
 
 
 def test_a_plan_has_slots_of_an_encoded_row():
-    """On two ranks of three clients, two others each: three slots a rank; what is decoded lies beside the window."""
+    """Two ranks of three clients with two others each: three slots a rank.
+
+    Decoded models lie beside the window.
+    """
     six = FEW | {"rounds": 3, "clients": 6}
     tried = {"none": {}, "int8": {"codec": "int8"}, "body": {"send": "layers=body"}}
     plans = {name: planned(six | fields, 2) for name, fields in tried.items()}
     with federation(six | {"codec": "int8"}) as fed:
         size, encoded = fed.ensemble.size, -(-fed.mail.packing.codec.bytes // 4) * 4
         body = size - int(fed.columns("head").sum())
-    assert plans["none"].window.tolist() == [3 * plans["none"].row] * 2
+    row = plans["none"].row
+    assert plans["none"].window.tolist() == [3 * row] * 2
     assert plans["int8"].window.tolist() == [3 * encoded] * 2
     assert plans["body"].window.tolist() == [3 * 4 * body] * 2
-    assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * plans["none"].row] * 2
-    # of three versions six slots a rank, for three clients one after the other, two whole rows each of three that fit, or all at once, encoded
-    narrow, late = 3.01 * plans["none"].row / 2**30, six | {"network": "phones", "staleness": 2}
-    whole, coded = (planned(late | {"codec": codec}, 2, window_gb=narrow) for codec in ("none", "int8"))
+    more = plans["int8"].models - plans["none"].models
+    assert more.tolist() == [(2 * 3 + 3) * row] * 2
+    # of three versions six slots a rank. Of three rows that fit two serve one client at a time;
+    # encoded, all fit at once
+    window_gb, late = 3.01 * row / 2**30, six | {"network": "phones", "staleness": 2}
+    whole, coded = (planned(late | {"codec": c}, 2, window_gb=window_gb) for c in ("none", "int8"))
     assert (whole.passes, coded.passes) == (3, 1)
     assert coded.window.tolist() == [6 * encoded] * 2
-    assert planned(late | {"codec": "int8"}, 2, window_gb=narrow / 1.1).passes == 0  # a row may have to come whole
-
-
-@pytest.mark.parametrize("form", native.forms() if native.LIBRARY.exists() else ())
-def test_a_plan_counts_the_kernels_work_space(form):
-    """Of an mlp 64 - 64 - 10 on 8x8 images, in vectors: a sample, what the layers give and its gradient, the inputs of one turned. One gradient of a row."""
-    plan = planned(FEW | {"clients": 2, "model": "mlp"}, 3, kernels=form)
-    work = (64 + 2 * 64 + 2 * 10 + 65) * native.FORMS[form] // 8 + 4 * 4816 + 64
-    assert plan.scratch.tolist() == [work, work, 0]
-    assert planned(FEW | {"clients": 2, "model": "mlp"}, 3, kernels="torch").scratch[0] != work
+    # a row may have to come whole
+    assert planned(late | {"codec": "int8"}, 2, window_gb=window_gb / 1.1).passes == 0
 
 
 def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(said, monkeypatch):
@@ -171,7 +176,8 @@ def test_saves_what_a_run_reads(tmp_path, capsys):
     assert len(slugs) == 1  # it draws nothing
     stored = json.loads(path.read_text())
     assert len(stored["clients"]) == 6 and stored["partition_sha256"].startswith(sha)
-    assert "holds 6 clients; --clients is 7" in shown(capsys, "--partition", f"file:{path}", "--clients", "7", code=2)
+    flags = ["--partition", f"file:{path}", "--clients", "7"]
+    assert "holds 6 clients; --clients is 7" in shown(capsys, *flags, code=2)
 
 
 @pytest.mark.parametrize(("flags", "text"), [
@@ -179,7 +185,7 @@ def test_saves_what_a_run_reads(tmp_path, capsys):
     (["--ranks", "0"], "--ranks is 0; allowed is a whole number of at least 1"),
     (["--ranks", "x"], "--ranks"),
     (["--rows", "-1"], "--rows is -1; allowed is a whole number of at least 0"),
-    (["--dataset", "cinic10", "--data", "nowhere.h5"], "make it with `python -m dpfl_mpi.prepare cinic10"),
+    (["--dataset", "cinic10", "--data", "nowhere.h5"], "`python -m dpfl_mpi.prepare cinic10"),
 ])  # fmt: skip
 def test_refuses_what_cannot_run(capsys, flags, text):
     error = shown(capsys, *flags, code=2)
@@ -205,10 +211,11 @@ def test_refuses_more_memory_than_a_node_has(capsys, monkeypatch):
 def test_many_classes_and_many_clients(tmp_path, capsys):
     path, y = tmp_path / "many.h5", np.arange(3000) % 15
     prepare.write(arrays_of(np.zeros((3000, 2)), y), "arrays", path)
-    flags = ["--dataset", "arrays", "--data", str(path), "--clients", "20", "--classes_per_client", "15"]
-    flags += ["--dirichlet_alpha", "5", "--min_per_class", "0", "--ranks", "20", "--rows", "3"]
-    text = shown(capsys, *flags)
-    assert "largest classes" in text and "... and 17 more (--rows 20)" in text and "and 8 more ranks" in text
+    flags = f"--dataset arrays --data {path} --clients 20 --classes_per_client 15 --rows 3"
+    flags += " --dirichlet_alpha 5 --min_per_class 0 --ranks 20"
+    text = shown(capsys, *flags.split())
+    for words in ("largest classes", "... and 17 more (--rows 20)", "and 8 more ranks"):
+        assert words in text
 
 
 def test_more_results_than_root_can_hold_are_refused_before_the_first_round(monkeypatch):
@@ -219,7 +226,8 @@ def test_more_results_than_root_can_hold_are_refused_before_the_first_round(monk
         federation({"clients": 9}, save_models=save).close()
         monkeypatch.setattr(needs, "node_memory", lambda shared, need=need: (need - 1, "a test"))
         words = "of 9 clients and 10 classes... need 0.00 GiB on rank 0, ... fewer classes"
-        assert ("--no-save_models" in refused(words, federation, {"clients": 9}, save_models=save)) == save
+        error = refused(words, federation, {"clients": 9}, save_models=save)
+        assert ("--no-save_models" in error) == save
 
 
 MEASURED = """
