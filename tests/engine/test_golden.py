@@ -1,7 +1,8 @@
-"""A golden curve: accuracies, losses and graphs of a small run, as text. `PYTHONPATH=. python tests/engine/test_golden.py` writes it anew.
+"""A golden curve: accuracies, losses and graphs of a small run, as text.
 
-The native kernels give digits-native.txt in every form on every processor; PyTorch the same bits where all that line 2 names is the same,
-elsewhere accuracies to 1e-6 and losses to 1e-4.
+`PYTHONPATH=. python tests/engine/test_golden.py` writes it anew. The native kernels give
+digits-native.txt in every form on every processor. PyTorch gives the same bits where all that line
+2 names is the same, elsewhere accuracies to 1e-6 and losses to 1e-4.
 """
 
 import sys
@@ -18,15 +19,18 @@ FOLDER = Path(__file__).parent / "golden"
 NATIVE = FOLDER / "digits-native.txt"
 FILES = sorted(FOLDER.glob("digits-*.txt"))
 FIELDS = {"clients": 8, "rounds": 4, "tau_init": 3, "tau_train": 1, "budget": 4, "seed": 42}
-HEAD = "# round, mean val_acc, mean test_acc, mean train_loss, val_loss, test_loss, senders of client 0; of client 1; ..."  # fmt: skip
+MEANS = ("val_acc", "test_acc", "train_loss", "val_loss", "test_loss")
+HEAD = f"# round, mean {', mean '.join(MEANS[:3])}, {', '.join(MEANS[3:])}, "
+HEAD += "senders of client 0; of client 1; ..."
 
 
 def compute(path: Path, kernels: str) -> tuple[dict, list[str]]:
     with Result(run_here(path, FIELDS, kernels=kernels)) as result:
-        lines, means = [], ("val_acc", "test_acc", "train_loss", "val_loss", "test_loss")
+        lines = []
         for t in range(FIELDS["rounds"] + 1):
-            columns = [f"{result[f'round/{name}'][t].mean():.17g}" for name in means]
-            edges = ";".join(",".join(map(str, result.chosen(t).of(k))) for k in range(FIELDS["clients"]))
+            columns = [f"{result[f'round/{name}'][t].mean():.17g}" for name in MEANS]
+            senders = (result.chosen(t).of(k) for k in range(FIELDS["clients"]))
+            edges = ";".join(",".join(map(str, of)) for of in senders)
             lines.append(" ".join([str(t), *columns, edges]))
         return result.starts()[0], lines
 
@@ -37,13 +41,15 @@ def type_of(start: dict) -> str:
 
 
 def write() -> None:
-    """Compute the curve and write the file of the native kernels, and PyTorch's of this processor."""
+    """Write the curve of the native kernels, and PyTorch's of this processor."""
     with tempfile.TemporaryDirectory() as folder:
         _, ours = compute(Path(folder) / "native.h5", "native")
         start, lines = compute(Path(folder) / "torch.h5", "torch")
     NATIVE.write_text("\n".join([HEAD, "# native kernels, any processor", *ours]) + "\n")
-    names = (start["processor"][name] for name in ("vendor", "family", "model", "stepping", "capability"))
-    (FOLDER / f"digits-{'-'.join(names)}.txt").write_text("\n".join([HEAD, type_of(start), *lines]) + "\n")
+    facts = ("vendor", "family", "model", "stepping", "capability")
+    name = "-".join(start["processor"][fact] for fact in facts)
+    text = "\n".join([HEAD, type_of(start), *lines]) + "\n"
+    (FOLDER / f"digits-{name}.txt").write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +65,24 @@ def test_golden_curve_of_the_native_kernels_to_the_bit(form, tmp_path):
 
 
 def test_golden_curve_to_the_bit(curve):
-    here, lines = curve
-    kept = {head: old for _, head, *old in (path.read_text().splitlines() for path in FILES)}
-    if here not in kept:
-        pytest.skip(f"compared with tolerances only: tests/engine/golden has no file for {here[2:]}")
-    assert lines == kept[here]
+    processor, lines = curve
+    files = (path.read_text().splitlines() for path in FILES)
+    golden = {head: old for _, head, *old in files}
+    if processor not in golden:
+        where = "tests/engine/golden has no file"
+        pytest.skip(f"compared with tolerances only: {where} for {processor[2:]}")
+    assert lines == golden[processor]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_golden_curve_of_any_processor(curve, path):
     for new, old in zip(curve[1], path.read_text().splitlines()[2:], strict=True):
-        t, val, test, *losses, edges = new.split(" ")
-        t_old, val_old, test_old, *losses_old, edges_old = old.split(" ")
+        t, *numbers, edges = new.split(" ")
+        t_old, *golden, edges_old = old.split(" ")
         assert (t, edges) == (t_old, edges_old)
-        assert [float(val), float(test)] == pytest.approx([float(val_old), float(test_old)], abs=1e-6)
-        assert [*map(float, losses)] == pytest.approx([*map(float, losses_old)], rel=1e-4)
+        numbers, golden = [*map(float, numbers)], [*map(float, golden)]
+        assert numbers[:2] == pytest.approx(golden[:2], abs=1e-6)
+        assert numbers[2:] == pytest.approx(golden[2:], rel=1e-4)
 
 
 if __name__ == "__main__":

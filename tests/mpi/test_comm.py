@@ -1,4 +1,4 @@
-"""MPI: placement; the one-sided inbox against a numpy permutation, on one, two and three ranks."""
+"""MPI: placement, collectives, and the one-sided inbox on one, two and three ranks."""
 
 import os
 import threading
@@ -29,12 +29,12 @@ def ids_of(owner, work, rank):
     return order[owner[order] == rank]
 
 
-def test_last_words_are_read_before_the_ranks_are_ended():
-    """A pipe whose reader is 0.3 seconds late is waited for; an empty one, a file and one that nobody reads any more are not."""
+def test_the_last_text_is_read_before_the_ranks_are_ended():
+    """A pipe is waited for whose reader is 0.3 s late; an empty one and a file are not."""
     read, write = os.pipe()
     with os.fdopen(write, "w") as stream, open(os.devnull, "w") as file:
-        for reader in (stream, file):
-            comm_module.until_read(reader, seconds=0.0)
+        for output in (stream, file):
+            comm_module.until_read(output, seconds=0.0)
         print("why", file=stream, flush=True)
         late = threading.Timer(0.3, os.read, (read, 100))
         start = time.monotonic()
@@ -43,21 +43,21 @@ def test_last_words_are_read_before_the_ranks_are_ended():
         assert 0.29 < time.monotonic() - start < comm_module.PATIENCE_S
         late.join()
         print("why", file=stream, flush=True)
-        os.close(read)
+        os.close(read)  # nobody reads any more
         start = time.monotonic()
         comm_module.until_read(stream, seconds=0.1)
         assert time.monotonic() - start < 1
 
 
-# placement: every rank computes the same, without MPI ----------------------------------------------------------------------
+# placement: every rank computes the same, without MPI --------------------------------------------
 def test_place_by_hand():
-    """Heaviest first, each to the rank with least work: 9 | 7 | 5, then 4 to the 5, 3 to the 7, 2 to the 9 or the equal 9."""
+    """Heaviest first to the least work: 9 | 7 | 5, then 4 to the 5, 3 to the 7, 2 to the 9."""
     assert place(np.array([2, 9, 4, 7, 3, 5]), 3).tolist() == [0, 0, 2, 1, 1, 2]
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
 def test_no_rank_has_much_more_work_than_the_mean(work, ranks):
-    """Every client once, and no rank more than one client above the mean (the greedy rule's bound)."""
+    """Every client once; no rank has more than one client above the mean, the greedy rule's bound."""
     work = np.array(work)
     owner = place(work, ranks)
     loads = np.bincount(owner, work, minlength=ranks)
@@ -69,13 +69,12 @@ def test_no_rank_has_much_more_work_than_the_mean(work, ranks):
 
 
 def test_passes_by_hand():
-    """Three ranks of 10, 2 and 0 clients that want 4 models each: 2 of other ranks for the first, 8 of 10 for the second."""
+    """Ranks of 10, 2 and 0 clients that want 4 models each, of 2, 10 and 12 other clients."""
     clients = np.array([10, 2, 0])
     slots = window_slots(4 * clients, clients, 12)
     assert slots.tolist() == [2, 8, 0]
-    assert models_per_pass(slots, np.full(3, 8), clients) is None
-    assert models_per_pass(slots, np.full(3, 5), clients) == 2  # the second's; the first has room for all that there is
-    assert models_per_pass(slots, np.full(3, 1), clients) == 0
+    for room, models in ((8, None), (5, 2), (1, 0)):  # of 5 slots the second rank has 2 per client
+        assert models_per_pass(slots, np.full(3, room), clients) == models
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,8 +86,8 @@ def test_passes_by_hand():
     room=st.lists(st.integers(0, 6), min_size=4, max_size=4),
 )
 def test_groups_are_as_large_as_can_be(n, ranks, density, seed, room):
-    """A rank's clients in their order: each group's models fit its window, and with those of the next client they would not."""
-    graph, owner, _, work = cast(n, ranks, density, seed)
+    """A group's models fit the window of its rank; with those of the next client they would not."""
+    graph, owner, _, work = drawn(n, ranks, density, seed)
     needs = [{j for j in graph.of(k).tolist() if owner[j] != owner[k]} for k in range(n)]
     of_rank = [ids_of(owner, work, rank) for rank in range(ranks)]
     found = groups_of(graph, owner, np.concatenate(of_rank), np.array(room[:ranks]))
@@ -96,64 +95,69 @@ def test_groups_are_as_large_as_can_be(n, ranks, density, seed, room):
         assert found is None
         return
     for ids, most in zip(of_rank, room, strict=False):
-        groups = [[k for k in ids if found[k] == number] for number in range(max(found[ids], default=-1) + 1)]
+        numbers = range(max(found[ids], default=-1) + 1)
+        groups = [[k for k in ids if found[k] == number] for number in numbers]
         assert [k for group in groups for k in group] == ids.tolist()
-        held = [set().union(*(needs[k] for k in group)) for group in groups]
-        assert all(len(models) <= most for models in held)
-        assert all(len(models | needs[group[0]]) > most for models, group in zip(held, groups[1:], strict=False))
+        models = [set().union(*(needs[k] for k in group)) for group in groups]
+        assert all(len(senders) <= most for senders in models)
+        for senders, group in zip(models, groups[1:], strict=False):
+            assert len(senders | needs[group[0]]) > most
 
 
-def cast(n, ranks, density, seed):
-    """A random directed graph, and where its clients are: owner, row on the owner."""
+def drawn(n, ranks, density, seed):
+    """A random directed graph, and its clients' ranks, rows there and work."""
     rng = np.random.default_rng(seed)
     matrix = rng.random((n, n)) < density
     np.fill_diagonal(matrix, False)
-    work = rng.integers(1, 50, n)
+    graph, work = CollaborationGraph.from_lists(map(np.flatnonzero, matrix)), rng.integers(1, 50, n)
     owner = place(work, ranks)
-    return CollaborationGraph.from_lists(map(np.flatnonzero, matrix)), owner, rows_of(owner, work)[1], work
+    return graph, owner, rows_of(owner, work)[1], work
 
 
-# with ranks ---------------------------------------------------------------------------------------------------------------
+# with ranks --------------------------------------------------------------------------------------
 def rows(n, number):
-    """Every client's model in round `number`: all values tell who and when."""
-    return (np.arange(n)[:, None] * 1000 + number + np.arange(WIDTH)[None] / WIDTH).astype(np.float32)
+    """Every client's model in round `number`: its values say whose it is, and of when."""
+    whole = np.arange(n)[:, None] * 1000 + number
+    return (whole + np.arange(WIDTH)[None] / WIDTH).astype(np.float32)
 
 
 def exchange_equals_permutation(world, n, density, seed):
-    """Several rounds along one random graph through one window: slot by slot what numpy would index."""
-    graph, owner, row, work = cast(n, world.size, density, seed)
+    """Several rounds along one random graph through one window: each slot as numpy indexes."""
+    graph, owner, row, work = drawn(n, world.size, density, seed)
     ids = ids_of(owner, work, world.rank)
     step = route(graph, owner, row, world.rank, world.size)
     staging = np.zeros((len(ids), WIDTH), np.float32)
     inbox = Inbox(world, staging, int(step.need[world.rank]))
     for number in range(3):
-        everything = rows(n, number)
-        staging[:] = everything[ids]
+        models = rows(n, number)
+        staging[:] = models[ids]
         inbox.exchange(step)
         for k in ids:
             for s in graph.of(k):
-                got = staging[row[s]] if owner[s] == world.rank else inbox.take(int(step.slots(int(s))))
-                assert np.array_equal(got, everything[s]), (k, s)
-    kept = inbox.take(0) if inbox.slots else None
+                local = owner[s] == world.rank
+                got = staging[row[s]] if local else inbox.take(int(step.slots(int(s))))
+                assert np.array_equal(got, models[s]), (k, s)
+    copy = inbox.take(0) if inbox.slots else None
     inbox.close()
-    if kept is not None:  # a copy outlives the window
-        assert kept[0] % 1000 == 2
+    if copy is not None:  # it outlives the window
+        assert copy[0] % 1000 == 2
 
 
 def windows_one_after_the_other(world):
-    """Making and freeing windows in turn, a receiver with an empty window among them."""
+    """Windows made and freed in turn, also where a rank's is empty."""
+    nothing = CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size
     for slots in (0, 3, 0, 5):
         inbox = Inbox(world, np.zeros((1, WIDTH), np.float32), slots if world.rank else 0)
         inbox.close()
         inbox.close()  # twice is once
         with pytest.raises(ValueError, match="closed"):
-            inbox.exchange(route(CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size))
+            inbox.exchange(route(*nothing))
 
 
 def a_graph_wider_than_the_window_is_refused(world):
-    """The window is the budget: what does not fit cannot be sent. On one rank nothing is sent, so all fits."""
+    """The window is the budget: what does not fit cannot be sent. One rank sends nothing."""
     n = 6
-    graph, owner, row, work = cast(n, world.size, 1.0, 0)
+    graph, owner, row, work = drawn(n, world.size, 1.0, 0)
     step = route(graph, owner, row, world.rank, world.size)
     staging = rows(n, 0)[ids_of(owner, work, world.rank)]
     need = int(step.need[world.rank])
@@ -168,11 +172,11 @@ def a_graph_wider_than_the_window_is_refused(world):
 
 
 def too_much_memory_is_refused_on_every_rank(world):
-    """One rank asks for more than the node has, and all of them hear of it, with the need, the limit and the flag."""
+    """One rank asks for more than the node has; all have the error, with need, limit and flag."""
     last = world.rank == world.size - 1
     slots = (comm_module.node_memory()[0] * 2) // (4 * WIDTH) if last else 1
-    said = r"need \d+\.\d\d GiB on a node of \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
-    with pytest.raises(UserError, match=said):
+    text = r"need \d+\.\d\d GiB on a node of \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
+    with pytest.raises(UserError, match=text):
         Inbox(world, np.zeros((1, WIDTH), np.float32), int(slots))
     exchange_equals_permutation(world, 5, 0.5, 1)  # and they are still in step
 
@@ -192,50 +196,57 @@ def collectives(world):
     for value in (None, True, 7, 0.1, "größer", [1, "a", None], {"a": [2]}):
         assert world.decide(lambda value=value: value if world.root else "never asked") == value
     assert world.decide(lambda: (1, 2)) == [1, 2]  # the same on all ranks
-    few = [world.most_alike(text) for text in ("GPU", str(world.rank), "", "GPU" if world.rank < 2 else "")]
-    assert few == [world.size, 1, 0, min(world.size, 2)]
+    texts = "GPU", str(world.rank), "", "GPU" if world.rank < 2 else ""
+    assert [*map(world.most_alike, texts)] == [world.size, 1, 0, min(world.size, 2)]
     assert world.hosts() == [MPI.Get_processor_name()] * world.size
 
 
 def counts_fit_into_an_int(world, monkeypatch):
-    """A gather counts rows, however long they are; what root shares goes out in pieces, none of them longer than PIECE."""
+    """A gather counts rows, however long they are; root shares in pieces of at most PIECE bytes."""
     counted = World(world.comm)
     counted.comm = comm = Mock(wraps=world.comm, size=world.size)
     for n in (1, 2, 7):  # fewer clients than ranks, too
-        owner = place(np.arange(n) + 1, world.size)
-        order = np.concatenate([ids_of(owner, np.arange(n) + 1, r) for r in range(world.size)])
-        each, mine = np.bincount(owner, minlength=world.size).tolist(), order[owner[order] == world.rank]
-        tables = np.arange(n * 6.0).reshape(n, 2, 3), np.arange(n, dtype=np.int16), np.zeros((n, 0)), np.eye(n) > 0
-        for table in tables:
+        work = np.arange(n) + 1
+        owner = place(work, world.size)
+        order = np.concatenate([ids_of(owner, work, r) for r in range(world.size)])
+        of_ranks = np.bincount(owner, minlength=world.size).tolist()
+        ids = order[owner[order] == world.rank]
+        floats = np.arange(n * 6.0).reshape(n, 2, 3)
+        for table in (floats, np.arange(n, dtype=np.int16), np.zeros((n, 0)), np.eye(n) > 0):
             for call, everywhere in ((comm.Gatherv, False), (comm.Allgatherv, True)):
                 call.reset_mock()
-                got = counted.gather(table[mine], owner, everywhere)
-                if everywhere or world.root:
+                got = counted.gather(table[ids], owner, everywhere)
+                receives = everywhere or world.root
+                if receives:
                     assert np.array_equal(got, table[order]) and got.dtype == table.dtype
                 else:
                     assert got is None
                 buffers = filter(None, call.call_args.args) if call.called else ()
-                here = [len(mine), *([each] if everywhere or world.root else [])]
-                assert [np.asarray(counts).tolist() for _, counts, _ in buffers] == (here if table[0].size else [])
+                expected = [len(ids), *([of_ranks] if receives else [])] if table[0].size else []
+                assert [np.asarray(counts).tolist() for _, counts, _ in buffers] == expected
     monkeypatch.setattr(comm_module, "PIECE", 7)
-    sent = {"a": np.arange(8).reshape(2, 4), "b": np.arange(21, dtype=np.uint8), "none": np.zeros((3, 0))}
-    sent |= {"c": np.float32([[1.5], [np.nan]]).T, "d": np.array([True, False])}
+    sent = {"a": np.arange(8).reshape(2, 4), "b": np.arange(21, dtype=np.uint8)}
+    sent |= {"none": np.zeros((3, 0)), "c": np.float32([[1.5], [np.nan]]).T}
+    sent |= {"d": np.array([True, False])}
     got = counted.share(lambda: sent if world.root else {})
     assert list(got) == list(sent)
     for name, values in sent.items():
-        assert np.array_equal(got[name], values, equal_nan=name == "c") and got[name].dtype == values.dtype
-    assert [call.args[0].size for call in comm.Bcast.call_args_list] == [*[7] * 9, 1, 7, 7, 7, 7, 1, 2]
+        assert np.array_equal(got[name], values, equal_nan=name == "c")
+        assert got[name].dtype == values.dtype
+    pieces = [call.args[0].size for call in comm.Bcast.call_args_list]
+    assert pieces == [*[7] * 9, 1, 7, 7, 7, 7, 1, 2]
 
 
 def what_root_raises_reaches_everyone(world):
-    """A mistake is raised everywhere; of a bug root raises what happened, the others what ends them; none waits for an answer."""
+    """A mistake is raised everywhere; a bug on root, and on the others what ends them."""
 
     def make():
         raise UserError("no such thing: größer")
 
     for ask in (world.decide, world.share):
         refused("no such thing: größer", ask, make)
-    for wrong, error in ((lambda: [][1], IndexError), (lambda: 1 / 0, ZeroDivisionError), (lambda: {1, 2}, TypeError)):
+    bugs = (lambda: [][1], IndexError), (lambda: 1 / 0, ZeroDivisionError), (lambda: {1}, TypeError)
+    for wrong, error in bugs:
         with pytest.raises(error if world.root else RootFailed):
             world.decide(wrong)
     with pytest.raises(KeyError if world.root else RootFailed):
@@ -244,7 +255,7 @@ def what_root_raises_reaches_everyone(world):
 
 
 def exchanges(world):
-    """Sparse to complete graphs, also of fewer clients than ranks: a rank without clients joins every Fence."""
+    """Sparse to complete graphs, also of fewer clients than ranks: each rank joins every Fence."""
     for n in (1, 2, 7, 20):
         for seed, density in enumerate((0.0, 0.1, 0.5, 1.0)):
             exchange_equals_permutation(world, n, density, seed)
@@ -264,24 +275,28 @@ def test_ranks_exchange_and_agree(monkeypatch):
     counts_fit_into_an_int(world, monkeypatch)
 
 
-@pytest.mark.skipif("mpich" not in MPI.Get_library_version().casefold(), reason="NOLOCAL is a setting of MPICH")
+MPICH = "mpich" in MPI.Get_library_version().casefold()
+
+
+@pytest.mark.skipif(not MPICH, reason="NOLOCAL is a setting of MPICH")
 def test_rma_without_shared_memory():
-    """As between nodes: MPICH told to use the network inside the node, where a Put from a temporary would crash."""
-    code = "import tests.mpi.test_comm as t; w = t.World(t.MPI.COMM_WORLD); t.exchanges(w); t.windows_one_after_the_other(w); print('done')"
+    """As between nodes: MPICH uses the network, where a Put from a temporary would crash."""
+    code = "import tests.mpi.test_comm as t; world = t.World(t.MPI.COMM_WORLD)"
+    code += "; t.exchanges(world); t.windows_one_after_the_other(world); print('done')"
     done = mpirun(3, "-c", code, MPIR_CVAR_NOLOCAL="1")
     assert (done.returncode, done.stdout.count("done")) == (0, 3), done.stderr
 
 
-# what memory a node still gives, on a faked /sys and /proc: the limits of all cgroups above this process, in both versions --------
+# memory that a node still gives: the cgroups of both versions above this process, on a faked /sys ----
 GB = 10**9
-FILES = {
-    "": ("memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
-}
+VERSION_2 = "memory.max", "memory.current", "inactive_file"
+VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 JOB = "system.slice/slurmstepd.scope/job_17"
+# of a group its limit, what is used, and of that the cache of files (None: no statistics)
 OWN = {"": (8 * GB, 3 * GB), "memory": (4 * GB, 3 * GB)}
+# lines of /proc/self/cgroup, groups, and the room in each
 CASES = {
-    # version 2: the topmost has no files of memory at all; the job's is above the step's
+    # version 2: the topmost has no files of memory; the job's is above the step's
     "a Slurm job": (
         f"0::/{JOB}/step_0/user/task_0\n",
         {
@@ -294,27 +309,27 @@ CASES = {
     ),
     "a Slurm job under version 1": (
         "9:cpu,cpuacct:/elsewhere\n4:memory:/slurm/uid_0/job_17/step_0\n0::/\n",
-        {"memory": (2**63 - 4096, 90 * GB), "memory/slurm/uid_0/job_17/step_0": (24 * GB, 6 * GB, 2 * GB)},
+        {
+            "memory": (2**63 - 4096, 90 * GB),
+            "memory/slurm/uid_0/job_17/step_0": (24 * GB, 6 * GB, 2 * GB),
+        },
         [20 * GB, 2**63 - 4096 - 90 * GB],
     ),
     "files that were read are room": ("0::/\n", {"": (16 * GB, 15 * GB, 12 * GB)}, [13 * GB]),
     "no statistics": ("0::/\n", {"": (16 * GB, 15 * GB, None)}, [1 * GB]),
-    # a container sees its own group as the topmost; /proc may name it as the host does
-    **{
-        f"a container: {lines!r}": (lines, OWN, [5 * GB, 1 * GB])
-        for lines in ("0::/docker/abc\n", "0::/../../abc\n", "4:memory:/docker/abc\n", "", "nonsense\n")
-    },
 }
+# a container sees its own group as the topmost; /proc may name it as the host does
+CONTAINERS = "0::/docker/abc\n", "0::/../../abc\n", "4:memory:/docker/abc\n", "", "nonsense\n"
+CASES |= {f"a container: {lines!r}": (lines, OWN, [5 * GB, 1 * GB]) for lines in CONTAINERS}
 
 
 @pytest.mark.parametrize(("lines", "groups", "rooms"), CASES.values(), ids=CASES)
 def test_room_in_cgroups(lines, groups, rooms, tmp_path):
-    """Of each group the limit, what is used, and what of that is cache of files."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(lines)
     for name, (limit, used, *cache) in groups.items():
         folder = tmp_path / "sys/fs/cgroup" / name
-        top, now, inactive = FILES["memory" if name.startswith("memory") else ""]
+        top, now, inactive = VERSION_1 if name.startswith("memory") else VERSION_2
         folder.mkdir(parents=True, exist_ok=True)
         (folder / top).write_text(f"{limit}\n")
         (folder / now).write_text(f"{used}\n")
