@@ -23,7 +23,7 @@ from dpfl_mpi.engine.record import Record
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import to_flags
-from dpfl_mpi.sweep import known
+from dpfl_mpi.sweep.entries import Submission
 
 
 @functools.cache
@@ -211,5 +211,5 @@ def base_and_tuned(path: Path, **changes: object) -> Path:
 def submitted(results: Path, fields: dict[str, object], job: str, **more: object) -> Path:
     """Note that a Run went to Slurm as this job; return the folder of its logs."""
     folder = results / "sweeps" / "1"
-    known.Submission("slurm", {Run(**fields).resolve().path(results).name: job}, **more).remember(folder)
+    Submission("slurm", {Run(**fields).resolve().path(results).name: job}, **more).save(folder)
     return folder

@@ -1,7 +1,6 @@
 """A mistake is one sentence on stderr, printed once, with an exit code that is not 0, and no rank is left behind."""
 
 import dataclasses
-import io
 import json
 import os
 import re
@@ -21,12 +20,12 @@ from launch import ROOT, differences, ended, mpirun, run_here
 from dpfl_mpi import prepare
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.errors import NO_READER, printable, spell_out
+from dpfl_mpi.errors import NO_READER, printable
 from dpfl_mpi.mpi.start import set_environment
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import to_flags
-from dpfl_mpi.sweep import known, table
+from dpfl_mpi.sweep.entries import Submission
 
 SMALL = {"dataset": "image_folder", "model": "mlp", "augment": False}
 SMALL |= {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1}
@@ -322,7 +321,7 @@ def test_no_text_of_a_file_commands_a_terminal(tmp_path):
     arrays = arrays_of(np.arange(960).reshape(240, 4) % 251, np.arange(240) % 3)
     prepare.write(dataclasses.replace(arrays, class_names=(COMMANDS, "b", "c")), "arrays", data, own=True)
     run, folder = Run(**starts.small(seed=1)).resolve().path(results), results / "sweeps" / "1"
-    known.Submission("local", {run.name: "39"}).remember(folder)
+    Submission("local", {run.name: "39"}).save(folder)
     (folder / f"{run.stem}.log").write_text(f"error: {COMMANDS}\n")
     deal = ["--data", data, "--dataset=arrays", "--partition=pathological", "--clients=3", "--classes_per_client=2"]
     for words, code in (
@@ -337,11 +336,6 @@ def test_no_text_of_a_file_commands_a_terminal(tmp_path):
         assert done.returncode == code and SHOWN.partition("X")[0] in done.stdout + done.stderr, done
         assert {c for c in done.stdout + done.stderr if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
     assert printable(COMMANDS) == SHOWN and printable("a\tb\n") == "a\tb\n"
-    live = table.Live(out := io.StringIO())
-    spell_out(out)
-    live.drawn = ["a line to draw over"]
-    live._draw(["another"])
-    assert out.getvalue() == "\x1b[1A\r\x1b[2Kanother\n\x1b[J"
 
 
 READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_mpi RUN"]

@@ -1,1 +1,1 @@
-"""Many Runs: which are wanted (`wanted`), Slurm (`jobs`) and this machine (`here`), what became of them (`known`), and the table of it (`table`)."""
+"""Many Runs: which ones (`wanted`), how far each is (`entries`), here (`local`) or on `slurm`."""

@@ -1,4 +1,7 @@
-"""Many Runs: `python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits one job for each Run that has no result yet."""
+"""Compute many Runs: those of a file or of a grid that have no result yet, here or on Slurm.
+
+`python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits a job for each.
+"""
 
 import argparse
 import dataclasses
@@ -14,92 +17,88 @@ from dpfl_mpi.results.result import Result, check_current
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.command_line import given, naming_lines, run_and_job
 from dpfl_mpi.settings.fields import fields
-from dpfl_mpi.sweep import here
-from dpfl_mpi.sweep.jobs import GRACE_S, flags_of, minutes, sbatch_text, submit
-from dpfl_mpi.sweep.known import ASK_S, Known, Queue, recall
-from dpfl_mpi.sweep.table import Live, ended_as_by_ctrl_c, follow
+from dpfl_mpi.sweep.entries import ASK_S, Entry, Queue, load_submissions
+from dpfl_mpi.sweep.local import LOOK_S, Local
+from dpfl_mpi.sweep.slurm import GRACE_S, flags_of, minutes, sbatch_text, submit
+from dpfl_mpi.sweep.table import Changes, interrupts, table, watch
 from dpfl_mpi.sweep.wanted import GRID, bases, choose, grid, only, parser, runs_of, trials
 
-
-def show_text(args: argparse.Namespace, job: Job, todo: list[Known], known: list[Known]) -> None:
-    """Print what would be submitted: the sbatch text, or the commands."""
-    base_of = bases(known)
-    if args.cluster == "slurm" and todo:  # those that wait for others are jobs of their own
-        print(sbatch_text(args, max(1, sum(base_of.get(k.path.name) not in todo for k in todo))))
-    if not todo:
-        print("nothing to submit; --list says how far the Runs are")
-    for k in todo:
-        line = shlex.join(flags_of(k, job, base_of))
-        print(f"# {'task' if args.cluster == 'slurm' else f'mpirun -n {args.ranks}'}: python -m dpfl_mpi {line}")
+LEAST = {"ranks": 1, "nodes": 1, "cpus": 1, "max_parallel": 0}  # of whole numbers
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, or 1 where a Run failed or was left out."""
+    """Execute the command line; return 0, 1 if a Run failed or was left out, or 2."""
     args = argparse.Namespace(cluster="", list=True)
     try:
-        flags = parser(__doc__ or "")
-        args = argparse.Namespace(**given(sys.argv[1:] if arguments is None else arguments, flags))
-        with ended_as_by_ctrl_c(), naming_lines(vars(args)):
+        words = sys.argv[1:] if arguments is None else arguments
+        args = argparse.Namespace(**given(words, parser(__doc__ or "")))
+        with interrupts(), naming_lines(vars(args)):
             return sweep(args)
     except UserError as error:
-        more = "; Slurm's partition is --slurm_partition" if str(error).startswith("--partition is ") else ""
-        several = (flag for flag, field in GRID.items() if re.match(f"--{field} is [^;]*,", str(error)))
-        more += "".join(f"; several are --{flag}" for flag in several)
-        complain(f"error: {error}{more}")
+        complain(f"error: {error}{hint(str(error))}")
         return 2
     except KeyboardInterrupt:
-        going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint each"
+        going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint"
         again = "the same command goes on, with --list it says how far they are"
-        said = "--list says how far they are" if args.list else f"{going}; {again}"
-        complain(f"interrupted: {said}")
+        how = "--list says how far they are" if args.list else f"{going}; {again}"
+        complain(f"interrupted: {how}")
         return INTERRUPTED
+
+
+def hint(error: str) -> str:
+    """Return which flag of a sweep was meant, where an error is of a Run's flag."""
+    if error.startswith("--partition is "):
+        return "; Slurm's partition is --slurm_partition"
+    flags = [flag for flag, field in GRID.items() if re.match(f"--{field} is [^;]*,", error)]
+    return f"; several are --{flags[0]}" if flags else ""
 
 
 def sweep(args: argparse.Namespace) -> int:
     """Find, submit and report the Runs of a command line; return the exit code."""
-    job, values = asked_for(args)
-    runs = [run for some in values.values() for run in some]
-    known, left_out = known_of(runs, Path(job.results), whole=not args.file or bool(args.tune))
+    job, values = requested(args)
+    runs = [run for tried in values.values() for run in tried]
+    entries, left_out = entries_of(runs, Path(job.results), not args.file or bool(args.tune))
     for line in left_out:
         complain(line)
-    recall(known, Path(job.results) / "sweeps")
-    queue, live = Queue(known), Live(sys.stdout)
-    wanted = ("missing", "stopped", "failed", "unreadable") if args.retry else ("missing", "stopped")
-    state = {k: k.look(queue.jobs).state for k in known}
-    for k in known:
-        if state[k] == "finished":
-            with Result(k.path) as result:
-                check_current(result, k.run, job)
-    todo = [k for k in known if state[k] in wanted]
+    load_submissions(entries, Path(job.results) / "sweeps")
+    queue, changes = Queue(entries), Changes()
+    states = {entry: entry.status(queue.jobs).state for entry in entries}
+    for entry in (entry for entry in entries if states[entry] == "finished"):
+        with Result(entry.path) as result:
+            check_current(result, entry.run, job)
+    wanted = ("missing", "stopped", *(("failed", "unreadable") if args.retry else ()))
+    todo = [entry for entry in entries if states[entry] in wanted]
     if args.dry_run:
-        show_text(args, job, todo, known)
+        print(preview(args, job, todo, entries))
         return 0
     if todo and not args.list and args.cluster == "slurm":
-        submit(args, job, todo, known, queue.jobs)
-        queue = Queue(known)  # what was said before knows nothing of these jobs
+        submit(args, job, todo, entries, queue.jobs)
+        queue = Queue(entries)  # the last answer does not have these jobs
     elif todo and not args.list:
-        here.Computing(args, job, todo, known, live, queue).run()
+        Local(args, job, todo, entries, changes, queue).run()
     if args.watch:
-        follow(known, live, queue, ASK_S if any(k.on_slurm for k in known) else here.LOOK_S)
-    failed = report(known, live, queue)
-    for line in left_out:  # again: the first time was hours ago
+        pause_s = ASK_S if any(entry.on_slurm for entry in entries) else LOOK_S
+        watch(entries, changes, queue, pause_s)
+    failed = report(entries, queue)
+    for line in left_out:  # again: the first time may be hours ago
         print(f"\n{line}")
     if args.tune:
         print(choose(values, job, args.tune))
     return 1 if failed or left_out else 0
 
 
-def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]:
-    """Return how the Runs are computed, and the Runs: by the value of --tune that they have, without it all of them under ""."""
-    for flag, least in (("ranks", 1), ("nodes", 1), ("cpus", 1), ("max_parallel", 0), ("runs_per_gpu", 1)):
+def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]:
+    """Return how to compute the Runs, and the Runs by the tried value of --tune ("" without it)."""
+    for flag, least in LEAST.items():
         if getattr(args, flag) < least:
-            raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is a whole number of at least {least}")
-    if args.cluster == "slurm" and args.runs_per_gpu > 1:
-        raise UserError("--runs_per_gpu is for Runs here; jobs on Slurm share a GPU by --sbatch gres=shard:1")
+            allowed = f"a whole number of at least {least}"
+            raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is {allowed}")
     if args.time:
         minutes(args.time)
-    for name in (name for name in ("fresh", "out") if vars(args).get(name)):  # a printed --config has both
-        raise UserError(f"--{name} is for one Run; of a sweep, delete or move the results to compute them anew")
+    for name in ("fresh", "out"):
+        if vars(args).get(name):  # a printed --config has both, empty
+            instead = "of a sweep, delete or move the results to compute them anew"
+            raise UserError(f"--{name} is for one Run; {instead}")
     for flag, field in GRID.items():
         if getattr(args, flag) and field in vars(args):
             if field not in args.config:
@@ -108,42 +107,65 @@ def asked_for(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
     base, job = run_and_job(vars(args))
     if args.cluster == "slurm" and job.grace == Job.grace:
         job = dataclasses.replace(job, grace=GRACE_S)
-    wanted = only(runs_of(args.file), args) if args.file else grid(args, base)
-    if args.file:  # what was said, also where it is the default
-        said = {f.name: getattr(base, f.name) for f in fields(Run) if f.name in vars(args)}
-        wanted = [dataclasses.replace(run, **said) for run in wanted]
-    tried = trials(wanted, args.tune) if args.tune else {"": wanted}
-    return job, {value: [run.resolve() for run in runs] for value, runs in tried.items()}
+    runs = only(runs_of(args.file), args) if args.file else grid(args, base)
+    if args.file:  # what was given, also if it is the default
+        own = {f.name: getattr(base, f.name) for f in fields(Run) if f.name in vars(args)}
+        runs = [dataclasses.replace(run, **own) for run in runs]
+    tried = trials(runs, args.tune) if args.tune else {"": runs}
+    return job, {value: [run.resolve() for run in some] for value, some in tried.items()}
 
 
-def report(known: Sequence[Known], live: Live, queue: Queue) -> bool:
-    """Print how far all Runs are and the log of each that failed; return whether one did."""
-    queue.ask()
-    rows = [k.look(queue.jobs) for k in known]
-    live.end(rows)
-    failed = [(k, row.state) for k, row in zip(known, rows, strict=True) if row.state in ("failed", "unreadable")]
-    for k, state in failed:
-        how = f"failed (job {k.job_id}, --retry submits it again)" if state == "failed" else "is unreadable"
-        print(f"\n{k.path.stem} {how}:\n{k.log()}")
-    return bool(failed)
+def entries_of(
+    runs: Sequence[Resolved], results: Path, whole: bool
+) -> tuple[list[Entry], list[str]]:
+    """Return an entry for each Run, and a sentence on those whose data file is not there.
 
-
-def known_of(runs: Sequence[Resolved], results: Path, whole: bool) -> tuple[list[Known], list[str]]:
-    """Return the Runs, each once, and a sentence on those of a file of RUNS that cannot be named: a file that they read is not there.
-
-    That is an error where it is so of all of them, or of one where the `whole` is wanted.
+    Raises:
+        UserError: it is so of all Runs, or of one where the `whole` sweep is wanted.
     """
-    known: dict[Path, Known] = {}
+    entries: dict[Path, Entry] = {}
     missing: Counter[str] = Counter()
     for run in runs:
         try:
             path = run.path(results)
-            known[path] = Known(run, path)
+            entries[path] = Entry(run, path)
         except UserError as error:
             missing[str(error)] += 1
-    if missing and (whole or not known):
+    if missing and (whole or not entries):
         raise UserError(next(iter(missing)))
-    return list(known.values()), [f"left out {n} of {len(runs)} Runs: {why}" for why, n in missing.items()]
+    left_out = [f"left out {n} of {len(runs)} Runs: {why}" for why, n in missing.items()]
+    return list(entries.values()), left_out
+
+
+def preview(
+    args: argparse.Namespace, job: Job, todo: Sequence[Entry], entries: Sequence[Entry]
+) -> str:
+    """Return what would be submitted: the text for sbatch, and the command of each Run."""
+    if not todo:
+        return "nothing to submit; --list says how far the Runs are"
+    base_of = bases(entries)
+    by, lines = f"mpirun -n {args.ranks}", []
+    if args.cluster == "slurm":  # Runs that wait for others are jobs of their own
+        array = sum(base_of.get(entry.path.name) not in todo for entry in todo)
+        by, lines = "task", [sbatch_text(args, max(1, array))]
+    commands = [shlex.join(flags_of(entry, job, base_of)) for entry in todo]
+    return "\n".join([*lines, *(f"# {by}: python -m dpfl_mpi {flags}" for flags in commands)])
+
+
+def report(entries: Sequence[Entry], queue: Queue) -> bool:
+    """Print how far all Runs are and why some failed; return whether one did."""
+    queue.ask()
+    statuses = [entry.status(queue.jobs) for entry in entries]
+    print(table(statuses), flush=True)
+    failed = False
+    for entry, status in zip(entries, statuses, strict=True):
+        if status.state in ("failed", "unreadable"):
+            failed = True
+            how = "is unreadable"
+            if status.state == "failed":
+                how = f"failed (job {entry.job}, --retry submits it again)"
+            print(f"\n{entry.path.stem} {how}:\n{entry.log()}")
+    return failed
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from dpfl_mpi.mpi import start
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage import foreign
-from dpfl_mpi.sweep.known import Known, Submission, recall
+from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
 
 
 # what is deleted and replaced -------------------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
 ])  # fmt: skip
 def test_one_damaged_submission_of_a_sweep(tmp_path, capsys, text):
     folder(tmp_path / "a", {"jobs.json": text})
-    Submission("local", {"r.h5": "123"}).remember(folder(tmp_path / "b", {}))
-    known = Known(Run().resolve(), tmp_path / "r.h5")
-    recall([known], tmp_path)
-    recall([known], tmp_path)  # said once
-    assert known.job_id == "123"
+    Submission("local", {"r.h5": "123"}).save(folder(tmp_path / "b", {}))
+    entry = Entry(Run().resolve(), tmp_path / "r.h5")
+    load_submissions([entry], tmp_path)
+    load_submissions([entry], tmp_path)  # it warns once
+    assert entry.job == "123"
     assert capsys.readouterr().err.count("the jobs of that submission are not known") == 1
 
 

@@ -40,7 +40,7 @@ from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
-from dpfl_mpi.sweep.known import Known, recall
+from dpfl_mpi.sweep.entries import Entry, load_submissions
 
 CASES = int(os.environ.get("DPFL_FUZZ_CASES", "32"))  # per reader
 SECONDS, MEMORY = 20, 2**31  # that a case may take; address space beyond that of the process when it starts
@@ -167,7 +167,7 @@ def result(folder: Path) -> Reader:
             if code := command([str(where / "r.h5")]):
                 raise SystemExit(code)
         show.main(["--compare", str(where / "r.h5"), str(path)])
-        Known(it.run, where / "r.h5").look(set())
+        Entry(it.run, where / "r.h5").status(set())
 
     return {"r.h5": path.read_bytes()}, read
 
@@ -234,10 +234,10 @@ def jobs(folder: Path) -> Reader:
     run = Run(**small()).resolve()
 
     def read(where: Path) -> None:
-        known = Known(run, where / "r.h5")
-        recall([known], where / "sweeps")
-        known.look(set())
-        known.log()
+        entry = Entry(run, where / "r.h5")
+        load_submissions([entry], where / "sweeps")
+        entry.status(set())
+        entry.log()
 
     return {"sweeps/a/jobs.json": text, "sweeps/b/jobs.json": text}, read
 

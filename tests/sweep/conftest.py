@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a Slurm that only writes down what it is asked."""
+"""What the tests of sweeps share: a fake Slurm that writes down what it is asked."""
 
 import os
 import time
@@ -12,12 +12,12 @@ import starts
 from starts import script
 
 from dpfl_mpi.sweep import __main__ as sweep
-from dpfl_mpi.sweep import here, known
+from dpfl_mpi.sweep import entries, local
 
 
 @pytest.fixture
 def fakes(tmp_path, monkeypatch) -> Path:
-    """The first folder of the path: a Slurm that takes a job as number 41, and whose queue is the file `queue`."""
+    """The first folder of PATH: a Slurm that takes a job as number 41; its queue is a file."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script(folder / "sbatch", f'cp "$1" {folder}/script; echo "Submitted batch job 41"')
@@ -33,18 +33,19 @@ def fakes(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def no_blind_time(monkeypatch):
     """A job just submitted that is not in the queue is gone at once."""
-    monkeypatch.setattr(known, "BLIND_S", 0)
+    monkeypatch.setattr(entries, "BLIND_S", 0)
 
 
 @pytest.fixture
 def pauses(monkeypatch) -> Callable[[Callable[[float], Any]], list[float]]:
-    """A function that lets sweeps call another one in place of sleeping, and returns the list of their pauses."""
+    """A function that replaces the sleep of sweeps and returns the list of their pauses."""
 
     def replace(sleep: Callable[[float], Any]) -> list[float]:
         slept: list[float] = []
-        clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: (slept.append(seconds), sleep(seconds))})
-        monkeypatch.setattr(known, "time", clock)
-        monkeypatch.setattr(here, "time", clock)
+        own = {"sleep": lambda seconds: (slept.append(seconds), sleep(seconds))}
+        clock = SimpleNamespace(**vars(time) | own)
+        monkeypatch.setattr(entries, "time", clock)
+        monkeypatch.setattr(local, "time", clock)
         return slept
 
     return replace
@@ -52,7 +53,7 @@ def pauses(monkeypatch) -> Callable[[Callable[[float], Any]], list[float]]:
 
 @pytest.fixture
 def swept(tmp_path, capfd) -> Callable[..., SimpleNamespace]:
-    """A function that runs a sweep of small Runs, whose results go into `tmp_path`; it returns exit code, output and errors."""
+    """A function that runs a sweep of small Runs into `tmp_path`; returns code, out and err."""
 
     def run(*words: str | Path, **changes: object) -> SimpleNamespace:
         capfd.readouterr()

@@ -1,6 +1,5 @@
 """Which GPU a rank or a Run of a sweep gets, decided without one: a fake nvidia-smi on PATH, and CUDA_VISIBLE_DEVICES."""
 
-import argparse
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,6 @@ from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.settings import Job
 from dpfl_mpi.sweep import __main__ as sweep
-from dpfl_mpi.sweep import here
 
 ALONE = SimpleNamespace(agree=bool)
 FOUR = "".join(f"GPU {i}: Fake H200 (UUID: GPU-{i}{i}{i}{i}-00)\n" for i in range(4))
@@ -135,17 +133,6 @@ def test_ranks_that_share_a_gpu_are_counted(monkeypatch, capsys):
 
 
 # sweeps ------------------------------------------------------------------------------------------------------------------
-def test_mps_is_found_by_its_pipe(smi, monkeypatch, tmp_path, capsys):
-    smi(FOUR)
-    args = argparse.Namespace(cluster="local", gpus=None, runs_per_gpu=3)
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert len(here.gpu_groups(args, Job())) == 4
-    assert "MPS does not run here" in capsys.readouterr().err
-    (tmp_path / "control").touch()
-    assert here.gpu_groups(args, Job()) == uuids(0, 1, 2, 3)
-    assert capsys.readouterr().err == ""
-
-
 def test_gpus_that_cannot_be(smi, tmp_path, said):
     for text, words, sentence in (
         ("", ["--gpus", "1"], "--gpus is 1; allowed is 1 up to the number of GPUs visible here, 0"),
@@ -161,7 +148,7 @@ def test_gpus_that_cannot_be(smi, tmp_path, said):
     (None, [], uuids(0, 1)),
     (None, ["--gpus", "2", "--ranks", "2"], [",".join(uuids(0, 1)), ",".join(uuids(2, 3))]),
     ("2,3", ["--gpus", "2"], ["2,3", "2,3"]),  # one after the other
-    ("1", ["--runs_per_gpu", "2"], ["1", "1"]),
+    ("1,1", [], ["1", "1"]),  # named twice, it computes two Runs at once
     (None, ["--device=cpu"], ["unset", "unset"]),
     ("", [], ["", ""]),  # whoever hides all GPUs means it; each Run says it in its log
 ])  # fmt: skip
@@ -174,4 +161,4 @@ def test_runs_of_a_local_sweep_have_gpus_of_their_own(smi, fakes, swept, monkeyp
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     done = swept("--seeds", "1,2", "--max_parallel", "2", *words)
     assert sorted(path.read_text().strip() for path in seen.iterdir()) == expected
-    assert "--ranks" not in words or "GPUs visible here: 4; per Run 2, Runs on each 1" in done.out
+    assert "--ranks" not in words or "GPUs visible here: 4; per Run 2;" in done.out

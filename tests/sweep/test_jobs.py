@@ -17,7 +17,8 @@ from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import Run
 from dpfl_mpi.survival import signals
 from dpfl_mpi.sweep import __main__ as sweep
-from dpfl_mpi.sweep import jobs, known
+from dpfl_mpi.sweep import entries
+from dpfl_mpi.sweep import slurm as jobs
 
 REFUSAL = "sbatch: error: invalid partition specified: typo\nsbatch: error: Batch job submission failed: Invalid name"
 ON_SLURM = ("--cluster", "slurm")
@@ -119,7 +120,7 @@ def test_a_refusal_of_a_later_job_says_what_was_submitted(tmp_path, swept, fakes
     assert done.code == 2
     assert done.err.endswith("submission failed: Invalid name; the 1 before stay submitted\n")
     (file,) = tmp_path.glob("sweeps/*/jobs.json")
-    assert list(known.submission_in(file).jobs.values()) == ["41"]
+    assert list(entries.read_submission(file).jobs.values()) == ["41"]
 
 
 # what becomes of the jobs ------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_watching_ends_with_the_last_job(tmp_path, swept, fakes, no_blind_time, 
     changes = [line.split()[1:3] for line in watched.out.splitlines() if re.match(r"\d\d:\d\d:\d\d  ", line)]
     assert changes == [[runs[0].path(tmp_path).stem, "finished"], [runs[1].path(tmp_path).stem, "failed"]]
     assert watched.code == 1 and "1 failed, 1 finished of 2" in watched.out
-    assert set(slept) == {known.ASK_S}
+    assert set(slept) == {entries.ASK_S}
 
 
 def test_a_tuned_run_waits_for_its_base(tmp_path, fakes, said):

@@ -13,19 +13,19 @@ from dpfl_mpi.__main__ import main
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.sweep import __main__ as sweep
-from dpfl_mpi.sweep import jobs, known, wanted
+from dpfl_mpi.sweep import slurm, wanted
+from dpfl_mpi.sweep.entries import Entry
 
 
 def test_time_limits():
-    assert [jobs.minutes(t) for t in ("90", "1:30:00", "2:00:30", "1-12:00:00")] == [90, 90, 121, 2160]
+    assert [slurm.minutes(t) for t in ("90", "1:30:00", "2:00:30", "1-12:00:00")] == [90, 90, 121, 2160]
     for wrong in ("soon", "1-12", "30:00", "1-30:00", "1:2:3:4", ""):  # Slurm reads some of these in its own way
-        refused(f"--time is {wrong}; allowed", jobs.minutes, wrong)
+        refused(f"--time is {wrong}; allowed", slurm.minutes, wrong)
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
     ("--ranks 0", "--ranks is 0; allowed is a whole number of at least 1"),
     ("--max_parallel -1", "--max_parallel is -1; allowed is a whole number of at least 0"),
-    ("--runs_per_gpu 2 --cluster slurm", "--sbatch gres=shard:1"),
     ("--results FILE", "nothing can be written there: Not a directory"),
     ("--clints 3", "clints"),
     ("--rounds ten", "--rounds is"),
@@ -134,8 +134,8 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
     (tmp_path / "other").rename(trials[1])
     refused("holds another Run (different: lr)", wanted.choose, values, job, "dpfl.lr=0.001,0.05")
     for path in trials:
-        shown = known.Known(next(run for [run] in values.values() if run.path(tmp_path) == path).resolve(), path)
-        assert shown.look(set()).state == "unreadable"
+        shown = Entry(next(run for [run] in values.values() if run.path(tmp_path) == path).resolve(), path)
+        assert shown.status(set()).state == "unreadable"
         assert shown.log() == f"error: {path} holds another Run (different: lr); move it away first"
 
 

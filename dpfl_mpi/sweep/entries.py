@@ -1,0 +1,226 @@
+"""How far the Runs of a sweep are, by their result files, the jobs they went to, and Slurm."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dpfl_mpi.errors import UserError, complain
+from dpfl_mpi.results.result import result_of
+from dpfl_mpi.settings import Resolved
+from dpfl_mpi.storage.files import explained, replacing
+from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
+from dpfl_mpi.storage.lock import Lock, born
+from dpfl_mpi.survival.signals import STALLED_TEXT
+
+LOG_LINES = 6  # shown of a failed Run
+NOISE = (
+    "submitit ",
+    "srun: launch/slurm",
+    "srun: forcing",
+    "srun: got SIGCONT",
+    "srun: Job step aborted",
+)
+ASK_S = 10.0  # between two questions to Slurm, whose controller serves everybody
+ANSWER_S = 60  # that squeue has for an answer
+BLIND_S = 2 * ASK_S  # a job just submitted may be missing from the last answer
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Which Runs, by the names of their results, went to which jobs: `jobs.json` beside the logs."""
+
+    cluster: str  # "slurm" or "local"
+    jobs: Mapping[str, str]  # on this machine: process numbers
+    born: Mapping[str, str] = field(default_factory=dict)  # process start: numbers are used again
+    stopped: Sequence[str] = ()  # Runs that the sweep itself stopped
+    host: str = field(default_factory=socket.gethostname)
+    submitted: float = field(default_factory=time.time)
+
+    def save(self, folder: Path) -> None:
+        """Write the file; raise `UserError` if that fails, as on a full disk."""
+        path = folder / "jobs.json"
+        what = f"{path}, the list of jobs of this sweep, cannot be written"
+        with explained(what), replacing(path) as part:
+            part.write_text(json.dumps(vars(self), indent=1))
+
+
+def read_submission(file: Path) -> Submission:
+    """Return what a `jobs.json` holds; raise `UserError` if it is damaged."""
+    values = read_json(file, follow=False)
+    with refused_as(f"{file} is damaged"):
+        submission = Submission(**values)
+        texts = submission.host, *submission.jobs, *submission.born.values(), *submission.stopped
+        numbers = submission.jobs.values()
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError
+        if not all(re.fullmatch("[A-Za-z0-9_]{1,32}", number) for number in numbers):
+            raise ValueError
+        if not math.isfinite(submission.submitted):
+            raise ValueError
+        return submission
+
+
+@functools.cache
+def warn(text: str) -> None:
+    """Print a warning once."""
+    complain(f"warning: {text}")
+
+
+def load_submissions(entries: Sequence["Entry"], sweeps: Path) -> None:
+    """Give each entry its newest submission among the folders of `sweeps`."""
+    found = []
+    for file in sweeps.glob("*/jobs.json"):
+        try:
+            found.append((file.parent, read_submission(file)))
+        except UserError as error:
+            warn(f"{error}; the jobs of that submission are not known")
+    for folder, submission in sorted(found, key=lambda pair: (pair[1].submitted, pair[0])):
+        for entry in entries:
+            if entry.path.name in submission.jobs:
+                entry.folder, entry.submission = folder, submission
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a Run is."""
+
+    name: str
+    state: str  # finished, running, waiting, stopped, failed, missing or unreadable
+    round: int  # the last one recorded, -1: none
+    rounds: int
+    accuracy: float  # mean test accuracy, nan: none
+
+
+@dataclass(eq=False)
+class Entry:
+    """A Run, its result file, and its newest submission with the folder of its logs."""
+
+    run: Resolved
+    path: Path
+    folder: Path | None = None
+    submission: Submission | None = None
+    error: str = ""  # why the result file could not be read
+    _file: tuple[int, ...] = ()  # which version of the file `_recorded` is from
+    _recorded: Status | None = None
+
+    @property
+    def job(self) -> str:
+        """The number of its job or process, "" if there was none."""
+        return self.submission.jobs[self.path.name] if self.submission else ""
+
+    @property
+    def on_slurm(self) -> bool:
+        return self.submission is not None and self.submission.cluster == "slurm"
+
+    def status(self, jobs: set[str]) -> Status:
+        """Return how far the Run is; `jobs` are those that Slurm still has.
+
+        Whoever holds the lock computes it: another sweep may have been quicker than our job.
+        """
+        locked, alive = Lock(self.path).taken(), self.alive(jobs)  # before the file is read
+        recorded = self.recorded()
+        state = recorded.state
+        if state == "finished":
+            return recorded
+        begun = not self.on_slurm or state in ("running", "unreadable")
+        if locked or (alive and begun):
+            return replace(recorded, state="running")
+        if alive:
+            return replace(recorded, state="waiting")
+        if self.submission and self.path.name not in self.submission.stopped:
+            return replace(recorded, state="failed")
+        return replace(recorded, state="stopped") if state == "running" else recorded
+
+    def recorded(self) -> Status:
+        """Return what the result file says. It is read only if it has changed: sweeps are large."""
+        nothing = Status(self.path.stem, "missing", -1, self.run.rounds, math.nan)
+        self.error = ""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return nothing
+        file = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if self._recorded and self._file == file:
+            return self._recorded
+        try:
+            with result_of(self.run, self.path) as result:
+                state = result.state.split()[0].rstrip(",")
+                done, accuracy = result.last_round, result.test_acc
+        except UserError as error:
+            self.error = f"error: {error}; move it away first"
+            return replace(self._recorded or nothing, state="unreadable")
+        self._recorded = replace(nothing, state=state, round=done, accuracy=accuracy)
+        self._file = file
+        return self._recorded
+
+    def alive(self, jobs: set[str]) -> bool:
+        """Return whether its job or process goes on; on other hosts only the lock tells."""
+        if not self.submission:
+            return False
+        if self.on_slurm:
+            return self.job in jobs or time.time() - self.submission.submitted < BLIND_S
+        if self.submission.host != socket.gethostname():
+            return False
+        return born(self.job) == self.submission.born.get(self.path.name) != ""
+
+    def log(self) -> str:
+        """Return the Run's own error messages, or else the end of its log."""
+        folder = self.folder or Path(os.devnull)
+        files = [folder / f"{self.job}_0_log.out", *sorted(folder.glob(f"{self.job}_*_log.err"))]
+        text = ""
+        for path in (*files, folder / f"{self.path.stem}.log"):
+            with contextlib.suppress(UserError):
+                text += read_end(path).decode(errors="replace")
+        lines = [ln for ln in text.splitlines() if ln.strip() and not ln.startswith(NOISE)]
+        errors = [ln for ln in lines if ln.startswith("error: ") or ln.endswith(STALLED_TEXT)]
+        if not errors and self.error:  # damaged after its job had finished
+            errors = [self.error]
+        return "\n".join((errors or lines)[-LOG_LINES:])
+
+
+class Queue:
+    """The numbers of the jobs that Slurm still has; array tasks are JOB_TASK.
+
+    Slurm is asked only if a Run went there. It must answer the first time; later its last answer
+    holds if it is silent.
+    """
+
+    def __init__(self, entries: Iterable[Entry]):
+        self.entries, self.answered = entries, False
+        self.jobs: set[str] = set()
+        self.age_s = 0.0  # of the answer
+        self.ask()
+
+    def ask(self) -> None:
+        self.age_s = 0.0
+        if not any(e.on_slurm and e.recorded().state != "finished" for e in self.entries):
+            return
+        command = ["squeue", "--me", "-h", "-r", "-o", "%i %F_%K"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = str(error)
+        else:
+            if done.returncode == 0:
+                self.jobs, self.answered = set(done.stdout.split()), True
+                return
+            reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        if not self.answered:
+            what = f"squeue does not say which jobs are alive ({reason})"
+            raise UserError(f"{what}; try again when it answers")
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, then ask again if the answer is old."""
+        time.sleep(seconds)
+        self.age_s += seconds
+        if self.age_s >= ASK_S:
+            self.ask()

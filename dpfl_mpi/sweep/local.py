@@ -1,0 +1,188 @@
+"""The Runs of a sweep on this machine: an mpirun for each, as many as cores and GPUs allow."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+
+from dpfl_mpi.errors import REQUEUE, UserError
+from dpfl_mpi.mpi.launcher import mpirun
+from dpfl_mpi.mpi.node import visible_gpus
+from dpfl_mpi.settings import Job
+from dpfl_mpi.storage.files import explained
+from dpfl_mpi.storage.lock import Lock, born
+from dpfl_mpi.sweep.entries import Entry, Queue, Submission, load_submissions
+from dpfl_mpi.sweep.slurm import flags_of, new_folder
+from dpfl_mpi.sweep.table import Changes, watch
+from dpfl_mpi.sweep.wanted import bases
+
+LOOK_S = 0.5  # between two looks at the Runs
+LEAVING_S = 60.0  # that interrupted Runs have to end their round
+
+
+def gpu_groups(args: Namespace, job: Job) -> list[str]:
+    """Return the values of CUDA_VISIBLE_DEVICES for Runs, --gpus GPUs in each; [] without GPUs."""
+    gpus = [] if job.device == "cpu" else visible_gpus()
+    if args.gpus is not None and not 1 <= args.gpus <= len(gpus):
+        allowed = f"allowed is 1 up to the number of GPUs visible here, {len(gpus)}"
+        raise UserError(f"--gpus is {args.gpus}; {allowed}")
+    each = args.gpus or 1
+    if gpus:
+        cores = "--device cpu uses the cores"
+        print(f"GPUs visible here: {len(gpus)}; per Run {each}; {cores}", flush=True)
+    return [",".join(gpus[i : i + each]) for i in range(0, len(gpus) - each + 1, each)]
+
+
+class Process:
+    """The mpirun of a Run, in a session of its own.
+
+    Ctrl-C and a closed terminal reach the sweep alone: mpirun would end its ranks on them, but
+    passes USR1 on.
+    """
+
+    def __init__(self, entry: Entry, flags: list[str], gpus: str, args: Namespace, log: Path):
+        self.entry, self.gpus = entry, gpus
+        env = dict(os.environ)
+        if gpus:
+            env["CUDA_VISIBLE_DEVICES"] = gpus
+        if args.cpus > 1:
+            env["OMP_NUM_THREADS"] = str(args.cpus)
+        if "SLURM_JOB_ID" in env:  # MPICH uses srun, which waits for the cores of the Run before
+            env["SLURM_OVERLAP"] = "1"
+        # Open MPI binds one or two ranks to the first cores: all Runs would share those
+        launch = [mpirun(), "--bind-to", "none", "-n", str(args.ranks)]
+        command = [*launch, sys.executable, "-m", "dpfl_mpi", *flags]
+        how = {"env": env, "stdin": DEVNULL, "start_new_session": True}
+        with explained("mpirun cannot be started"), open(log, "ab") as out:
+            self.process = Popen(command, stdout=out, stderr=out, **how)
+        self.born = born(self.process.pid)
+        self.told_to_leave = False
+
+    def goes_on(self) -> bool:
+        return self.process.poll() is None
+
+    def leave(self) -> None:
+        """Tell it to keep a checkpoint at the end of the round and leave."""
+        self.told_to_leave = True
+        self.process.send_signal(signal.SIGUSR1)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it left in order, or is about to."""
+        return self.told_to_leave or self.process.poll() == REQUEUE
+
+
+class Local:
+    """Computes Runs here: of all `entries` those that are `left` to begin; `begun` have a process."""
+
+    def __init__(
+        self,
+        args: Namespace,
+        job: Job,
+        todo: Sequence[Entry],
+        entries: Sequence[Entry],
+        changes: Changes,
+        queue: Queue,
+    ):
+        self.args, self.job, self.entries = args, job, entries
+        self.changes, self.queue = changes, queue
+        self.groups = gpu_groups(args, job)
+        cores = len(os.sched_getaffinity(0)) // (args.ranks * args.cpus)
+        most = args.max_parallel or max(1, cores)
+        self.at_once = min(most, len(self.groups)) if self.groups else most
+        self.base_of = bases(entries)
+        self.left = sorted(todo, key=lambda entry: entry not in self.base_of.values())
+        self.folder = new_folder(job)
+        self.begun: list[Process] = []
+        self.stopped = 0  # processes that `save` knows as stopped
+
+    def run(self) -> None:
+        """Begin each Run as soon as there is room and its base is there; wait for all to end.
+
+        If an error or an interrupt ends the sweep, its Runs keep a checkpoint and leave.
+        """
+        try:
+            while self.left:
+                self.watch(lambda: len(self.going()) >= self.at_once or not self.ready())
+                for entry in self.ready()[:1]:  # none if another sweep took up its base meanwhile
+                    self.left.remove(entry)
+                    if self.may_begin(entry):
+                        self.begin(entry)
+            self.watch(lambda: bool(self.going()))
+        except BaseException:
+            self.leave()
+            raise
+
+    def watch(self, busy: Callable[[], bool]) -> None:
+        watch(self.entries, self.changes, self.queue, LOOK_S, busy)
+
+    def going(self) -> list[Process]:
+        going = [process for process in self.begun if process.goes_on()]
+        stopped = sum(process.stopped for process in self.begun)
+        if stopped != self.stopped:
+            self.stopped = stopped
+            self.save()  # or the table would call them failed
+        return going
+
+    def state(self, entry: Entry) -> str:
+        return entry.status(self.queue.jobs).state
+
+    def ready(self) -> list[Entry]:
+        """Return the Runs to begin whose base, if any, is neither computed nor waited for."""
+        return [entry for entry in self.left if not self.awaits_base(entry)]
+
+    def awaits_base(self, entry: Entry) -> bool:
+        base = self.base_of.get(entry.path.name)
+        if base is None:
+            return False
+        return base in self.left or self.state(base) in ("running", "waiting")
+
+    def may_begin(self, entry: Entry) -> bool:
+        """Return whether no other sweep has begun a Run meanwhile, and its base has not failed."""
+        load_submissions(self.entries, self.folder.parent)
+        if self.state(entry) in ("finished", "running", "waiting"):
+            return False
+        base = self.base_of.get(entry.path.name)
+        state = self.state(base) if base else ""
+        if base and state in ("failed", "stopped", "missing"):
+            why = f"it goes on from {base.path.stem}, {state}"
+            print(f"{entry.path.stem} is not begun: {why}", flush=True)
+            return False
+        return True
+
+    def begin(self, entry: Entry) -> None:
+        """Begin a Run on the GPUs with the fewest Runs."""
+        taken = [process.gpus for process in self.going()]
+        gpus = min(self.groups, key=taken.count, default="")
+        flags = flags_of(entry, self.job, self.base_of)
+        log = self.folder / f"{entry.path.stem}.log"
+        self.begun.append(Process(entry, flags, gpus, self.args, log))
+        self.save()
+
+    def save(self) -> None:
+        """Write down which process computes which Run, for other sweeps and the next call."""
+        by_name = {process.entry.path.name: process for process in self.begun}
+        numbers = {name: str(process.process.pid) for name, process in by_name.items()}
+        born = {name: process.born for name, process in by_name.items()}
+        stopped = [name for name, process in by_name.items() if process.stopped]
+        Submission("local", numbers, born, stopped).save(self.folder)
+        load_submissions(self.entries, self.folder.parent)
+
+    def leave(self) -> None:
+        """Tell every Run to keep a checkpoint and leave, and wait for that: a minute at most."""
+        for process in self.going():
+            process.leave()
+        with contextlib.suppress(UserError):  # it may be this that failed
+            self.save()
+        end = time.monotonic() + LEAVING_S
+        while any(busy(process) for process in self.begun) and time.monotonic() < end:
+            time.sleep(LOOK_S / 5)
+
+
+def busy(process: Process) -> bool:
+    return Lock(process.entry.path).taken() or process.goes_on()

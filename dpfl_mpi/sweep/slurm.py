@@ -1,0 +1,213 @@
+"""The Runs of a sweep as jobs on Slurm, by submitit: what is submitted, and what each rank does."""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import shlex
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpfl_mpi.errors import REQUEUE, UserError
+from dpfl_mpi.mpi import slurm
+from dpfl_mpi.settings import Job
+from dpfl_mpi.settings.fields import changed, to_flags
+from dpfl_mpi.storage.files import explained
+from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
+from dpfl_mpi.sweep.wanted import MINUTES, bases
+
+ROOT_S = 15.0  # that root has to requeue the job: nothing runs after the ranks' abort
+WARNING_S = 120  # before the end of a job, or half of a shorter one
+GRACE_S = 100.0  # of WARNING_S, to end the round; the rest is for leaving
+MOST_JOBS = 256  # at once, unless --max_parallel says otherwise
+# A killed start leaves MPICH's shared memory under the numbers of its job and step, on which
+# another MPI_Init fails. A requeued job numbers its steps from 0 again: empty steps come first.
+EMPTY = "srun --mpi=none -N 1 -n 1 --ntasks-per-node=1 true"
+STEPS = f"for i in $(seq $((${{SLURM_RESTART_COUNT:-0}} % 10))); do {EMPTY}; done"
+SITE = Path("slurm/site.sh")  # modules and virtual environment, sourced if it is there
+
+
+# in a job -----------------------------------------------------------------------------------------
+def compute(arguments: list[str]) -> int:
+    """Compute one Run as one of the ranks that srun started. This function is submitted.
+
+    The Run handles Slurm's warning, not submitit, which would requeue the job for ever.
+    """
+    from dpfl_mpi.__main__ import main
+
+    try:
+        main(arguments, partial(requeue, patience=ROOT_S))
+    except SystemExit as end:
+        requeue(end.code)
+        raise
+    return 0
+
+
+def requeue(code: object, patience: float = 0.0) -> None:
+    """Let Slurm start this job again if its Run ended with 75: root asks, others wait for it."""
+    if code != REQUEUE:
+        return
+    if os.environ.get("SLURM_PROCID", "0") == "0":
+        slurm.requeue("--retry goes on")
+    else:
+        time.sleep(patience)
+
+
+def again(arguments: list[str]) -> Any:
+    """Return the same submission, for a job that is warned before its Run listens."""
+    from submitit.helpers import DelayedSubmission
+
+    return DelayedSubmission(compute, arguments)
+
+
+compute.checkpoint = again  # type: ignore[attr-defined]  # where submitit looks for it
+
+
+# submitting ---------------------------------------------------------------------------------------
+def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
+    """Return submitit's executor for this command line, with `more` options of sbatch."""
+    import submitit
+
+    try:
+        out = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=10000)
+    except RuntimeError as error:
+        raise UserError(f"--cluster is slurm: {error}") from None
+    extra: dict[str, Any] = {"requeue": True}
+    for item in args.sbatch:
+        name, _, value = item.partition("=")
+        extra[name.lstrip("-")] = value if value else True
+    limit = minutes(args.time or str(MINUTES))
+    site = [f". {shlex.quote(str(SITE.resolve()))}"] if SITE.is_file() else []
+    srun = [f"--mpi={args.mpi}", f"--cpus-per-task={args.cpus}", "--kill-on-bad-exit=1"]
+    out.update_parameters(
+        name="dpfl",
+        timeout_min=limit,
+        nodes=args.nodes,
+        tasks_per_node=args.ranks,
+        cpus_per_task=args.cpus,
+        slurm_partition=args.slurm_partition,
+        slurm_account=args.slurm_account,
+        slurm_gpus_per_node=args.gpus,
+        slurm_array_parallelism=args.max_parallel or MOST_JOBS,
+        slurm_srun_args=srun,
+        slurm_setup=[*site, f"export OMP_NUM_THREADS={args.cpus}", STEPS],
+        slurm_signal_delay_s=min(WARNING_S, limit * 60 // 2),
+        slurm_additional_parameters=extra | more,
+    )
+    return out
+
+
+def minutes(text: str) -> int:
+    """Return a time limit in minutes, at least 1: a number of them, H:MM:SS or D-H:MM:SS."""
+    number, colons = "([0-9]{1,9})", "(?:([0-9]{1,5})-)?([0-9]{1,5}):([0-9]{1,2}):([0-9]{1,2})"
+    found = re.fullmatch(f"{number}|{colons}", text)
+    if not found:
+        allowed = "a number of minutes, H:MM:SS or D-H:MM:SS"
+        raise UserError(f"--time is {text}; allowed is {allowed}")
+    alone, days, hours, mins, seconds = (int(part or 0) for part in found.groups())
+    total = alone + days * 1440 + hours * 60 + mins + -(-seconds // 60)
+    if not total:
+        raise UserError(f"--time is {text}; a Run needs at least a minute")
+    return total
+
+
+def new_folder(job: Job) -> Path:
+    """Make and return the folder of a submission, for its logs."""
+    sweeps = Path(job.results) / "sweeps"
+    with explained(f"--results is {job.results}; nothing can be written there"):
+        sweeps.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=sweeps))
+
+
+def flags_of(entry: Entry, job: Job, base_of: Mapping[str, Entry]) -> list[str]:
+    """Return the command line of a Run. A base of other Runs keeps its models."""
+    save_models = entry in base_of.values() or job.save_models
+    out = str(entry.path.resolve())
+    own = dataclasses.replace(job, quiet=False, out=out, save_models=save_models)
+    return to_flags(changed(entry.run) | changed(own))
+
+
+@contextlib.contextmanager
+def refusals(before: int = 0) -> Iterator[None]:
+    """Raise `UserError` with sbatch's last line if it refuses a job; it took `before` jobs."""
+    try:
+        # submitit prints what sbatch says
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (OSError, RuntimeError) as error:  # submitit's errors are of RuntimeError
+        lines = [ln for ln in str(error).splitlines() if ln.strip() and not ln.startswith("Try ")]
+        last = lines[-1] if lines else "sbatch does not say why"
+        why = last.removeprefix("sbatch: ").removeprefix("error: ")
+        others = f"; the {before} before stay submitted" if before else ""
+        raise UserError(f"Slurm refuses the jobs: {why}{others}") from None
+
+
+def sbatch_text(args: argparse.Namespace, tasks: int) -> str:
+    """Return what sbatch would get for so many Runs, without Slurm: from a fake sbatch."""
+    before = os.environ.get("PATH", "")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("sbatch", "srun"):
+            Path(folder, name).write_text("#!/bin/sh\necho Submitted batch job 1\n")
+            Path(folder, name).chmod(0o755)
+        os.environ["PATH"] = f"{folder}{os.pathsep}{before}"
+        try:
+            with refusals():
+                first, *_ = executor(args, Path(folder)).map_array(compute, [[]] * tasks)
+            return str(first.paths.submission_file.read_text()).replace(folder, "FOLDER")
+        finally:
+            os.environ["PATH"] = before
+
+
+def awaiting(todo: Sequence[Entry], base_of: Mapping[str, Entry], jobs: set[str]) -> set[str]:
+    """Return the names of the Runs whose base is to be computed first, now or by a job of Slurm's."""
+    alive = {name for name, base in base_of.items() if base.on_slurm and base.alive(jobs)}
+    return alive | {name for name, base in base_of.items() if base in todo}
+
+
+def submit(
+    args: argparse.Namespace,
+    job: Job,
+    todo: Sequence[Entry],
+    entries: Sequence[Entry],
+    jobs: set[str],
+) -> None:
+    """Submit `todo` of a sweep's entries; `jobs` are those that Slurm still has.
+
+    One array comes first. Each Run that goes on from another's models is a job after it, which
+    waits until that one has ended well; Slurm cancels it if that one fails.
+    """
+    if "%" in str(Path(job.results).resolve()):
+        why = "Slurm replaces % in the names of logs: its path must have none"
+        raise UserError(f"--results is {job.results}; {why}")
+    base_of = bases(entries)
+    names = awaiting(todo, base_of, jobs)
+    first = [entry for entry in todo if entry.path.name not in names]
+    after = [entry for entry in todo if entry.path.name in names]
+    folder = new_folder(job)
+    lines = [flags_of(entry, job, base_of) for entry in first]
+    with refusals():
+        array = executor(args, folder).map_array(compute, lines) if first else []
+    numbers = {entry.path.name: one.job_id for entry, one in zip(first, array, strict=True)}
+    Submission("slurm", numbers).save(folder)
+    for entry in after:
+        base = base_of[entry.path.name]
+        awaited = numbers.get(base.path.name, base.job)
+        wait = {"dependency": f"afterok:{awaited}", "kill_on_invalid_dep": "yes"}
+        with refusals(len(numbers)):
+            one = executor(args, folder, **wait).submit(compute, flags_of(entry, job, base_of))
+        numbers[entry.path.name] = one.job_id
+        Submission("slurm", numbers).save(folder)
+    load_submissions(entries, folder.parent)
+    number = next(iter(numbers.values())).split("_")[0]
+    what = f"{len(array)} jobs as array {number}" if len(array) > 1 else f"job {number}"
+    later = len(numbers) - max(1, len(array))
+    wait_text = f" and {later} that wait for others" if later else ""
+    print(f"submitted {what}{wait_text}; logs in {folder}", flush=True)
