@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.federation import Parts
-from dpfl_mpi.federation.greedy import decide
+from dpfl_mpi.federation.search import decide
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.settings import Job, Run
 
@@ -55,7 +55,7 @@ class Twin:
         fed, k = self.fed, int(self.fed.ids[i])
         self.images(i)
         order = fed.shuffle(k, fed.reachable(k), 0)
-        coins = self.parts.greedy.coins(slice(i, i + 1), 0)[0]
+        coins = self.parts.draws.coins(slice(i, i + 1), 0)[0]
         x, y = {k}, {k, *map(int, order)}
         for j in map(int, order):
             if len(x) - 1 >= fed.most_senders[k]:

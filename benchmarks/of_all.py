@@ -95,13 +95,13 @@ def graph_work(clients: int) -> None:
     world = SimpleNamespace(size=ranks, rank=0, gather=gather)
     size, n_train, there = dict.fromkeys(("n",), clients), rng.integers(20, 30, clients), np.ones(clients, bool)
     partition = SimpleNamespace(**size, p=np.full(clients, 1 / clients), sizes=lambda part: n_train)
-    limits = SimpleNamespace(most_senders=every[8], reach=None, there=lambda *_: there, present=lambda *_: there)
-    run = Run(clients=clients, budget=OTHERS + 1).resolve()
-    members: Any = Members(world, partition, limits, run)  # type: ignore[arg-type]
+    limits = SimpleNamespace(most_senders=every[8], reach=None, joined=lambda *_: there, present=lambda *_: there)
+    how: dict[str, Any] = {"exclude": False, "stopped_serve": True, "advice": ""}
+    members: Any = Members(world, partition, limits, **how)  # type: ignore[arg-type]
     mine = list(senders[members.ids])
     graph = members.collect(mine)
     does: dict[str, Callable[[], object]] = {
-        "who is where, at the start": lambda: Members(world, partition, limits, run),  # type: ignore[arg-type]
+        "who is where, at the start": lambda: Members(world, partition, limits, **how),  # type: ignore[arg-type]
         "fed.collect": lambda: members.collect(mine),
         "check of a graph": lambda: members.check_budget(graph, ""),
         "a flag of each client": lambda: members.of_all(np.ones(len(members.ids), bool)),

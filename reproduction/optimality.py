@@ -43,7 +43,7 @@ def best_subset(rewards: np.ndarray, most: int) -> int:
 
 def greedy(rewards: np.ndarray, order: np.ndarray, coins: np.ndarray, most: int) -> int:
     """Return the subset that Algorithm 2 chooses, its candidates (bits) in this order, with a coin in [0, 1) for each."""
-    from dpfl_mpi.federation.greedy import decide
+    from dpfl_mpi.federation.search import decide
 
     x, y = 0, len(rewards) - 1
     for j, coin in zip(order.tolist(), coins.tolist(), strict=True):

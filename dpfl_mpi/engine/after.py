@@ -63,9 +63,10 @@ def copy_base(
     try:
         with Result(path) as base:
             data = ("data_sha256", "partition_sha256")
+            known = vars(parts.provenance)
             if base.key != parts.run.untuned().key():
                 problem = "is of another Run"
-            elif not base.finished or any(base.fact(n) != parts.about[n] for n in data):
+            elif not base.finished or any(base.fact(n) != known[n] for n in data):
                 problem = "is not finished, or of other data or another partition"
             elif "model/best" not in base:
                 problem = "holds no models (--save_models)"
@@ -119,7 +120,7 @@ def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
         # before the best is forgotten: who diverged keeps its last finite one, who left its own
         members.exclude_diverged(w)
         if epoch < 2:  # the best of the rounds, then that of the start, which epoch 0 scores
-            scoring.forget_best(members.awake)
+            scoring.forget_best(members.learners)
         parts.fed.evaluate(w)
         notes.append({name: parts.log.notes[name].copy() for name in SCORES})
         steps.append(parts.world.sum_int64(np.array([training.steps.sum()]))[0])

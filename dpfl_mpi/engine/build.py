@@ -12,15 +12,19 @@ from dpfl_mpi.data.partition import search_first, sharded
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, open_source, verify
 from dpfl_mpi.errors import complain
-from dpfl_mpi.federation import Parts
+from dpfl_mpi.federation import Parts, Provenance
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.limits import Drift, graphs_of, limits_of
+from dpfl_mpi.federation.losses import Losses
 from dpfl_mpi.federation.mail import Mail
 from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.orders import Draws
+from dpfl_mpi.federation.repair import Repair
 from dpfl_mpi.federation.scoring import Scoring
+from dpfl_mpi.federation.similar import Similar
 from dpfl_mpi.federation.sums import Sums
-from dpfl_mpi.federation.training import Training
+from dpfl_mpi.federation.training import Training, learning_rate
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
 from dpfl_mpi.mpi.world import World
@@ -30,7 +34,9 @@ from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.optimiser import optimiser
 from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.plan.needs import refuse_results, saves_models
+from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Job, Resolved
+from dpfl_mpi.settings.search import Rule
 from dpfl_mpi.transport.build import transport_of
 from dpfl_mpi.transport.log import Log
 
@@ -47,7 +53,17 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     # each rank keeps its own clients, as `Members` places them
     partition = sharded(partial(deal, run, source), world.share, lambda n: place(n, world.size) == world.rank)
     ordered, n_search = search_first(run, source.labels["train"], partition)
-    members, drift = Members(world, partition, limits, run), Drift(run, source.classes)
+    advice = "lower --lr, set --clip_norm, or --on_divergence exclude"
+    if run.method not in shipped("method"):
+        advice += f", or mend what {short(run.method)} computes beside the verbs"
+    members = Members(
+        world,
+        partition,
+        limits,
+        exclude=run.on_divergence == "exclude",
+        stopped_serve=run.found("method").topology == "graph",
+        advice=advice,
+    )
     module, head = make(run, source), run.found("model").HEAD  # "" where its file names no last layer
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
     saved = 4 * ensemble.size * saves_models(job, partition.n, ensemble.size)
@@ -67,9 +83,25 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     backend, slower = select_backend(job.kernels, job.block, world, *parts)
     warn(slower, job, world)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
-    attack = Attack(run, members, ensemble)
-    training = Training(members, log, backend, attack, run)
-    scoring = Scoring(members, log, backend, run, source.classes, job.mixed)
+    kind = run.attack.kind if run.attack and run.attack.falsifies else ""
+    attack = Attack(members, ensemble, kind, run.seed)
+    training = Training(
+        members,
+        log,
+        backend,
+        attack,
+        rate=partial(learning_rate, run),
+        reset_momentum=run.momentum_state == "reset",
+    )
+    scoring = Scoring(
+        members,
+        log,
+        backend,
+        classes=source.classes,
+        mixed=job.mixed,
+        keep_latest=run.tie == "latest",
+        metric_batch=run.batch_size if run.metric == "batch" else 0,
+    )
     budgets, method = limits.most_senders, run.found("method")
     mailroom, ledger = transport_of(run, job.window_gb, members, ensemble, log, budgets)
     partial_rows = f"--send is {run.send}" if run.send else f"sends is {method.sends}"
@@ -77,19 +109,54 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         members=members, attack=attack, mailroom=mailroom, ledger=ledger, partial_rows=partial_rows
     )
     sums = Sums(mail, backend, server=method.topology == "server")
-    greedy = Greedy(scoring, sums, run)
-    lists = {name: getattr(source, name) for name in ("class_names", "mean", "std")}
-    about = {
-        "data_sha256": source.sha256,
-        "data_note": source.note,
-        "dtype": source.dtype,
-        **{name: json.dumps(held if len(held) <= MOST_LISTED else []) for name, held in lists.items()},
-        "partition_sha256": partition.sha256(),
-        "partition_note": partition.note(),
-        "parameters": ensemble.size,
+    draws = Draws(members, run.seed)
+    similar = Similar(mail, ensemble, most=run.candidates, seed=run.seed, init=run.init)
+    losses = Losses(scoring, mail, similar)
+    greedy = Greedy(
+        scoring, sums, losses, similar, draws, rule=search_rule(run), repeats=run.ggc_repeats
+    )
+    lists = {
+        name: json.dumps(values if len(values) <= MOST_LISTED else [])
+        for name, values in (
+            ("class_names", source.class_names),
+            ("mean", source.mean),
+            ("std", source.std),
+        )
     }
-    made = members, log, backend, training, scoring, mail, sums, greedy
-    return Parts(run, about, head, partition, *made, graphs, drift)
+    provenance = Provenance(
+        data_sha256=source.sha256,
+        data_note=source.note,
+        dtype=source.dtype,
+        **lists,
+        partition_sha256=partition.sha256(),
+        partition_note=partition.note(),
+        parameters=ensemble.size,
+    )
+    return Parts(
+        run=run,
+        provenance=provenance,
+        head=head,
+        partition=partition,
+        members=members,
+        log=log,
+        backend=backend,
+        training=training,
+        scoring=scoring,
+        mail=mail,
+        sums=sums,
+        draws=draws,
+        losses=losses,
+        greedy=greedy,
+        repair=Repair(members, log, churn=bool(run.churn)),
+        graphs=graphs,
+        drift=Drift(run, source.classes),
+    )
+
+
+def search_rule(run: Resolved) -> Rule:
+    """Return in what the method's search departs from the paper's, by its options."""
+    options = run.found("method").options
+    return options(**run.options) if issubclass(options, Rule) else Rule()
 
 
 def warn_of_device(job: Job, world: World, device: torch.device) -> None:

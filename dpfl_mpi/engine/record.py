@@ -12,7 +12,7 @@ import numpy as np
 from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
-from dpfl_mpi.federation.greedy import REPAIR
+from dpfl_mpi.federation.repair import COSTS
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.plan.needs import GATHERED, duration, saves_models
@@ -91,8 +91,8 @@ class Record:
                 "traffic/bytes_collective": bytes_collective,
             }
             if parts.run.churn:
-                row["round/there"] = parts.members.there
-                row |= {f"graph/{name}": clients[name].astype(np.int32) for name in REPAIR}
+                row["round/there"] = parts.members.joined
+                row |= {f"graph/{name}": clients[name].astype(np.int32) for name in COSTS}
             if clock:
                 times = clock.spent | {"end": clock.now}
                 row |= {f"network/{name}": values / NS for name, values in times.items()}
@@ -157,7 +157,7 @@ class Record:
         if save:
             self.rows("model/best", parts.scoring.best[:, : ensemble.size].cpu().numpy())
         success = None
-        if parts.training.attack.kind == "backdoor":
+        if parts.run.attack and parts.run.attack.kind == "backdoor":
             success = parts.members.to_root(backdoor_success(parts.scoring))
 
         def on_root(recorder: Recorder) -> None:
@@ -186,7 +186,7 @@ def open_record(
     clients = {} if snapshot else facts_of_clients(parts)
 
     def create() -> None:
-        record.recorder = Recorder(path, parts.run, parts.about, start, snapshot, still_ours)
+        record.recorder = Recorder(path, parts.run, vars(parts.provenance), start, snapshot, still_ours)
         record.recorder.write(clients)
 
     parts.world.decide(create)

@@ -1,10 +1,4 @@
-"""`Federation`: the verbs a method may use. `Parts`: what does them, which the engine holds. One file each:
-
-    members   who the clients are, which rank computes each, who takes part    training   local epochs of SGD
-    limits    budget, reach, availability, who lies, comes later, drifts            scoring    accuracies, the best row, rewards
-    attack    what liars send, and a backdoor's success
-    mail      the verbs that send                                              sums       averages and exact sums
-    candidates  whom a client may ask                                          greedy     the search for collaborators, Algorithms 2 and 3
+"""`Federation`: the verbs that a method may use. `Parts`: what does them, one file each.
 
 A method sees the rows of this rank's clients, `w_KW`, and never MPI, files, devices or a part.
 
@@ -26,10 +20,13 @@ from torch import Tensor
 from dpfl_mpi import streams
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.federation.greedy import REPAIR, Greedy
+from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.limits import Drift
+from dpfl_mpi.federation.losses import Losses
 from dpfl_mpi.federation.mail import Mail
 from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.orders import Draws
+from dpfl_mpi.federation.repair import COSTS, Repair
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
@@ -45,12 +42,27 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(frozen=True)
+class Provenance:
+    """What a result records of its data, partition and model; lists as JSON."""
+
+    data_sha256: str
+    data_note: str
+    dtype: str
+    class_names: str
+    mean: str
+    std: str
+    partition_sha256: str
+    partition_note: str
+    parameters: int
+
+
+@dataclass(kw_only=True)
 class Parts:
-    """This rank's share of a run, which `engine.build` makes from a Run; `fed` is what its method sees of it."""
+    """This rank's share of a run. `engine.build` makes it; the method sees `fed`."""
 
     run: Resolved
-    about: dict[str, Any]  # what a result says of its data, partition and model
+    provenance: Provenance
     head: str  # the name of the model's last layer, "" where its file names none
     partition: Partition
     members: Members
@@ -60,159 +72,196 @@ class Parts:
     scoring: Scoring
     mail: Mail
     sums: Sums
+    draws: Draws
+    losses: Losses
     greedy: Greedy
-    graphs: list[CollaborationGraph]  # of --graphs, those of rounds 0 to T
+    repair: Repair
+    graphs: list[CollaborationGraph]  # of --graphs, for rounds 0 to T
     drift: Drift
     fed: Federation = field(init=False)
 
     def __post_init__(self) -> None:
         self.world, self.n, self.ids = self.members.world, self.members.n, self.members.ids
-        self.own = self.run.method not in shipped("method")
-        if self.own:
-            self.members.advice += f", or mend what {short(self.run.method)} computes beside the verbs"
         self.fed = Federation(self)
 
     @property
     def round(self) -> int:
         return self.members.round
 
+    @property
+    def own_method(self) -> bool:
+        """Whether the method is the user's own, not shipped."""
+        return self.run.method not in shipped("method")
+
     def begin_round(self, number: int) -> None:
-        """Start a round: who takes part, and empty notes. Collective."""
+        """Begin a round: who takes part, and empty notes. Collective."""
         self._drift(number)
-        if self.run.patience and not self.drift.round:  # who stops before a drift would never see it
+        if self.run.patience and not self.drift.round:  # nobody stops before a drift
             self.members.stop(self.scoring.stale >= self.run.patience)
-        clock = self.mail.ledger.clock  # the simulated time, or else the round, at which this one begins
-        self.members.begin(number, float(clock.now[clock.here].min(initial=2**62)) / NS if clock else number)
+        clock = self.mail.ledger.clock
+        time: float = number
+        if clock:
+            time = float(clock.now[clock.here].min(initial=2**62)) / NS
+        self.members.begin(number, time)
         self.log.begin()
         if self.run.churn:
-            self.log.notes |= {name: np.zeros(len(self.ids)) for name in REPAIR}
+            self.log.notes |= {name: np.zeros(len(self.ids)) for name in COSTS}
         self.training.begin()
         self.mail.begin()
         self.world.bytes_collective = 0
 
     def _drift(self, number: int) -> None:
-        """From the round of --drift on: exchange two classes of the clients that drift, once; all forget their best models, but who has diverged."""
+        """Exchange the classes of the clients that drift, once, from the round of --drift on.
+
+        Every client forgets its best model, unless it has diverged.
+        """
         if 0 < self.drift.round <= number:
             self.drift.round = 0
-            self.backend.exchange_classes(np.flatnonzero(self.drift.drifted[self.ids]), *self.drift.classes.tolist())
+            drifted = np.flatnonzero(self.drift.drifted[self.ids])
+            self.backend.exchange_classes(drifted, *self.drift.classes.tolist())
             self.scoring.forget_best(self.members.alive)
             self.scoring.stale[:] = 0
 
     def meet(self, place: str) -> None:
-        """Wait for all ranks, where the method is not shipped: one that is elsewhere is a `UserError` on every rank. Collective."""
+        """Wait for all ranks, where the method is not shipped. Collective.
+
+        Raises `UserError` on every rank where one is elsewhere.
+        """
         self.mail.mailroom.meet(place)
 
     def close(self) -> None:
         self.mail.mailroom.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return by name the live arrays that a checkpoint keeps: `[K, ...]` of this rank's clients, and what all ranks share."""
+        """Return the live arrays of a checkpoint by name.
+
+        The first dict has those of this rank's clients, `[K, ...]`, the second what all ranks
+        share.
+        """
         scoring, training, members = self.scoring, self.training, self.members
-        mine = {name: getattr(scoring, name) for name in scoring.KEPT}
-        mine |= {"epochs": training.epochs, "steps": training.steps}
-        shared = {"diverged_round": members.diverged_round}
+        local = {name: getattr(scoring, name) for name in scoring.KEPT}
+        local |= {"epochs": training.epochs, "steps": training.steps}
+        shared: dict[str, Any] = {"diverged_round": members.diverged_round}
         if self.run.patience:
-            mine, shared = mine | {"stale": scoring.stale}, shared | {"stopped_round": members.stopped_round}
+            local["stale"], shared["stopped_round"] = scoring.stale, members.stopped_round
         if self.run.churn:
-            shared |= {"there": members.there, "new": members.new}
-        held, known = self.mail.state()
-        mine, shared = mine | held, shared | known
+            shared |= {"there": members.joined, "new": members.yet_to_choose}
         if training.attack.kind == "stale":
-            mine |= {"first": training.attack.first, "first_round": training.attack.first_round}
-        return mine, shared
+            local["first"] = training.attack.first_sent
+            local["first_round"] = training.attack.first_round
+        of_mail, shared_by_mail = self.mail.state()
+        return local | of_mail, shared | shared_by_mail
 
     def set_state(self, number: int, values: dict[str, Any], momentum: dict[str, Tensor]) -> None:
-        """Go back to the end of round `number`, as `state` and `training.momentum` were."""
+        """Go back to the end of round `number`, from `state` and `training.momentum` of then."""
         self.begin_round(number)
-        (mine, shared), links = self.state(), self.mail.links
-        for name, held in (mine | shared).items():
-            if name in links:  # of as many edges as there were then
+        (local, shared), links = self.state(), self.mail.links
+        for name, array in (local | shared).items():
+            if name in links:  # the number of its edges changes
                 links[name].table = values[name]
             else:
-                held[:] = values[name]
+                array[:] = values[name]
         device = self.backend.ensemble.device
-        self.training.momentum = {name: rows.to(device, copy=True) for name, rows in momentum.items()}
+        self.training.momentum = {
+            name: rows.to(device, copy=True) for name, rows in momentum.items()
+        }
 
-    def adopt(self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int) -> None:
-        """Take over the clients as another run left them: this rank's models, and of all clients `reached` by names in `state`, `[N, ...]`."""
-        self._drift(self.run.rounds)  # as in the rounds of that run
-        mine, _ = self.state()
+    def adopt(
+        self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int
+    ) -> None:
+        """Take over the clients as another run left them.
+
+        Args:
+            best_KD: the best models of this rank's clients.
+            reached: what all clients have reached, `[N, ...]`, by names in `state`.
+            diverged: the round in which each client diverged, or -1, `[N]`.
+            steps: gradient steps of all clients.
+        """
+        self._drift(self.run.rounds)  # as the rounds of that run did
+        local, _ = self.state()
         ensemble = self.backend.ensemble
         self.scoring.best[:, : ensemble.size] = torch.from_numpy(best_KD).to(ensemble.device)
         for name, values in reached.items():
-            mine[name][:] = values[self.ids]
+            local[name][:] = values[self.ids]
         self.members.diverged_round[:] = diverged
         self.training.steps[:] = 0
-        self.training.steps[:1] = steps if self.world.root else 0  # only the sum over all ranks is recorded
+        self.training.steps[:1] = steps if self.world.root else 0  # only the sum is recorded
 
 
 def verb(
-    part: str, done: Callable[Concatenate[Any, P], T], collective: bool = False, rows: int = 0
+    part: str,
+    method: Callable[Concatenate[Any, P], T],
+    collective: bool = False,
+    rows: int = 0,
 ) -> Callable[Concatenate[Federation, P], T]:
-    """Return the verb that a part does, by the same name, of which the first so many arguments are `rows`; a collective one begins when all ranks are at it."""
-    name = done.__name__
-    of_rows = [*inspect.signature(done).parameters][1 : rows + 1]
+    """Return the verb that calls a part's method.
 
-    @functools.wraps(done)
-    def called(fed: Federation, *args: P.args, **kwargs: P.kwargs) -> T:
+    It checks so many first arguments, `rows`. A collective one begins with a meeting.
+    """
+    name = method.__name__
+    names_of_rows = [*inspect.signature(method).parameters][1 : rows + 1]
+
+    @functools.wraps(method)
+    def call(fed: Federation, *args: P.args, **kwargs: P.kwargs) -> T:
         parts = fed._parts
         if collective:
             parts.meet(f"fed.{name}")
-        for w_KW in (*args[:rows], *(kwargs[given] for given in of_rows if given in kwargs)):
+        by_name = (kwargs[argument] for argument in names_of_rows if argument in kwargs)
+        for w_KW in (*args[:rows], *by_name):
             parts.members.check_rows(w_KW, parts.backend.ensemble.width, f"fed.{name}")
         return getattr(getattr(parts, part), name)(*args, **kwargs)
 
-    return called
+    return call
 
 
 def fact(part: str, name: str) -> Any:
-    """Return the attribute that a part has by this name, which may change from round to round."""
+    """Return a property: the attribute of a part, which may change from round to round."""
     return property(lambda fed: getattr(getattr(fed._parts, part), name))
 
 
 class Federation:
-    """What a method sees: the facts of a Run and its clients, and one verb for each thing that the parts can do."""
+    """What a method sees: the facts of a Run and its clients, and one verb for each deed."""
 
     def __init__(self, parts: Parts):
         members = parts.members
         self._parts, self.run, self.options = parts, parts.run, parts.run.options
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
         self.p = members.p  # the weight of every client in a mean [N]
-        self.budget = members.limits.most_senders  # B_c - 1 of every client [N], also of who has diverged
-        self.reach = members.reach  # whom each client can receive from; None: everyone
+        self.budget = members.limits.most_senders  # B_c - 1 of every client, also diverged ones [N]
+        self.reach = members.reach  # the senders that each client can reach; None: everyone
         self.n_train = parts.backend.clients.n_train  # [K]
         self.class_counts = parts.partition.class_counts  # training images of each class [N, C]
-        self.graphs = parts.graphs  # of --graphs, those of rounds 0 to T
+        self.graphs = parts.graphs  # of --graphs, for rounds 0 to T
 
     round = fact("members", "round")  # the number of this round
-    most_senders = fact("members", "most_senders")  # with how many others' models a client may average, B_c - 1 [N]
-    active = fact("members", "active")  # who takes part in this round and has a finite model, bool [N]
-    awake = fact("members", "awake")  # who is active and has not stopped early, bool [N]: it trains and receives
-    participants = fact("members", "participants")  # who takes part in some round and has a finite model, bool [N]
-    notes = fact("log", "notes")  # what the verbs noted in this round, [K, ...] of this rank's clients
+    most_senders = fact("members", "most_senders")  # B_c - 1; 0 of diverged clients [N]
+    active = fact("members", "active")  # who takes part now and has a finite model, bool [N]
+    learners = fact("members", "learners")  # who of these trains and receives, bool [N]
+    participants = fact("members", "participants")  # who takes part in some round, bool [N]
+    notes = fact("log", "notes")  # what the verbs noted in this round, [K, ...]
     lr = fact("training", "lr")  # the learning rate of this round
     clock = verb("log", Log.clock)
 
     def note_received(self, models: int) -> None:
-        """Note that every client that takes part received so many models in a way that no verb counts, such as by `every_row`.
+        """Note so many models received by every active client, which no verb counts.
 
-        What `every_row` brought and is averaged then, before or after this note, is counted once: in `models`.
+        Models that `every_row` brought and that are averaged in this round are counted once, here.
         """
         log = self._parts.log
         self.notes["models_received"] += models * self.active[self.ids] - log.counted_twice
         log.received_noted, log.counted_twice = True, log.counted_twice * 0
 
     def initial_row(self, number: int = 0) -> Tensor:
-        """Return the initial model that all clients have in common, `[W]`, or another draw, of this number."""
+        """Return the common initial model `[W]`; another number is another draw."""
         draws = streams.stream(self.run.seed, streams.INIT, 0, number)
         return self._parts.backend.ensemble.initial_row(self.run.init, draws)
 
     def common_row(self) -> Tensor:
-        """Return one common initial row for every client, `[K, W]`."""
+        """Return the common initial model for every client, `[K, W]`."""
         return self.copies(self.initial_row())
 
     def copies(self, w_W: Tensor) -> Tensor:
-        """Return a row of the server's for each of this rank's clients, `[K, W]`."""
+        """Return a row for each of this rank's clients, `[K, W]`."""
         return w_W.repeat(len(self.ids), 1)
 
     def column(self, values: np.ndarray) -> Tensor:
@@ -229,21 +278,30 @@ class Federation:
     descents = verb("backend", Backend.descents)
 
     def proximal(self, towards: Tensor, mu: float) -> Gradient:
-        """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2, for `local_opt`; one row `[W]`, or one per client `[K, W]`."""
+        """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2, for `local_opt`.
+
+        `towards` is one row `[W]`, or one per client `[K, W]`.
+        """
         return Proximal(self._parts.backend, towards, mu)
 
     def columns(self, layers: str, option: str = "head") -> Tensor:
-        """Return which columns hold these layers, bool `[W]`: "head" (the last), "none", "all", "normalisation", or names with commas, as `option` has."""
+        """Return which columns hold these layers, bool `[W]`.
+
+        Layers are "head" (the last), "none", "all", "normalisation", or names with commas between
+        them, as the method's `option` gives them.
+        """
         head = self._head() if "head" in layers.split(",") else ""
         flag = f"--options.{option}" if option in self.options else "what fed.columns is given"
         return self._parts.backend.ensemble.columns(layers, head, flag)
 
     def _head(self) -> str:
         if not self._parts.head:
+            weights = self._parts.backend.ensemble.names
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in weights))
             needs = f"--method {short(self.run.method)} needs the model's last layer"
-            layers = dict.fromkeys(name.rpartition(".")[0] for name in self._parts.backend.ensemble.names)
-            mend = f'let its file say HEAD = "NAME"; its layers are {", ".join(layers)}'
-            raise UserError(f"{needs}, and --model {short(self.run.model)} names none: {mend}")
+            lacks = f"--model {short(self.run.model)} names none"
+            mend = f'let its file say HEAD = "NAME"; its layers are {layers}'
+            raise UserError(f"{needs}, and {lacks}: {mend}")
         return self._parts.head
 
     evaluate = verb("scoring", Scoring.evaluate, collective=True, rows=1)
@@ -251,17 +309,26 @@ class Federation:
     training_losses = verb("scoring", Scoring.training_losses)
 
     def outputs(self, w_kW: Tensor, images: Any) -> tuple[Tensor, Tensor]:
-        """Return the logits `[k, S, C]` of the images that a `Predict` is given, and their representation `[k, S, F]`: what the head reads."""
+        """Return the logits `[k, S, C]` of a `Predict`'s images, and what the head reads.
+
+        The latter is their representation, `[k, S, F]`.
+        """
         return self._parts.backend.outputs(w_kW, images, self._head())
 
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Return the representations `[M, F]` and labels `[M]` of local client i's training images, at most `most` of them."""
+        """Return representations `[M, F]` and labels `[M]` of local client i's training images.
+
+        There are at most `most` of them.
+        """
         return self._parts.backend.training_features(i, w_1W, most, self._head())
 
     def sketches(self, moved_KW: Tensor, entries: int) -> np.ndarray:
-        """Return count sketches of rows, int8 `[K, E]`, whose cosines come near those of the rows; 0 of clients that take no part."""
-        active = self.active[self.ids]
-        return sketches.sketches(moved_KW, moved_KW.new_zeros(moved_KW.shape[1]), active, self.run.seed, entries)
+        """Return count sketches of rows, int8 `[K, E]`: their cosines approximate the rows'.
+
+        The sketch of a client that is not active is 0.
+        """
+        active, zero = self.active[self.ids], moved_KW.new_zeros(moved_KW.shape[1])
+        return sketches.sketches(moved_KW, zero, active, self.run.seed, entries)
 
     exchange = verb("mail", Mail.exchange, collective=True, rows=1)
     tell = verb("mail", Mail.tell, collective=True)
@@ -271,9 +338,9 @@ class Federation:
     every_row = verb("mail", Mail.every_row, collective=True, rows=1)
     bggc = verb("greedy", Greedy.bggc, collective=True, rows=1)
     ggc = verb("greedy", Greedy.ggc, collective=True, rows=1)
-    losses_of_all = verb("greedy", Greedy.losses_of_all, collective=True, rows=1)
-    repaired = verb("greedy", Greedy.repaired, collective=True)
-    shuffle = verb("greedy", Greedy.shuffle)
+    losses_of_all = verb("losses", Losses.losses_of_all, collective=True, rows=1)
+    repaired = verb("repair", Repair.repaired, collective=True)
+    shuffle = verb("draws", Draws.shuffle)
     candidates = verb("members", Members.candidates)
     reachable = verb("members", Members.reachable)
     collect = verb("members", Members.collect, collective=True)

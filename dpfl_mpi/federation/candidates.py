@@ -1,4 +1,4 @@
-"""`Candidates`: whom each client may ask for its model, and with how many of these models it may average."""
+"""`Candidates`: whom each client may ask for a model, and how many models it may average with."""
 
 import functools
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from dpfl_mpi.graph import CollaborationGraph
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidates of every client at one moment of a round. All arrays are the same on every rank."""
+    """The candidates of every client at one moment of a round. All ranks have the same."""
 
     receives: np.ndarray  # bool [N]: who may ask
     sends: np.ndarray  # bool [N]: who may be asked
     room: np.ndarray  # int64 [N]: how many others' models a client may average with
     reach: CollaborationGraph | None  # the senders that each receiver can reach; None: everyone
-    stays: CollaborationGraph | None = None  # edges that a repair keeps: their senders are no candidates
+    stays: CollaborationGraph | None = None  # edges that a repair keeps: no candidates
     nearest: CollaborationGraph | None = None  # with --candidates: only the M most similar clients
 
     def of(self, k: int) -> np.ndarray:
@@ -25,7 +25,9 @@ class Candidates:
             return np.zeros(0, np.int64)
         graph = self.nearest or self.reach
         if graph is None and self.stays is None:  # the usual case, without a comparison per sender
-            return np.delete(self._senders, self._senders.searchsorted(k)) if self.sends[k] else self._senders.copy()
+            if not self.sends[k]:
+                return self._senders.copy()
+            return np.delete(self._senders, self._senders.searchsorted(k))
         found = self._senders if graph is None else graph.of(k)
         if self.stays is not None:
             found = np.setdiff1d(found, self.stays.of(k))

@@ -39,7 +39,7 @@ class Mail:
     def begin(self) -> None:
         """Start a round."""
         self.mailroom.begin()
-        self.ledger.begin(self.members.awake)
+        self.ledger.begin(self.members.learners)
 
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph; return what arrives (Algorithm 1, line 9). Collective.
@@ -76,13 +76,16 @@ class Mail:
         arrived = self.mailroom.put(graph, route) if width is None else None
         return Received(self.mailroom, w_KW, graph, arrived, width or 0)
 
-    def every_row(self, w_KW: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def every_row(
+        self, w_KW: Tensor, candidates: Candidates | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, copy of its row [W])` of every active client, in client order. Collective.
 
-        On every rank with clients. A method sends nothing meanwhile.
+        On every rank with clients. A method sends nothing meanwhile. Candidates are for whom the
+        rows count, all by default.
         """
         self.log.every_row = True
-        return self.rows(w_KW)
+        return self.rows(w_KW, candidates)
 
     def rows(
         self, w_KW: Tensor, candidates: Candidates | None = None, whole: bool = True
@@ -99,7 +102,7 @@ class Mail:
         members.exclude_diverged(w_KW)
         had_all = self.ledger.counts and self.had_all(w_KW)
         self._stage(w_KW)
-        if not had_all and members.serves:
+        if not had_all and members.stopped_serve:
             self.count_all(candidates or members.candidates())
         elif not had_all:
             self.ledger.to_server(members.active)
@@ -165,7 +168,7 @@ class Mail:
 
     def altered(self) -> np.ndarray:
         """Return which of this rank's clients may send what is not their row, local numbers."""
-        return np.arange(len(self.members.ids)) if self.packing.encodes else self.attack.mine
+        return np.arange(len(self.members.ids)) if self.packing.encodes else self.attack.liars
 
     def had_all(self, w_KW: Tensor) -> bool:
         """Return whether fed.every_row has just brought these very rows to all. Collective."""

@@ -232,8 +232,8 @@ class Sums:
         Algorithm 3, lines 1-7; float64 `[K, W]` and `[K]`.
         """
         members, received = self.members, self.log.notes["models_received"]
-        if candidates.unrestricted and members.there[members.present].all():
-            wants = (candidates.room > 0)[members.ids] & members.awake[members.ids]
+        if candidates.unrestricted and members.joined[members.present].all():
+            wants = (candidates.room > 0)[members.ids] & members.learners[members.ids]
             received += np.where(wants, int(members.active.sum()) - 1, 0)
             return self._over_everyone(w_KW, candidates)
         sets = [np.union1d(candidates.asked_by(k), k) for k in members.ids]

@@ -1,7 +1,7 @@
-"""`Training`: local epochs on this rank's clients, and what they carry from round to round: momentum (Adam: its means), epochs, steps."""
+"""`Training`: local epochs of this rank's clients, and what they carry from round to round."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,32 +18,50 @@ from dpfl_mpi.transport.log import Log
 
 
 def learning_rate(run: Resolved, t: int) -> float:
-    """Return eta of round t: the schedule over rounds 1 to T, else at its start (t = 0, tuning), times lr_decay every 10 rounds or epochs of tuning."""
+    """Return eta of round t: lr, times lr_decay every 10 rounds, times the schedule.
+
+    The schedule runs over rounds 1 to T; preprocessing (t = 0) and tuning (t > T) are at its start.
+    """
     eta = run.lr * run.lr_decay ** (t // 10)
-    done = t - 1 if 1 <= t <= run.rounds else 0  # rounds behind it
+    done = t - 1 if 1 <= t <= run.rounds else 0
     if run.lr_schedule == "step":
         eta *= run.lr_gamma ** (done // run.lr_step)
-    if run.lr_schedule == "cosine":  # Loshchilov and Hutter, SGDR, ICLR 2017, equation 5, without restarts
-        eta *= run.lr_final + (1 - run.lr_final) * (1 + math.cos(math.pi * done / max(run.rounds, 1))) / 2
+    if run.lr_schedule == "cosine":  # SGDR (Loshchilov and Hutter, ICLR 2017), equation 5
+        cosine = math.cos(math.pi * done / max(run.rounds, 1))
+        eta *= run.lr_final + (1 - run.lr_final) * (1 + cosine) / 2
     return eta
 
 
 class Training:
-    def __init__(self, members: Members, log: Log, backend: Backend, attack: Attack, run: Resolved):
-        self.members, self.log, self.backend, self.attack, self.run = members, log, backend, attack, run
-        self.momentum: dict[str, Tensor] = {}  # what the optimiser remembers of each client [K, ...], by name
-        self.epochs = np.zeros(len(members.ids), np.int64)  # local epochs since the common initial row
+    def __init__(
+        self,
+        members: Members,
+        log: Log,
+        backend: Backend,
+        attack: Attack,
+        *,
+        rate: Callable[[int], float],
+        reset_momentum: bool,
+    ):
+        """`rate(t)` is eta of round t; `reset_momentum` sets momentum to 0 before each round."""
+        self.members, self.log, self.backend, self.attack = members, log, backend, attack
+        self.rate, self.reset_momentum = rate, reset_momentum
+        # momentum, or Adam's means, of each client [K, ...], by name
+        self.momentum: dict[str, Tensor] = {}
+        # local epochs since the common initial row
+        self.epochs = np.zeros(len(members.ids), np.int64)
         self.steps = np.zeros(len(members.ids), np.int64)
 
     def begin(self) -> None:
+        """Begin a round."""
         self.attack.begin()
-        if self.members.round and self.run.momentum_state == "reset":
+        if self.members.round and self.reset_momentum:
             for rows in self.momentum.values():
                 rows.zero_()
 
     @property
     def lr(self) -> float:
-        return learning_rate(self.run, self.members.round)
+        return self.rate(self.members.round)
 
     def local_opt(
         self,
@@ -54,43 +72,64 @@ class Training:
         trained: Tensor | None = None,
         advance: bool = True,
     ) -> Tensor:
-        """Train every client's row in place for `epochs` local epochs and return it (LocalOpt of Algorithm 1).
+        """Train every client's row in place for local epochs; return it (LocalOpt, Algorithm 1).
 
-        `gradient` replaces that of the loss. `momentum` names the momentum rows: those of a second model have another name. Columns where
-        `trained` (bool `[W]`) is false are frozen. With `advance=False` the next call sees the same batches: for a second model.
+        Args:
+            gradient: replaces that of the loss.
+            momentum: the name of the momentum rows; a second model has its own.
+            trained: bool `[W]`; other columns are frozen.
+            advance: whether the next call goes on; else it sees the same batches.
         """
-        if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
-            raise UserError(f"fed.local_opt was given epochs={epochs!r}; allowed is a whole number of at least 0")
-        for (block,) in self._blocks({momentum: w_KW}, epochs if advance else 0, self.members.in_rounds):
+        whole = isinstance(epochs, int | np.integer) and not isinstance(epochs, bool)
+        if not whole or epochs < 0:
+            allowed = "allowed is a whole number of at least 0"
+            raise UserError(f"fed.local_opt was given epochs={epochs!r}; {allowed}")
+        rows, count = {momentum: w_KW}, epochs if advance else 0
+        for (block,) in self._blocks(rows, count, self.members.in_rounds):
             local = LocalEpochs(epochs, self.epochs, self.lr)
             self.backend.train_epochs(block, local, gradient, trained)
         return w_KW
 
     def batches(
-        self, epochs: int, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
+        self,
+        epochs: int,
+        rows_KW: dict[str, Tensor],
+        advance: bool = True,
+        most: int | None = None,
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield each step of `epochs` local epochs as a mini-batch and one `Block` per set of rows: LocalOpt's loop, for methods that write the step.
+        """Yield each step of local epochs as a mini-batch and one `Block` per set of rows.
 
-        Each set is named after its momentum rows and trained in place; /round/train_loss is that of the last one. Absent clients take no
-        step. With `advance=False` the epochs do not count: the next call sees the same batches. `most` limits the steps of a client.
+        It is the loop of LocalOpt, for methods that write the step. Each set is named after its
+        momentum rows and trained in place; /round/train_loss is that of the last one. Absent
+        clients take no step.
+
+        Args:
+            advance: whether the epochs count; else the next call sees the same batches.
+            most: steps of a client at most.
         """
         backend = self.backend
         for rows in rows_KW.values():
             self.members.check_rows(rows, backend.ensemble.width, "fed.batches")
-        for now in self._blocks(rows_KW, epochs if advance else 0, advance):
-            for batch in backend.batches(now[0].rows, epochs, self.epochs):
+        for blocks in self._blocks(rows_KW, epochs if advance else 0, advance):
+            for batch in backend.batches(blocks[0].rows, epochs, self.epochs):
                 if batch.step == most:
                     break
-                now = [block.first(batch.k) for block in now]
-                yield batch, *now
+                blocks = [block.first(batch.k) for block in blocks]
+                yield batch, *blocks
 
     def mixed_opt(
-        self, w_KW: Tensor, v_KW: Tensor, alpha_K1: Tensor, epochs: int, learn: Learn | None = None
+        self,
+        w_KW: Tensor,
+        v_KW: Tensor,
+        alpha_K1: Tensor,
+        epochs: int,
+        learn: Learn | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Train w by its gradient and v by alpha times that at the mixture alpha v + (1 - alpha) w, in place, and return both.
+        """Train w by its gradient, and v by that of the mixture; in place, return both.
 
-        Each mini-batch moves w, then v; their momentum rows are "w" and "v". `learn(w, v, mixed)`, called with these `Block`s before v's step,
-        may change `alpha_K1` for the next one.
+        Each mini-batch moves w, then v by alpha times the gradient at alpha v + (1 - alpha) w.
+        Their momentum rows are "w" and "v". `learn(w, v, mixed)`, called with these `Block`s
+        before v's step, may change `alpha_K1` for the next one.
         """
         for w, v in self._blocks({"w": w_KW, "v": v_KW}, epochs):
             local = LocalEpochs(epochs, self.epochs, self.lr)
@@ -98,39 +137,43 @@ class Training:
         return w_KW, v_KW
 
     def ahead_opt(self, w_KW: Tensor, epochs: int, inner: float) -> Tensor:
-        """Train every client's row in place by pairs of mini-batches, and return it: w moves along the gradient of the second at w - inner (gradient
-        of the first); a last one without a second is not used."""
+        """Train every client's row in place by pairs of mini-batches, and return it.
+
+        w moves along the gradient of the second at w - inner (gradient of the first). A last
+        mini-batch without a second is not used.
+        """
         for (w,) in self._blocks({"w": w_KW}, epochs):
             self.backend.train_ahead(w, inner, LocalEpochs(epochs, self.epochs, self.lr))
         return w_KW
 
     def step(self, block: Block, loss: Tensor, trained: Tensor | None = None) -> None:
-        """Take one step from `block.g`: the Run's optimiser, clipping, decay and momentum; columns not `trained` are frozen."""
+        """Take one step of the optimiser from `block.g`; columns not `trained` are frozen."""
         self.backend.step(block, loss, self.lr, trained)
 
-    def _blocks(self, rows_KW: dict[str, Tensor], epochs: int, moves: bool = True) -> Iterator[list[Block]]:
-        """Yield for the clients of each block that take part one `Block` per set of rows; take over what was done to them, then count so many epochs."""
-        backend, active = self.backend, self.members.awake[self.members.ids]
-        if moves:  # not a probe, whose rows are thrown away
+    def _blocks(
+        self, rows_KW: dict[str, Tensor], epochs: int, real: bool = True
+    ) -> Iterator[list[Block]]:
+        """Yield for clients that train together one `Block` per set of rows; write them back.
+
+        Then count so many epochs. Training that is not `real` is a probe: its rows are dropped.
+        """
+        backend, learners = self.backend, self.members.learners[self.members.ids]
+        if real:
             self.attack.note_start(rows_KW)
         for name in rows_KW:
             if name not in self.momentum:
-                self.momentum[name] = backend.zero_momentum(len(active))
+                self.momentum[name] = backend.zero_momentum(len(learners))
+        noted = self.log.notes["train_loss"]
         with self.log.clock("train"), torch.no_grad():
-            for b in backend.blocks:
-                here = b.start + np.flatnonzero(active[b])
-                if len(here) == 0:
-                    continue
-                rows = b if len(here) == b.stop - b.start else here  # a part of a block is copied out, and back below
-                held = [(w, self.momentum[name]) for name, w in rows_KW.items()]
-                blocks = [Block(backend.ensemble, w[rows], m[rows], rows) for w, m in held]
+            for rows in backend.groups(learners):
+                pairs = [(w, self.momentum[name]) for name, w in rows_KW.items()]
+                blocks = [Block(backend.ensemble, w[rows], m[rows], rows) for w, m in pairs]
                 yield blocks
-                for (w, m), block in zip(held, blocks, strict=True):
-                    if rows is here:
+                for (w, m), block in zip(pairs, blocks, strict=True):
+                    if not isinstance(rows, slice):  # else the block is a view
                         w[rows], m[rows] = block.w, block.momentum
                     self.steps[rows] += block.steps
                     self.log.steps[rows] += block.steps
-                    noted = self.log.notes["train_loss"]
                     loss = block.loss.double().cpu().numpy() / np.maximum(block.steps, 1)
                     noted[rows] = np.where(block.steps > 0, loss, noted[rows])
-        self.epochs[self.members.awake[self.members.ids]] += epochs
+        self.epochs[self.members.learners[self.members.ids]] += epochs

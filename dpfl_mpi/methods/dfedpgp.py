@@ -81,6 +81,6 @@ def push(
     told = fed.tell(mu, graph)
     new = np.array([weights[i, j] @ told[j] for i, j in enumerate(map(np.flatnonzero, weights))])
     # who takes no part keeps both: shared on and on, and never sent back, they would come to nothing
-    here = fed.awake[fed.ids]
+    here = fed.learners[fed.ids]
     moves = ~head & (fed.column(here) > 0)
     return (mean.double() * fed.column(weights.sum(1))).float().where(moves, u), np.where(here, new, mu)

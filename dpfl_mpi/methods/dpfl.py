@@ -42,13 +42,13 @@ def round(fed: Federation, state: State, t: int) -> State:
     if t % fed.run.omega_period == 0:
         with fed.clock("graph"):
             found = fed.bggc(w)
-        omega, chosen = found.where(fed.awake, omega), found.where(fed.awake, chosen)
+        omega, chosen = found.where(fed.learners, omega), found.where(fed.learners, chosen)
         fed.narrow(omega)
         w = fed.average(w, chosen)
     elif t % fed.run.ggc_period == 0:
         received = fed.exchange(w, omega)  # line 9
         with fed.clock("graph"):
-            chosen = fed.ggc(w, received).where(fed.awake, chosen)  # line 10; an absent client's choice stays
+            chosen = fed.ggc(w, received).where(fed.learners, chosen)  # line 10; an absent client's choice stays
         w = fed.average(w, chosen, received)  # line 11; Omega itself never shrinks
     elif fed.run.ggc_off_rounds == "reuse":
         w = fed.average(w, chosen)  # Paper: only line 10 is periodic, so the last choice is fetched and averaged

@@ -47,7 +47,7 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     w, heads, head = state["client"]["w"], state["client"]["heads"], fed.columns("head")
     cluster = state["client"]["cluster"].copy()
-    for i in np.flatnonzero(fed.awake[fed.ids]).tolist():
+    for i in np.flatnonzero(fed.learners[fed.ids]).tolist():
         models = w[i].repeat(heads.shape[1], 1)  # its core with each of the heads
         models[:, head] = heads[i]
         cluster[i] = np.argmin(fed.training_losses(i, models))

@@ -43,6 +43,6 @@ def weights(fed: Federation, w: Tensor, s: np.ndarray) -> np.ndarray:
     """Return s_ij, at least 0, and s_ii of each client itself, `[K, N]`."""
     out = np.maximum(s, 0)
     for i, k in enumerate(fed.ids):
-        if fed.awake[k]:  # nobody scores who is absent, or has diverged
+        if fed.learners[k]:  # nobody scores who is absent, or has diverged
             out[i, k] = dac.similarity(fed, i, w[i], w[i : i + 1])[0]
     return out

@@ -26,7 +26,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     chosen = state["shared"]["chosen"]
     anew = t % fed.run.omega_period == 0
     # an absent client's choice stays
-    now = lambda w: choose(fed, w, fed.candidates()).where(fed.awake, chosen) if anew else chosen  # noqa: E731
+    now = lambda w: choose(fed, w, fed.candidates()).where(fed.learners, chosen) if anew else chosen  # noqa: E731
     return _given.round(fed, state, now, lambda w, candidates: choose(fed, w, candidates))
 
 

@@ -157,7 +157,7 @@ class Checkpoints:
             recorder.copy(path)
         data = image(
             shared,
-            key=json.dumps(self._key(parts.about)),
+            key=json.dumps(self._key(vars(parts.provenance))),
             round=parts.round,
             schema=json.dumps(schema),
             results_sha256=sha256(results),
@@ -255,7 +255,7 @@ class Checkpoints:
         for i, manifest in enumerate(found):
             state = None
             problem = "its manifest, or its copy of the results, is not as it was written"
-            if self.world.decide(partial(self._whole, manifest, parts.about)):
+            if self.world.decide(partial(self._whole, manifest, vars(parts.provenance))):
                 try:
                     with Hdf5(manifest, MANIFEST) as file:
                         state, problem = self._load(file, parts), ""

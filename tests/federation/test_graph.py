@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from launch import differences, federation, refused, reward_of, run_here, run_many, text_file
 
 from dpfl_mpi import streams
-from dpfl_mpi.federation.greedy import Order, decide
+from dpfl_mpi.federation import orders
+from dpfl_mpi.federation.orders import Order
+from dpfl_mpi.federation.search import decide
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.mpi.window import Route
@@ -54,7 +56,7 @@ def complete(n=N):
 def draws(fed, k, candidates, repeats):
     i = int(fed.row_of[k])
     orders = [[int(j) for j in fed.shuffle(k, candidates, r)] for r in range(repeats)]
-    return orders, [fed.greedy.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
+    return orders, [fed.draws.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
 
 
 def start(fed, number, most, repeats=1):
@@ -246,10 +248,10 @@ def test_a_few_edges_are_found_in_a_graph_of_all_without_a_copy_of_it():
 
 @pytest.mark.parametrize("ahead", [1, 2, 64])
 def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
-    monkeypatch.setattr(Order, "AHEAD", ahead)
+    monkeypatch.setattr(orders, "AHEAD", ahead)
     fed.begin_round(4)
     for k in range(N):
-        order, handed = Order(fed.greedy, fed.candidates(), k, 0), []
+        order, handed = Order(fed.draws, fed.candidates(), k, 0), []
         for width in (0, 2, 2, 2, 2, 2):
             handed.append(order.next(width).tolist())
         assert [j for part in handed for j in part] == fed.shuffle(k, fed.reachable(k), 0).tolist()
@@ -258,13 +260,14 @@ def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
 
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_of_many_candidates_the_first_are_drawn_alone_and_the_others_once_these_are_used_up(fed, monkeypatch, ahead):
-    monkeypatch.setattr(Order, "AHEAD", ahead)
-    monkeypatch.setattr(Order, "MANY", (1, 1))
+    monkeypatch.setattr(orders, "AHEAD", ahead)
+    monkeypatch.setattr(orders, "MANY", 1)
+    monkeypatch.setattr(orders, "MANY_TIMES", 1)
     drawn = []
     for t in range(1, 300):
         fed.begin_round(t)
-        order, reachable = Order(fed.greedy, fed.candidates(), 0, 0), fed.reachable(0).tolist()
-        first, draws = order.next(2).tolist(), fed.greedy._stream(streams.CANDIDATES, 0, 0)
+        order, reachable = Order(fed.draws, fed.candidates(), 0, 0), fed.reachable(0).tolist()
+        first, draws = order.next(2).tolist(), fed.draws.stream(streams.CANDIDATES, 0, 0)
         assert first == draws.choice(reachable, 2 * ahead, replace=False)[:2].tolist()
         drawn.append(first + [j for _ in range(N) for j in order.next(2).tolist()])
         assert sorted(drawn[-1]) == reachable

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from dpfl_mpi import streams
 from dpfl_mpi.data.recipes import make
-from dpfl_mpi.federation import greedy, limits
+from dpfl_mpi.federation import limits, search
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics import sketches
@@ -126,7 +126,7 @@ def test_first_phase_sums_over_the_reachable(reach, attack):
 
 
 def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
-    monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
+    monkeypatch.setattr(search, "decide", lambda a, b, coin: True)
     fields = SMALL | {"reach": "geometric:0.6", "budget": "uniform:1:4"}
     with Result(run_here(tmp_path / "run.h5", fields, kernels="torch")) as result:  # one candidate at a time
         near = CollaborationGraph(result["graph/reach/indptr"], result["graph/reach/senders"]).matrix()
@@ -219,7 +219,7 @@ def test_flipped_labels():
 
 @pytest.mark.parametrize("flips", [{"flip_share": 0.4}, {"attack": "label_flip:0.4"}])
 def test_flipped_clients_that_do_not_choose_still_serve(result_of, monkeypatch, flips):
-    monkeypatch.setattr(greedy, "decide", lambda a, b, coin: True)
+    monkeypatch.setattr(search, "decide", lambda a, b, coin: True)
     fields = SMALL | flips | {"budget": "inf"}
     result, everyone = (result_of(fields | {"flipped_run_ggc": chooses}, kernels="torch") for chooses in (False, True))
     flipped = ~result.benign

@@ -9,8 +9,7 @@ import pytest
 import torch
 from launch import federation
 
-from dpfl_mpi.federation import greedy
-from dpfl_mpi.federation.greedy import Search
+from dpfl_mpi.federation import search as search_part
 from dpfl_mpi.numerics import native
 
 if not native.LIBRARY.exists():
@@ -51,7 +50,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     )
     sums = (w[[k, *order]].double() * torch.from_numpy(fed.p[[k, *order]])[:, None]).sum(0) if y is None else y
     given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])
-    one = Search(fed.greedy, slice(0, 1), w[fed.ids], given, p_y, np.full(N, most), 0)
+    one = fed.greedy.search(slice(0, 1), w[fed.ids], given, p_y, np.full(N, most), 0)
     left = iter(coins)  # what its generator draws
     one.coins = [SimpleNamespace(random=lambda count=0: np.array([*islice(left, count)]) if count else next(left))]
     assert one.chooser is not None
@@ -66,7 +65,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     shares = (state._search.p_x, state._search.p_y) if at_once else (one.p_x[0], one.p_y[0])
     r_y = state._search.r_y if at_once else one.r_y[0]
     notes = fed.notes["evaluations"][0], fed.notes["cases"][0].tolist()
-    numbers = np.concatenate([x, y, one.pair[0].flatten().double(), [*shares, one.r_x[0], r_y]])
+    numbers = np.concatenate([x, y, one.averages[0].flatten().double(), [*shares, one.r_x[0], r_y]])
     return one.chosen[0], notes, numbers
 
 
@@ -114,8 +113,8 @@ def test_what_the_cases_are_for_happens(fed):
 def test_a_coin_that_is_just_the_probability(fed, monkeypatch):
     """Of the first candidate whose gains are both above 0: a coin of exactly a / (a + b) does not add it, the one below does."""
     met, tried = [], 0
-    decide = greedy.decide
-    monkeypatch.setattr(greedy, "decide", lambda a, b, coin: met.append((a, b)) or decide(a, b, coin))
+    decide = search_part.decide
+    monkeypatch.setattr(search_part, "decide", lambda a, b, coin: met.append((a, b)) or decide(a, b, coin))
     for seed in range(12):
         w, order = models_of(fed, "usual", seed), [j for j in range(N) if j != fed.ids[0]]
         met.clear()

@@ -89,8 +89,8 @@ def test_who_is_there_by_a_file(tmp_path):
         seen = []
         for t in range(5):
             fed._parts.begin_round(t)
-            seen.append(("".join(map(str, fed.members.there.astype(int))), np.flatnonzero(fed.members.new).tolist()))
-            fed.members.new[:] = False
+            seen.append(("".join(map(str, fed.members.joined.astype(int))), np.flatnonzero(fed.members.yet_to_choose).tolist()))
+            fed.members.yet_to_choose[:] = False
     # who joins later is not there at first
     assert seen == [("111100", []), ("011110", [4]), ("011111", [5]), ("101111", [0]), ("101111", [])]
 
@@ -99,7 +99,7 @@ def test_who_is_there_by_draws():
     limits = limits_of(Run(clients=400, rounds=60, churn="0.1:0.3").resolve(), federation(SMALL).world)
     drawn = [np.zeros(400, bool)]
     for t in range(61):
-        drawn.append(limits.there(t, t, drawn[-1]))
+        drawn.append(limits.joined(t, t, drawn[-1]))
     drawn = np.array(drawn[1:])
     assert drawn.mean() == pytest.approx(0.75, abs=0.02)  # 0.3 of 0.1 + 0.3, from the first round on
     assert drawn[0].mean() == pytest.approx(0.75, abs=0.07)

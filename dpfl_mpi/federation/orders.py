@@ -1,0 +1,94 @@
+"""`Draws`: each client's random order of candidates, and its coins. `Order`: such an order, batch
+by batch."""
+
+import numpy as np
+from numpy.random import Generator
+
+from dpfl_mpi import streams
+from dpfl_mpi.federation.candidates import Candidates
+from dpfl_mpi.federation.members import Members
+
+AHEAD = 64  # batches of an order that are held; later ones are drawn again
+MANY = 10_000  # candidates; of fewer all are drawn at once
+MANY_TIMES = 50  # above so many candidates for one that is held, `Generator.choice` is faster
+REPEATS = 1000  # more than --ggc_repeats allows, so no repeat has the stream of another round
+
+
+class Draws:
+    """Random draws of the search, from streams keyed by client, round and repeat."""
+
+    def __init__(self, members: Members, seed: int):
+        self.members, self.seed = members, seed
+
+    def shuffle(
+        self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None
+    ) -> np.ndarray:
+        """Return the candidates in client k's random order of this round, or of round `number`."""
+        return self.stream(streams.CANDIDATES, k, repeat, number).permutation(candidates)
+
+    def coins(self, block: slice, repeat: int) -> list[Generator]:
+        """Return for each client of a block its generator of coins in [0, 1) in this round."""
+        return [self.stream(streams.COIN, k, repeat) for k in self.members.ids[block]]
+
+    def stream(self, purpose: int, k: int, repeat: int, number: int | None = None) -> Generator:
+        number = self.members.round if number is None else number
+        return streams.stream(self.seed, purpose, int(k), number * REPEATS + repeat)
+
+
+class Order:
+    """The candidates of one client, in random order or by loss (line 9 of Algorithm 3).
+
+    Only the next batches are held, since all orders would be N^2 numbers. Of up to `MANY`
+    candidates all are drawn to get the first few: NumPy's shuffle may move each of them until its
+    end. That takes 1 ms for 100,000 candidates, so of more the first few are drawn alone, and the
+    others once these are used up.
+    """
+
+    def __init__(
+        self,
+        draws: Draws,
+        candidates: Candidates,
+        k: int,
+        repeat: int,
+        losses: np.ndarray | None = None,
+    ):
+        """`losses` `[N]` of the models by themselves sort the candidates; None: random order."""
+        self.draws, self.candidates, self.k, self.repeat = draws, candidates, k, repeat
+        self.losses = losses
+        self.used = 0  # candidates that were returned
+        self.left = 1  # candidates that were not; at least 1 until the first draw counts them
+        self.ahead = np.zeros(0, np.int64)  # drawn, not yet returned
+
+    def next(self, width: int) -> np.ndarray:
+        """Return the next `width` candidates, or all that are left; the width never changes."""
+        if width > len(self.ahead) and self.left > len(self.ahead):
+            drawn, count = self._drawn(AHEAD * width)
+            self.ahead = drawn[self.used : self.used + AHEAD * width].copy()
+            self.left = count - self.used
+        batch, self.ahead = self.ahead[:width], self.ahead[width:]
+        self.used += len(batch)
+        self.left -= len(batch)
+        return batch
+
+    def _drawn(self, few: int) -> tuple[np.ndarray, int]:
+        """Return the order and the number of candidates.
+
+        Where they are many and none was returned, the order ends after its first `few`.
+        """
+        candidates = self.candidates.of(self.k)
+        if self.losses is not None:
+            order = by_loss(self.draws.shuffle(self.k, candidates, self.repeat), self.losses)
+        elif len(candidates) <= max(MANY, MANY_TIMES * few):
+            order = self.draws.shuffle(self.k, candidates, self.repeat)
+        else:
+            rng = self.draws.stream(streams.CANDIDATES, self.k, self.repeat)
+            order = rng.choice(candidates, few, replace=False)
+            if self.used:
+                rest = rng.permutation(np.setdiff1d(candidates, order))
+                order = np.concatenate([order, rest])
+        return order, len(candidates)
+
+
+def by_loss(order: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """Return the candidates by their losses `[N]`, smallest first, equal ones in their order."""
+    return order[np.argsort(losses[order], kind="stable")]

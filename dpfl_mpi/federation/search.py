@@ -1,0 +1,187 @@
+"""`Search`: the loop that Algorithms 2 and 3 share, for a block of clients in lock-step.
+
+Line numbers are those of Algorithm 2. Algorithm 3 takes the same steps in its lines 12 to 25.
+X and Y are sets of clients other than k; k itself is always in both.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from dpfl_mpi.federation.scoring import Scoring
+from dpfl_mpi.graph import Senders
+from dpfl_mpi.settings.search import Rule
+from dpfl_mpi.transport.mailroom import Arrived
+
+# whether a > 0 and b > 0, in the order of `graph.CASES`
+GAINS = [(True, False), (False, True), (False, False), (True, True)]
+
+
+def decide(a: float, b: float, coin: float) -> bool:
+    """Return whether to add: with probability a / (a + b), always where both are 0 (line 9)."""
+    return a + b == 0 or coin < a / (a + b)
+
+
+class Search:
+    """(X, w^X) and (Y, w^Y) of the clients of a block.
+
+    R(X) and R(Y) are carried over from one candidate to the next, so a candidate costs two
+    evaluations.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring,
+        rule: Rule,
+        block: slice,
+        w_KW: Tensor,
+        y_kW: Tensor,
+        p_y: np.ndarray,
+        *,
+        room: np.ndarray,
+        coins: list[Generator],
+        averages_k2W: Tensor,
+        in_place: bool,
+    ):
+        """Start from X = {k} and Y = S and k (line 1).
+
+        Args:
+            w_KW: the rows of all clients of this rank.
+            y_kW: sum p_i w_i over Y, float64.
+            p_y: sum p_i over Y, float64 `[k]`.
+            room: how many clients may join X: B_c - 1, int64 `[k]`.
+            coins: for each client its generator of coins, one for each candidate.
+            averages_k2W: memory for the two averages that are scored.
+            in_place: whether every candidate's row lies whole in this process's memory.
+        """
+        self.scoring, self.rule, self.block = scoring, rule, block
+        self.room, self.coins = room, coins
+        self.ensemble, self.p = scoring.backend.ensemble, scoring.members.p
+        self.ids = scoring.members.ids[block]
+        self.models = 1 if rule.search == "forward" else 2  # scored for each candidate
+        self.cases = scoring.log.notes["cases"][block]
+        self.x, self.y = w_KW[block].double() * self.ensemble.column(self.p[self.ids]), y_kW.clone()
+        self.p_x, self.p_y = self.p[self.ids].copy(), p_y.copy()
+        self.chosen: list[list[int]] = [[] for _ in self.ids]
+        self.stopped = np.zeros(len(self.ids), bool)
+        self.r_x = self.r_y = np.zeros(len(self.ids))
+        self.averages = averages_k2W
+        self.started = False
+        # the CPU kernels decide all candidates at hand in one call, with the same bits
+        self.chooser: Any = None
+        if in_place and len(self.ids) == 1 and not scoring.metric_batch and rule.decides_as_paper:
+            sums = self.x[0], self.y[0], self.averages[0]
+            start = (*sums, float(self.p_x[0]), float(p_y[0]))
+            self.chooser = scoring.backend.chooser(block.start, start, self.cases[0])
+
+    def is_full(self, i: int) -> bool:
+        """Whether |X| >= B_c for the block's i-th client, which is tested before each candidate."""
+        # Paper: line 13 tests after the loop (Algorithm 2) or after a decision (Algorithm 3),
+        # where B_c = 1 would never be met.
+        return len(self.chosen[i]) >= self.room[i] or bool(self.stopped[i])
+
+    def consider(self, here: Arrived, candidates: list[Senders]) -> None:
+        """Decide the candidates of each client in their order; `here` has all of their models."""
+        if self.chooser is not None:
+            self._consider_at_once(here, np.asarray(candidates[0], np.int64))
+            return
+        for position in range(max(map(len, candidates), default=0)):
+            searches = [
+                position < len(order) and not self.is_full(i) for i, order in enumerate(candidates)
+            ]
+            if not any(searches):
+                return
+            # a client that does not search scores its own model, with weight 0
+            j = [
+                int(order[position]) if active else int(k)
+                for order, active, k in zip(candidates, searches, self.ids, strict=True)
+            ]
+            self._step(here, j, np.array(searches))
+
+    def _step(self, here: Arrived, j: list[int], active: np.ndarray) -> None:
+        """Add candidate j to X or remove it from Y, for each client that is `active` `[k]`."""
+        if not self.started:
+            torch.div(self.x, self.ensemble.column(self.p_x), out=self.averages[:, 0])
+            torch.div(self.y, self.ensemble.column(self.p_y), out=self.averages[:, 1])
+            self.r_x, self.r_y = self._rewards(active)  # lines 3, 5
+            self.started = True
+        p_j = np.where(active, self.p[j], 0.0)
+        p_xj, p_yj = self.p_x + p_j, self.p_y - p_j
+        w_kW = here.rows(j, self.block)
+        x_j, y_j = self.scoring.backend.candidate(
+            self.x, self.y, w_kW, p_j, p_xj, p_yj, self.averages
+        )
+        r_xj, r_yj = self._rewards(active)  # R(X and j), R(Y without j): lines 4, 6
+        added = np.zeros(len(active), bool)
+        for i in np.flatnonzero(active):
+            gain_x = r_xj[i] - self.r_x[i]
+            gain_y = r_yj[i] - self.r_y[i]
+            a = max(gain_x, 0.0)  # line 7
+            b = max(gain_y, 0.0)  # line 8
+            added[i] = decide(a, b, self.coins[i].random())  # line 9
+            if not self.rule.decides_as_paper:
+                added[i] = self._departs(int(i), gain_x, gain_y, bool(added[i]))
+            self.cases[i, GAINS.index((a > 0, b > 0))] += 1
+            if added[i]:
+                self.chosen[i].append(j[i])  # line 10
+        removed = active & ~added  # line 12
+        self.x, self.y = select(added, x_j, self.x), select(removed, y_j, self.y)
+        self.p_x, self.p_y = np.where(added, p_xj, self.p_x), np.where(removed, p_yj, self.p_y)
+        self.r_x, self.r_y = np.where(added, r_xj, self.r_x), np.where(removed, r_yj, self.r_y)
+
+    def _departs(self, i: int, gain_x: float, gain_y: float, added: bool) -> bool:
+        """Return whether the method's rule adds where line 9 says `added`; it may end a search."""
+        rule = self.rule
+        if rule.search == "forward":
+            added = gain_x >= rule.tolerance * self.r_x[i]  # R is the negative loss
+        elif max(gain_x, gain_y) <= 0 and rule.neither != "add":
+            added = rule.neither == "smaller" and gain_x >= gain_y
+        self.stopped[i] = rule.stop and not added
+        return bool(added)
+
+    def _rewards(self, active: np.ndarray) -> np.ndarray:
+        """Return R of both averages, `[2, k]`; a forward search has no Y, whose R is 0."""
+        scored = self.averages[:, : self.models].contiguous()
+        r = self.scoring.reward(self.block, scored, active).T
+        return r if self.models == 2 else np.concatenate([r, r * 0])
+
+    def _consider_at_once(self, here: Arrived, order: np.ndarray) -> None:
+        if len(order) == 0 or self.is_full(0):
+            return
+        coins = self.coins[0].random(len(order))
+        addresses = here.addresses(order, self.block)
+        room = int(self.room[0]) - len(self.chosen[0])
+        added = self.chooser.decide(addresses, self.p[order], coins, room)
+        self.chosen[0] += order[: len(added)][added].tolist()
+        self.scoring.count(self.block, 2 * len(added) + (0 if self.started else 2))
+        self.r_x, self.started = np.array([self.chooser.reward]), True
+
+
+def select(which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
+    """Return `new` in the rows where `which` is true, `old` elsewhere."""
+    if len(which) == 1:
+        return new if which[0] else old
+    return torch.where(torch.from_numpy(which).to(new.device)[:, None], new, old)
+
+
+def consider(searches: list[Search], here: Arrived, batch: list[Senders]) -> None:
+    """Let each search decide its clients' candidates, which `batch` has client after client."""
+    first = searches[0].block.start if searches else 0
+    for search in searches:
+        search.consider(here, batch[search.block.start - first : search.block.stop - first])
+
+
+def best_of(repeats: list[list[tuple[list[list[int]], np.ndarray]]]) -> list[list[int]]:
+    """Return each client's set of the repeat with the largest R(X).
+
+    `repeats` holds for each repeat and block the chosen sets and R(X) `[k]`.
+    """
+    best: list[list[int]] = []
+    for of_block in zip(*repeats, strict=True):
+        for i in range(len(of_block[0][0])):
+            repeat = int(np.argmax([r_x[i] for _, r_x in of_block]))
+            best.append(of_block[repeat][0][i])
+    return best
