@@ -1,4 +1,4 @@
-"""What must hold on a GPU; skipped where PyTorch sees none (`tests/numerics/test_ensemble.py` calls the same code on a CPU)."""
+"""What must hold on a GPU; skipped where PyTorch sees none (test_blocks.py is for a CPU)."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,10 @@ from dpfl_mpi.plugins import names
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
-FIELDS = {"dataset": "image_folder", "model": "cnn", "clients": 8, "classes_per_client": 2, "batch_size": 8}
-FIELDS |= {"budget": 4, "rounds": 10, "tau_init": 2, "tau_train": 2, "seed": 5}
+HAS_GPU = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(not HAS_GPU, reason="PyTorch sees no GPU here")
+FIELDS = {"dataset": "image_folder", "model": "cnn", "clients": 8, "classes_per_client": 2}
+FIELDS |= {"batch_size": 8, "budget": 4, "rounds": 10, "tau_init": 2, "tau_train": 2, "seed": 5}
 
 
 @pytest.fixture(scope="module")
@@ -30,43 +31,56 @@ def test_same_bits_twice(gpu, fields, tmp_path):
 
 def test_as_a_cpu_decides(gpu, fields, tmp_path):
     with Result(gpu) as a, Result(run_here(tmp_path / "cpu.h5", fields, device="cpu")) as b:
-        assert np.array_equal(a.graph(0), b.graph(0)) and np.array_equal(a.graph(1), b.graph(1))
+        assert all(np.array_equal(a.graph(t), b.graph(t)) for t in (0, 1))
         assert abs(a["best/test_acc"].mean() - b["best/test_acc"].mean()) <= 0.005
 
 
 def test_recorded_steps_are_the_launched_ones_and_ranks_share_a_gpu(gpu, fields, tmp_path):
-    """Two ranks on one GPU: the same decisions; sums over clients are exact, so only the kernels' shapes differ."""
+    """Two ranks on one GPU decide alike: sums are exact, so only the kernels' shapes differ."""
     short = fields | {"rounds": 2}
     eager = run_here(tmp_path / "eager.h5", short, device="cuda", kernels="torch")
     two = run_many(2, tmp_path, {"two": short}, two={"device": "cuda"})["two"]
     with Result(gpu) as a, Result(eager) as b, Result(two) as c:
         assert np.array_equal(a.graph(0), c.graph(0))
-        np.testing.assert_allclose(a["round/val_loss"][:2], b["round/val_loss"][:2], rtol=1e-3)
-        np.testing.assert_allclose(a["round/val_loss"][0], c["round/val_loss"][0], rtol=1e-3)
+        loss, by_step, on_two = (result["round/val_loss"] for result in (a, b, c))
+        np.testing.assert_allclose(loss[:2], by_step[:2], rtol=1e-3)
+        np.testing.assert_allclose(loss[0], on_two[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_learns_as_well(gpu, fields, tmp_path, precision):
-    with Result(gpu) as a, Result(run_here(tmp_path / "low.h5", fields | {"precision": precision}, device="cuda")) as b:
+    low = run_here(tmp_path / "low.h5", fields | {"precision": precision}, device="cuda")
+    with Result(gpu) as a, Result(low) as b:
         assert not Result.same_numbers(a, b)
         assert abs(a["best/test_acc"].mean() - b["best/test_acc"].mean()) <= 0.05
 
 
-MORE = {"fedbn": {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}}}
+RESNET = {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}}
+AUTO = [(name, "auto") for name in names("method") if name != "replay"]
 
 
-@pytest.mark.parametrize(("method", "kernels"), [
-    *((name, "auto") for name in names("method") if name != "replay"), ("dpfl", "compiled"), ("fedbn", "compiled"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "kernels"), [*AUTO, ("dpfl", "compiled"), ("fedbn", "compiled")]
+)
 def test_every_method_learns_as_on_a_cpu(fields, tmp_path, method, kernels):
-    few = fields | {"rounds": 3, "method": method} | MORE.get(method, {})
+    few = fields | {"rounds": 3, "method": method} | (RESNET if method == "fedbn" else {})
     cpu = run_here(tmp_path / "cpu.h5", few, device="cpu")
-    with Result(run_here(tmp_path / "gpu.h5", few, device="cuda", kernels=kernels)) as a, Result(cpu) as b:
+    gpu = run_here(tmp_path / "gpu.h5", few, device="cuda", kernels=kernels)
+    with Result(gpu) as a, Result(cpu) as b:
         np.testing.assert_allclose(a["round/val_loss"][0], b["round/val_loss"][0], rtol=1e-3)
         assert abs(a.test_acc - b.test_acc) <= 0.03
 
 
+SMALL = """
+import sys, torch
+torch.cuda.set_per_process_memory_fraction(1e-4)
+from dpfl_mpi.__main__ import main
+main(sys.argv[1:])
+"""
+
+
 def test_a_full_gpu_is_one_sentence(fields, tmp_path):
-    small = "import sys, torch\ntorch.cuda.set_per_process_memory_fraction(1e-4)\nfrom dpfl_mpi.__main__ import main\nmain(sys.argv[1:])"
-    done = mpirun(2, "-c", small, *to_flags(fields | {"device": "cuda", "out": str(tmp_path / "full.h5")}))
-    assert done.returncode == 2 and "\nerror: the GPU's memory is full" in f"\n{done.stderr}", done.stderr
+    flags = to_flags(fields | {"device": "cuda", "out": str(tmp_path / "full.h5")})
+    done = mpirun(2, "-c", SMALL, *flags)
+    sentence = "\nerror: the GPU's memory is full"
+    assert done.returncode == 2 and sentence in f"\n{done.stderr}", done.stderr
