@@ -1,15 +1,17 @@
-"""Write the numbers of finished results as CSV files that git can keep: `python reproduction/collect.py --results results`.
+"""Write the numbers of finished results as CSV files: `python reproduction/collect.py`.
 
-A folder per setting (data and partition), files in each, floats as short as they can be without losing a bit:
+There is a folder per setting (data and partition). Floats are as short as possible without losing a
+bit.
 
-    runs.csv      a line per Run: its row in the tables, seed, flags, what it cost, what computed it, hashes of data and partition
-    clients.csv   a line per Run and client: test accuracy of its best model by validation, that model's round, p_k, sizes
-    curves.csv    a line per Run and round: means over clients
-    graphs.csv    a line per client of the graphs of seed 42: Omega, half way, and the last; classes from the most frequent on
+    runs.csv      one line per Run: row in the tables, seed, flags, costs, versions, hashes
+    clients.csv   one line per Run and client: accuracies of the best model, its round, p_k, sizes
+    curves.csv    one line per Run and round: means over clients
+    graphs.csv    one line per client: Omega, the middle and the last graph of seed 42
 
-The folder `controls`, of the Runs of controls.py, has the measures of each Run's Omega and last graph as graphs.csv, and costs.csv (accuracy of the best
-models so far, and what they took), newcomers.csv and agreement.csv (of Omegas with one another). `run` in every file is the end of the result's
-name, eight hex digits of its key. What is there of other Runs stays.
+The folder `controls` holds the Runs of controls.py. Its graphs.csv has the measures of each Run's
+Omega and last graph; it also has costs.csv (accuracy of the best models so far, and costs),
+newcomers.csv, and agreement.csv (of Omegas with one another). `run` is the end of the result's name,
+eight hex digits of its key. Lines of Runs without a result here are kept.
 """
 
 import argparse
@@ -24,9 +26,8 @@ import pandas as pd
 from csv_files import TEXTS
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
-from dpfl_mpi.figures import frames, omega
+from dpfl_mpi.figures import controls_table, frames, omega
 from dpfl_mpi.figures.command import find_result
-from dpfl_mpi.figures.controls_table import backdoor, liar_shares, newcomers
 from dpfl_mpi.figures.names import method_name, row_name, setting, slug
 from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.plugins import shipped, short
@@ -38,118 +39,147 @@ from dpfl_mpi.sweep.wanted import runs_of
 
 HERE = Path(__file__).resolve().parent
 CONTROLS = HERE / "controls.py"
-TABLES = (
-    *(HERE.parent / "analysis" / f"{name}_table.py" for name in ("accuracy", "tau_init", "ggc_period")),
-    *(HERE.parent / "analysis" / f"{name}.py" for name in ("random_graph", "label_flip", "motivation", "pareto")),
-    *(HERE / name for name in ("writers.py", "tried.py")),
-    CONTROLS,
-)
-DRAWN = 42  # the seed of which graphs are stored
-KEYS = ["row", "seed", "run", "t", "client", "round"]  # to sort by
-CASES = ("adding_gained", "removing_gained", "neither_gained", "both_gained")  # in the order of graph.CASES
-# what a row names beside method and budget; of the controls, which have one budget, beside the method
+DRAWN = ("accuracy_table", "tau_init_table", "ggc_period_table", "random_graph", "label_flip")
+DRAWN += ("motivation", "pareto")
+FILES = [HERE.parent / "analysis" / f"{name}.py" for name in DRAWN]
+FILES += [HERE / "writers.py", HERE / "tried.py", CONTROLS]
+GRAPH_SEED = 42  # the seed whose graphs are stored
+SORTED_BY = ["row", "seed", "run", "t", "client", "round"]
+CASES = ("adding_gained", "removing_gained", "neither_gained", "both_gained")  # as graph.CASES
+AGES = (0, 1, 5)  # epochs of newcomers
+# fields that a row's name may contain; of the controls, which have one budget, the other ones
 VARIED = ("tau_init", "ggc_period", "metric", "flip_share", "flipped_run_ggc")
 VARIED += ("budget_counts_self", "reach")
 CONTROLLED = ("search_share", "omega_period", "drift", "patience", "attack", "newcomers")
 
 
 def row_of(run: Run, standard: Run) -> str:
-    """Return the name of the table's row of a resolved Run; fields and options unlike the data set's `standard`, and own code, are named."""
-    extra = [] if run.method in shipped("method") else [short(run.method)]
-    extra += [f"{name} {getattr(run, name)}" for name in VARIED if getattr(run, name) != getattr(standard, name)]
+    """Return the row's name of a resolved Run: method, budget, own code, and what it changes.
+
+    `standard` is the Run with the data set's own values.
+    """
+    words = [row_name(run)]
+    words += [] if run.method in shipped("method") else [short(run.method)]
+    for name in VARIED:
+        if getattr(run, name) != getattr(standard, name):
+            words.append(f"{name} {getattr(run, name)}")
     usual = standard.options or {}
-    extra += [f"{name} {value}" for name, value in (run.options or {}).items() if value != usual.get(name, value)]
-    return ", ".join([row_name(run), *extra])
+    for name, value in (run.options or {}).items():
+        if value != usual.get(name, value):
+            words.append(f"{name} {value}")
+    return ", ".join(words)
 
 
 def control_row(run: Run, method: str) -> str:
-    """Return the name of a control's row: the method, "+FT", and what the control changes in the Run as it was asked for."""
-    words = [(run.options or {})["variant"]] if run.method == "replay" else []
-    words += ["DPFL's degrees"] if run.method == "random_graph" and run.graphs else []
-    words += [f"{name} {getattr(run, name)}" for name in CONTROLLED if getattr(run, name) != getattr(Run(), name)]
-    words += ["same clients"] if run.partition_seed not in (None, run.seed) else []
-    return ", ".join([method, *words])
+    """Return the row's name of a control: the method, and what the Run changes."""
+    words, usual = [method], Run()
+    if run.method == "replay":
+        words.append((run.options or {})["variant"])
+    if run.method == "random_graph" and run.graphs:
+        words.append("DPFL's degrees")
+    for name in CONTROLLED:
+        if getattr(run, name) != getattr(usual, name):
+            words.append(f"{name} {getattr(run, name)}")
+    if run.partition_seed not in (None, run.seed):
+        words.append("same clients")
+    return ", ".join(words)
 
 
-def about(run: Run, result: Result) -> dict[str, Any]:
-    held, last = result.run, {"kernels": "torch"} | result.starts()[-1]
-    usual = Run(dataset=held.dataset, partition=str(held.partition), method=held.method).resolve(held.contents)
+def run_line(run: Run, result: Result) -> dict[str, Any]:
+    """Return a Run's line of runs.csv."""
+    resolved, start = result.run, {"kernels": "torch"} | result.starts()[-1]
+    of_method = {"dataset": resolved.dataset, "method": resolved.method}
+    standard = Run(**of_method, partition=str(resolved.partition)).resolve(resolved.contents)
+    searched = "graph/evaluations" in result
     cases = result["graph/cases"].sum((0, 1)) if "graph/cases" in result else []
-    core = {phase: float(result[f"seconds/{phase}"][:, 1].sum()) * last["ranks"] for phase in PHASES}  # mean over ranks
-    steps = result["finetune/gradient_steps" if held.finetune_epochs else "round/gradient_steps"]
+    core = {p: float(result[f"seconds/{p}"][:, 1].sum()) * start["ranks"] for p in PHASES}
+    steps = result[
+        "finetune/gradient_steps" if resolved.finetune_epochs else "round/gradient_steps"
+    ]
+    versions = ("dpfl_mpi", "python", "torch", "numpy", "h5py")
     return {
-        "row": row_of(held, usual),
-        "seed": held.seed,
+        "row": row_of(resolved, standard),
+        "seed": resolved.seed,
         "flags": " ".join(to_flags(changed(run))),
         "name": result.path.stem,
         "test_acc": np.nanmean(frames.accuracy(result)),
-        "epochs": int(result["round/epochs"][-1]) + held.finetune_epochs,
+        "epochs": int(result["round/epochs"][-1]) + resolved.finetune_epochs,
         "gradient_steps": int(steps[-1]),
         "models_received": int(result["traffic/models_received"].sum()),
-        "evaluations": int(result["graph/evaluations"].sum()) if "graph/evaluations" in result else 0,
+        "evaluations": int(result["graph/evaluations"].sum()) if searched else 0,
         **dict(zip(CASES, map(int, cases), strict=False)),
         "core_hours": round(sum(core.values()) / 3600, 3),
         "starts": len(result.starts()),
-        **{name: last[name] for name in ("ranks", "device", "kernels", "cpu", "commit")},
-        **{name: last["versions"].get(name, "") for name in ("dpfl_mpi", "python", "torch", "numpy", "h5py")},
+        **{name: start[name] for name in ("ranks", "device", "kernels", "cpu", "commit")},
+        **{name: start["versions"].get(name, "") for name in versions},
         **{name: result.fact(name) for name in ("data_sha256", "partition_sha256")},
         **{f"{phase}_seconds": round(core[phase]) for phase in ("train", "graph", "evaluate")},
         "megabytes": round(result.path.stat().st_size / 1e6, 1),
     }
 
 
-def control(run: Run, result: Result) -> dict[str, Any]:
-    spent = frames.costs(result).drop(columns=["point", "accuracy"])
-    found = dict(zip(("liars", "liars_chosen"), liar_shares(result), strict=True))
-    found |= dict(zip(("backdoor", "backdoor_unmarked"), backdoor(result), strict=True))
-    if len(came := newcomers(result)):
+def control_line(run: Run, result: Result) -> dict[str, Any]:
+    """Return a control's line of runs.csv: `run_line`, costs, and what the control measures."""
+    out = run_line(run, result)
+    out |= {"row": control_row(run, method_name(result.run))}
+    out |= {"method": run.method, "rounds": run.rounds}
+    for name, values in frames.costs(result).drop(columns=["point", "accuracy"]).items():
+        out[f"{name}_per_client"] = round(float(np.nanmax(values)), 1)
+    out["liars"], out["liars_chosen"] = controls_table.liar_shares(result)
+    out["backdoor"], out["backdoor_unmarked"] = controls_table.backdoor(result)
+    means = controls_table.newcomers(result)
+    if len(means):
         each = result["newcomers/test_acc"][:, result["client/newcomers"].astype(bool)]
-        found |= {f"newcomers_{epochs}": value for epochs, value in zip((0, 1, 5), came, strict=True)}
-        found |= {f"newcomers_{epochs}_half": interval([row])[1] for epochs, row in zip((0, 1, 5), each, strict=True)}
+        out |= {f"newcomers_{age}": mean for age, mean in zip(AGES, means, strict=True)}
+        for age, values in zip(AGES, each, strict=True):
+            out[f"newcomers_{age}_half"] = interval([values])[1]
     if run.patience:
-        found["stopped"] = float((result["client/stopped_round"] >= 0).mean())
-    named = {"row": control_row(run, method_name(result.run)), "method": run.method, "rounds": run.rounds}
-    costs = {f"{name}_per_client": round(float(np.nanmax(values)), 1) for name, values in spent.items()}
-    return about(run, result) | named | costs | found
+        out["stopped"] = float((result["client/stopped_round"] >= 0).mean())
+    return out
 
 
-def graphs(result: Result) -> pd.DataFrame:
-    """Return the lines of graphs.csv: of a Run with another seed, or without a graph, none."""
-    if result.run.seed != DRAWN or not len(result["graph/chosen/senders"]):
+def graph_lines(result: Result) -> pd.DataFrame:
+    """Return the lines of graphs.csv; none for another seed, or without a graph."""
+    if result.run.seed != GRAPH_SEED or not len(result["graph/chosen/senders"]):
         return pd.DataFrame(columns=["t", "client", "classes", "collaborators"])
-    classes = frames.ranked_classes(result)
-    return pd.DataFrame(
-        {"t": t, "client": k, "classes": classes[k], "collaborators": frames.joined(np.flatnonzero(chosen))}
-        for t in sorted({0, result.last_round // 2, result.last_round})
-        for k, chosen in enumerate(result.graph(t))
-    )
+    classes, lines = frames.ranked_classes(result), []
+    for t in sorted({0, result.last_round // 2, result.last_round}):
+        for k, chosen in enumerate(result.graph(t)):
+            senders = frames.joined(np.flatnonzero(chosen))
+            lines.append({"t": t, "client": k, "classes": classes[k], "collaborators": senders})
+    return pd.DataFrame(lines)
 
 
 def measures(result: Result) -> pd.DataFrame:
-    """Return the lines of the controls' graphs.csv: the measures of Omega, and of the last round's graph."""
-    rounds = (0, result.last_round) if len(result["graph/chosen/senders"]) else ()
-    degree = [len(result.chosen(t).senders) / len(result["client/p"]) for t in rounds]
-    each = [omega.of_round(result, t) | {"z": omega.z_of_round(result, t, 50)} for t in rounds]
-    return pd.DataFrame([{"round": t, "degree": d, **e} for t, d, e in zip(rounds, degree, each, strict=True)]).round(6)
+    """Return the lines of the controls' graphs.csv: measures of Omega and of the last graph."""
+    lines = []
+    for t in (0, result.last_round) if len(result["graph/chosen/senders"]) else ():
+        degree = len(result.chosen(t).senders) / len(result["client/p"])
+        z = {"z": omega.z_of_round(result, t, 50)}
+        lines.append({"round": t, "degree": degree} | omega.of_round(result, t) | z)
+    return pd.DataFrame(lines).round(6)
 
 
 def lines_of(run: Run, result: Result, controls: bool = False) -> dict[str, pd.DataFrame]:
-    each = {
-        "runs": pd.DataFrame([control(run, result) if controls else about(run, result)]),
+    """Return a Run's lines of each CSV file."""
+    curves = frames.curves(result).drop(columns="models_epochs").round(6)
+    line = control_line(run, result) if controls else run_line(run, result)
+    out = {
+        "runs": pd.DataFrame([line]),
         "clients": frames.clients(result).drop(columns="classes"),
-        # most baselines score nothing before round 1
-        "curves": frames.curves(result).drop(columns="models_epochs").round(6).dropna(subset=["test_acc"]),
-        "graphs": measures(result) if controls else graphs(result),
+        "curves": curves.dropna(subset=["test_acc"]),  # most baselines score nothing in round 0
+        "graphs": measures(result) if controls else graph_lines(result),
     }
     if controls:
-        each |= {"costs": frames.costs(result).round(4), "newcomers": frames.newcomers(result)}
-    for frame in each.values():
+        out["costs"] = frames.costs(result).round(4)
+        out["newcomers"] = frames.newcomers(result)
+    for frame in out.values():
         frame.insert(0, "run", result.run.slug()[-8:])
-    return each
+    return out
 
 
 def finished(file: Path, results: Path) -> Iterator[tuple[Run, Path]]:
-    """Yield every Run of a file that has a finished result, and its path; say which have none."""
+    """Yield every Run of a file that has a finished result, and its path."""
     for run in runs_of(file):
         try:
             result = find_result(run, results)
@@ -161,56 +191,68 @@ def finished(file: Path, results: Path) -> Iterator[tuple[Run, Path]]:
 
 
 def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
-    """Write the lines into the CSV files of a folder, in place of those of the same row, seed and length, beside those of other Runs.
+    """Add lines to the CSV files of a folder.
 
-    Runs on other data are refused: the tables pair clients over all Runs of a folder.
+    They replace those of Runs with the same row, seed and length. Runs on other data are refused:
+    the tables pair clients over all Runs of a folder.
     """
-    runs, gone = pd.concat(files["runs"]), set()
-    if (path := folder / "runs.csv").exists():
-        old = pd.read_csv(path, dtype={"run": str})
-        if set(old["data_sha256"]) | set(runs["data_sha256"]) != set(old["data_sha256"]):
-            raise UserError(f"{folder} holds Runs on other data (data_sha256); write these elsewhere: --out")
-        same = old.reset_index().merge(runs[["row", "seed", "epochs", "run"]], on=["row", "seed", "epochs"])
-        gone = set(same.loc[same["run_x"] != same["run_y"], "run_x"])
+    runs, replaced = pd.concat(files["runs"]), set()
+    if (folder / "runs.csv").exists():
+        old = pd.read_csv(folder / "runs.csv", dtype={"run": str})
+        if not set(runs["data_sha256"]) <= set(old["data_sha256"]):
+            reason = "holds Runs on other data (data_sha256); write these elsewhere: --out"
+            raise UserError(f"{folder} {reason}")
+        keys = ["row", "seed", "epochs"]
+        both = old.merge(runs[[*keys, "run"]], on=keys)
+        replaced = set(both.loc[both["run_x"] != both["run_y"], "run_x"])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, each in files.items():
-        if lines := [frame for frame in each if len(frame)]:
-            path, new = folder / f"{name}.csv", pd.concat(lines)
-            if path.exists():
-                old = pd.read_csv(path, dtype=TEXTS)
-                new = pd.concat([old[~old["run"].isin({*new["run"], *gone})], new])
-            keys = [c for c in KEYS if c in new and not (c == "round" and "client" in new)]
-            new.sort_values(keys, kind="stable").to_csv(path, index=False)
-    print(f"{folder}: {len(runs)} Runs" + (f", in place of {', '.join(sorted(gone))}" if gone else ""))
+    for name, parts in files.items():
+        parts = [frame for frame in parts if len(frame)]
+        if not parts:
+            continue
+        path, lines = folder / f"{name}.csv", pd.concat(parts)
+        if path.exists():
+            old = pd.read_csv(path, dtype=TEXTS)
+            lines = pd.concat([old[~old["run"].isin({*lines["run"], *replaced})], lines])
+        keys = [c for c in SORTED_BY if c in lines]
+        if "client" in lines and "round" in keys:
+            keys.remove("round")  # a client's best round, not a key
+        lines.sort_values(keys, kind="stable").to_csv(path, index=False)
+    instead = f", in place of {', '.join(sorted(replaced))}" if replaced else ""
+    print(f"{folder}: {len(runs)} Runs{instead}")
 
 
 @in_a_sentence
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", type=Path, default=TABLES, metavar="FILE", help="files with RUNS [all]")
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
-    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    add = parser.add_argument
+    add("files", nargs="*", type=Path, default=FILES, metavar="FILE", help="files with RUNS (all)")
+    add("--results", type=Path, default=Path("results"), metavar="DIR")
+    add("--out", type=Path, default=HERE, metavar="DIR")
     args = parser.parse_args()
-    folders = defaultdict[str, Any](lambda: defaultdict(list))  # the frames of each file of a folder
-    seen, repeated = set(), {}  # a path for each seed and partition: 6 and 20 rounds of one have the same Omega
-    for file in args.tables:
-        controls = file.name == CONTROLS.name
-        for run, path in finished(file, args.results):
-            if (controls, path) in seen:
-                continue
-            seen.add((controls, path))
+    folders = defaultdict[str, Any](lambda: defaultdict(list))
+    repeated = {}  # path of a DPFL control by seed and partition
+    for controls in (False, True):
+        files = [file for file in args.files if (file.name == CONTROLS.name) == controls]
+        wanted: dict[Path, Run] = {}
+        for file in files:
+            for run, path in finished(file, args.results):
+                wanted.setdefault(path, run)
+        for path, run in wanted.items():
             with Result(path) as result:
                 folder = "controls" if controls else slug(setting(result.run))
                 for name, frame in lines_of(run, result, controls).items():
                     folders[folder][name].append(frame)
-                if controls and control_row(run, method_name(result.run)) in ("DPFL", "DPFL, same clients"):
+                row = control_row(run, method_name(result.run))
+                if controls and row in ("DPFL", "DPFL, same clients"):
                     repeated[result.run.seed, result.fact("partition_sha256")] = path
     for folder, files in folders.items():
         write(args.out / folder, files)
     if "controls" in folders:
-        of = frames.of_results([Result(path) for path in repeated.values()])
-        same = omega.agreement(of.runs.assign(row="DPFL"), 50)
-        same.to_csv(args.out / "controls" / "agreement.csv", index=False)
+        runs = frames.of_results([Result(path) for path in repeated.values()]).runs
+        agreement = omega.agreement(runs.assign(row="DPFL"), 50)
+        agreement.to_csv(args.out / "controls" / "agreement.csv", index=False)
 
 
 if __name__ == "__main__":

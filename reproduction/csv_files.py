@@ -1,11 +1,12 @@
-"""The CSV files of this folder, which collect.py writes of results, as the data frames that figures are drawn of (`dpfl_mpi.figures.frames`).
+"""The CSV files of a folder, which collect.py writes, as data frames (`dpfl_mpi.figures.frames`).
 
-Beside those there is [measures], a line per Run, of Omega and the last graph: homophily and the like.
+Beyond the frames of results there is [measures]: homophily and the like of Omega and the last graph,
+one line per Run and graph.
 """
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,46 +18,68 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find, short
 
-TEXTS = dict.fromkeys(("run", "flags", "classes", "collaborators"), str)  # lists of numbers; a single one is none
-SETTINGS = (*paper.COLUMNS, "FEMNIST natural", "CIFAR-10 motivation")  # the names of folders
+TEXTS = dict.fromkeys(("run", "flags", "classes", "collaborators"), str)  # not numbers
+SETTINGS = (*paper.COLUMNS, "FEMNIST natural", "CIFAR-10 motivation")  # names of folders, as slugs
+DEFAULTS = {"method": "dpfl", "tau_init": 10, "ggc_period": 1}  # of flags that a Run leaves out
 
 
 def of_folder(folder: Path) -> Frames:
-    """Return the frames of the CSV files of a folder, which `reproduction/collect.py` wrote of results."""
-    runs = pd.read_csv(folder / "runs.csv", dtype=TEXTS)
-    places = {row: place for place, row in enumerate(paper.TABLE_1)}
-    runs = runs.iloc[runs["row"].map(places).fillna(len(places)).argsort(kind="stable")].reset_index(drop=True)
-    where = {slug(name): name for name in SETTINGS}.get(folder.name, folder.name)
-    flags = runs["flags"].fillna("")
-    for name, usual in (("method", "dpfl"), ("tau_init", 10), ("ggc_period", 1)):
-        runs[name] = flags.str.extract(rf"--{name}=(\S+)", expand=False).fillna(str(usual)).astype(type(usual))
-    methods = [find("method", name) if name.isidentifier() else Method(title=short(name)) for name in runs["method"]]
-    told = pd.DataFrame([of_method(method) for method in methods])
-    budgets = runs["row"].str.extract(r"\(B_c = ([^)]*)\)", expand=False).fillna("")
-    order = budgets.str.removesuffix("N").replace("", "0").astype(float)
-    runs = runs.assign(setting=where, paper=where, budget=budgets, order=order, omega_until=np.inf, **told)
-    runs["seed_text"] = "seed " + runs["seed"].astype(str)
-    runs = runs.rename(columns={"partition_sha256": "partition"})
+    """Return the frames of the CSV files of a folder."""
+    runs = runs_of(folder)
 
-    def table(name: str, texts: Mapping[str, type] = TEXTS) -> pd.DataFrame:
+    def table(name: str, dtype: Any = TEXTS) -> pd.DataFrame:
         path = folder / f"{name}.csv"
-        return pd.read_csv(path, dtype=texts) if path.exists() else pd.DataFrame({"run": []}, dtype=str)
+        if not path.exists():
+            return pd.DataFrame({"run": []}, dtype=str)
+        return pd.read_csv(path, dtype=dtype)
 
     def read(name: str) -> pd.DataFrame:
         if name == "measures":
-            return table("graphs", {"run": str})  # whose `classes` are a number
+            return table("graphs", {"run": str})  # `classes` is a number there
         lines = table(name)
         if name == "curves" and len(lines):
-            return lines.assign(models_epochs=lines["epochs"] * lines["run"].map(runs.set_index("run")["models"]))
-        if name == "clients" and "t" in (held := table("graphs")):
-            return lines.merge(held[held["t"] == 0][["run", "client", "classes"]], on=["run", "client"], how="left")
+            models = lines["run"].map(runs.set_index("run")["models"])
+            return lines.assign(models_epochs=lines["epochs"] * models)
+        if name == "clients":
+            chosen = table("graphs")
+            if "t" in chosen:
+                classes = chosen[chosen["t"] == 0][["run", "client", "classes"]]
+                return lines.merge(classes, on=["run", "client"], how="left")
         if name == "graphs":
-            each = lines.groupby(["run", "t"]) if "collaborators" in lines else ()
-            parts = [{"run": run, "t": t, "graph": functools.partial(graph_of, part)} for (run, t), part in each]
+            groups = lines.groupby(["run", "t"]) if "collaborators" in lines else ()
+            parts = [(run, t, functools.partial(graph_of, part)) for (run, t), part in groups]
             return pd.DataFrame(parts, columns=["run", "t", "graph"])
         return lines
 
     return Frames(runs, read)
+
+
+def runs_of(folder: Path) -> pd.DataFrame:
+    """Return the frame `runs` of runs.csv, rows in the order of Table 1."""
+    runs = pd.read_csv(folder / "runs.csv", dtype=TEXTS)
+    places = {row: place for place, row in enumerate(paper.TABLE_1)}
+    order = runs["row"].map(places).fillna(len(places)).argsort(kind="stable")
+    runs = runs.iloc[order].reset_index(drop=True)
+    flags = runs["flags"].fillna("")
+    for name, default in DEFAULTS.items():
+        values = flags.str.extract(rf"--{name}=(\S+)", expand=False)
+        runs[name] = values.fillna(str(default)).astype(type(default))
+    methods = [
+        find("method", name) if name.isidentifier() else Method(title=short(name))
+        for name in runs["method"]
+    ]
+    runs = runs.assign(**pd.DataFrame([of_method(method) for method in methods]))
+    budgets = runs["row"].str.extract(r"\(B_c = ([^)]*)\)", expand=False).fillna("")
+    setting = {slug(name): name for name in SETTINGS}.get(folder.name, folder.name)
+    runs = runs.assign(
+        setting=setting,
+        paper=setting,
+        budget=budgets,
+        order=budgets.str.removesuffix("N").replace("", "0").astype(float),
+        omega_until=np.inf,
+        seed_text="seed " + runs["seed"].astype(str),
+    )
+    return runs.rename(columns={"partition_sha256": "partition"})
 
 
 def graph_of(lines: pd.DataFrame) -> CollaborationGraph:

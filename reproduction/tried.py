@@ -1,12 +1,16 @@
-"""Runs that look for the cause where a row of Table 1 is not the paper's: `python -m dpfl_mpi.sweep reproduction/tried.py`.
+"""Runs that look for the cause where a row of Table 1 differs from the paper's.
 
-- FedProx+FT lies far above the paper's: its proximal term gets other weights while tuning; the one that fits goes to the other settings.
-- PerFedAvg lies far below: what is scored is the locally trained model, as in the code that the paper's authors built on, and not the mean after
-  one step.
-- kNN-Per lies above: squared distances are divided by 84, the length of a representation, as its authors' code does; or its neighbours have no vote
-  and each client's locally trained model is scored. The published code of pFedGraph comes to nearly that: a softmax of the votes makes them equal
-  where distances are large.
-- The random graph lies above on Dir(0.1): it is drawn anew each round.
+`python -m dpfl_mpi.sweep reproduction/tried.py` computes them.
+
+- FedProx+FT is far above the paper. Tried: other weights of the proximal term in fine-tuning; the
+  one that fits is used in the other settings too.
+- PerFedAvg is far below. Tried: scoring the locally trained model instead of the mean after one
+  step, as in the code that the paper's authors built on.
+- kNN-Per is above. Tried: dividing squared distances by 84, the length of a representation, as its
+  authors' code does; or scoring each client's locally trained model, without neighbours. The
+  published code of pFedGraph comes close to that, as a softmax of votes is uniform at large
+  distances.
+- The random graph is above on Dir(0.1). Tried: drawing it anew each round.
 - DPFL scores by mini-batches, as in the authors' code.
 """
 
@@ -18,13 +22,14 @@ from dpfl_mpi.settings import Run
 CIFAR10 = {"dataset": "cifar10", "seed": 42}
 DIRICHLET = CIFAR10 | {"partition": "dirichlet", "dirichlet_alpha": 0.1}
 FEMNIST = {"dataset": "femnist", "partition": "fedrep", "data": "data/femnist-a-j.h5", "seed": 42}
-WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the proximal term while tuning
+WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the proximal term in fine-tuning
 
 
-def tuned(on: dict[str, Any], epochs: int, weights: Sequence[float]) -> list[Run]:
-    """Return FedProx, whose rounds are those of all weights, and FedProx+FT with each weight."""
-    base = on | {"method": "reproduction/fedprox_tuned.py"}
-    return [Run(**base), *(Run(**base, finetune_epochs=epochs, options={"finetune_mu": mu}) for mu in weights)]
+def tuned(data: dict[str, Any], epochs: int, weights: Sequence[float]) -> list[Run]:
+    """Return FedProx, whose rounds all weights share, and FedProx+FT with each weight."""
+    base = data | {"method": "reproduction/fedprox_tuned.py"}
+    options = [{"finetune_mu": weight} for weight in weights]
+    return [Run(**base), *(Run(**base, finetune_epochs=epochs, options=each) for each in options)]
 
 
 RUNS = [

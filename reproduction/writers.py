@@ -1,6 +1,7 @@
-"""The rows of Table 1 on FEMNIST with a writer per client, as the paper's text has it; its numbers most likely come from `--partition fedrep`.
+"""Table 1 on FEMNIST with one writer per client, as the paper's text describes it.
 
-Run with `python -m dpfl_mpi.sweep reproduction/writers.py`.
+Its numbers most likely come from `--partition fedrep`. Run with
+`python -m dpfl_mpi.sweep reproduction/writers.py`.
 """
 
 from dpfl_mpi.figures.accuracy_table import rows_on

@@ -284,21 +284,21 @@ def test_a_table_says_what_is_decided():
     found = standings.differences(runs, clients)
     pairs = {("DPFL", "Local"), ("DPFL", standings.RANDOM), (standings.RANDOM, "Local")}
     assert set(zip(found["row"], found["to"], strict=True)) == pairs
-    assert found["decided"].all()
+    assert found["significant"].all()
     table = pd.DataFrame(standings.table(runs, clients, found)).set_index("row")
-    assert table.loc["DPFL", "to a random graph"].startswith("**+1.98 ± 0.08 (3)")
-    assert table.loc["Local", "to Local"] == "-"
+    assert table.loc["DPFL", "vs random graph"].startswith("**+1.98 ± 0.08 (3)")
+    assert table.loc["Local", "vs Local"] == "-"
     longer = runs[runs["seed"] == 1].assign(epochs=20)  # of one partition, and one row more
     other = found[found["to"] == standings.RANDOM].assign(row="Oracle", parts=[found["parts"][0][:1]])
-    (front,) = standings.answer(pd.concat([runs, longer]), pd.concat([found, other.assign(epochs=20, decided=False)]))
+    (front,) = standings.answer(pd.concat([runs, longer]), pd.concat([found, other.assign(epochs=20, significant=False)]))
     assert (front["epochs"], front["DPFL"], front["Oracle"]) == ("10", "**+1.98 ± 0.08 (3)**", "-")
     assert front["random graph over Local"].startswith("**+8.0")
     assert (table["models"] == "200").all() and (table["core hours"] == "0.50").all()
     noise = clients.assign(accuracy=clients.groupby("client")["accuracy"].transform("mean"))
     noise["accuracy"] += np.random.default_rng(3).normal(0, 0.01, len(noise))
-    assert not standings.differences(runs, noise)["decided"].any()
+    assert not standings.differences(runs, noise)["significant"].any()
     one = standings.differences(runs[runs["seed"] == 1], clients)
-    assert not one["decided"].any() and one["p"].min() < 1e-6  # one partition decides nothing
+    assert not one["significant"].any() and one["p"].min() < 1e-6  # one partition decides nothing
     _, right = standings.picture(runs, found).axes
     assert [text.get_text() for text in right.texts] == ["DPFL", standings.RANDOM]  # Local has no difference of its own
 

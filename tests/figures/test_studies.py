@@ -82,7 +82,7 @@ NARROW = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch
 @pytest.mark.parametrize(("fields", "orders", "code", "sentences"), [
     ({"rounds": 0}, 0, 2, ["--orders is 0; allowed is a whole number of at least 1"]),
     ({"rounds": 0, "clients": 17}, 2, 2, ["has 17 clients; all subsets are tried of 2 to 16"]),
-    (NARROW, 2, 0, ["in the run it reached fewer (--reach)", "took means over mini-batches (--metric batch)"]),
+    (NARROW, 2, 0, ["in the run it reached fewer (--reach)", "in the run over mini-batches (--metric batch)"]),
 ])  # fmt: skip
 def test_mistakes_and_what_the_run_does_otherwise_are_said(fields, orders, code, sentences, result_of, said):
     told = said(optimality.main, result_of(FIELDS | fields, save_models=True).path, f"--orders={orders}", code=code)
@@ -132,7 +132,7 @@ def test_from_results(paths, said):
     assert int(row[1]) == needed(chance, 5, 100, 0.8, 0.05) and int(row[2]) == 100 * int(row[1])
     assert max(map(len, out.splitlines())) <= 130
     one = said(plan_power.main, *paths[::2], "--difference=5")
-    assert "between partitions unknown: one partition, taken as 0" in one
+    assert "between partitions unknown (one partition, taken as 0)" in one
 
 
 def test_results_without_a_round_are_refused(tmp_path, said):
