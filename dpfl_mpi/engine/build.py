@@ -104,10 +104,8 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     )
     budgets, method = limits.most_senders, run.found("method")
     mailroom, ledger = transport_of(run, job.window_gb, members, ensemble, log, budgets)
-    partial_rows = f"--send is {run.send}" if run.send else f"sends is {method.sends}"
-    mail = Mail(
-        members=members, attack=attack, mailroom=mailroom, ledger=ledger, partial_rows=partial_rows
-    )
+    sends = f"--send is {run.send}" if run.send else f"sends is {method.sends}"
+    mail = Mail(members, attack, mailroom, ledger, sends)
     sums = Sums(mail, backend, server=method.topology == "server")
     draws = Draws(members, run.seed)
     similar = Similar(mail, ensemble, most=run.candidates, seed=run.seed, init=run.init)

@@ -155,7 +155,7 @@ class Parts:
     def set_state(self, number: int, values: dict[str, Any], momentum: dict[str, Tensor]) -> None:
         """Go back to the end of round `number`, from `state` and `training.momentum` of then."""
         self.begin_round(number)
-        (local, shared), links = self.state(), self.mail.links
+        (local, shared), links = self.state(), self.mail.ledger.links
         for name, array in (local | shared).items():
             if name in links:  # the number of its edges changes
                 links[name].table = values[name]

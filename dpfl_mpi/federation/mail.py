@@ -13,7 +13,6 @@ from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.transport.ledger import Ledger
-from dpfl_mpi.transport.links import Links
 from dpfl_mpi.transport.mailroom import Mailroom
 from dpfl_mpi.transport.passes import Received, rows_of_all
 
@@ -22,18 +21,12 @@ class Mail:
     """Rows leave as attack and packing make them, and count in the ledger. Verbs are collective."""
 
     def __init__(
-        self,
-        *,
-        members: Members,
-        attack: Attack,
-        mailroom: Mailroom,
-        ledger: Ledger,
-        partial_rows: str,
+        self, members: Members, attack: Attack, mailroom: Mailroom, ledger: Ledger, sends: str
     ):
-        """`partial_rows` says which setting lets columns stay at home, for errors."""
+        """`sends` says which setting keeps some columns at home, for error sentences."""
         self.members, self.attack, self.mailroom, self.ledger = members, attack, mailroom, ledger
         self.packing, self.versions, self.log = mailroom.packing, mailroom.versions, mailroom.log
-        self.partial_rows = partial_rows
+        self.sends = sends
         self.all_arrived = False  # whether the rows staged last came to all
 
     def begin(self) -> None:
@@ -62,17 +55,12 @@ class Mail:
         if members.reach is not None and not graph.within(members.reach):
             whom = "its receiver; fed.reachable(k) names its candidates"
             raise UserError(f"the graph of fed.exchange has an edge outside the --reach of {whom}")
-        degrees = graph.degrees()[members.ids]
-        if had_all:
-            degrees = degrees * (not log.received_noted)
-            log.counted_twice += degrees
-        log.notes["models_received"] += degrees
         if not (had_all and log.received_noted):
+            degrees = graph.degrees()[members.ids]
+            log.notes["models_received"] += degrees
+            log.counted_twice += degrees * had_all
             self.ledger.send(graph, members.in_rounds)
         route, width = self.mailroom.plan(graph)
-        if width == 0:
-            members.check_budget(graph, "the graph of fed.exchange")
-            raise self.mailroom.too_narrow()
         arrived = self.mailroom.put(graph, route) if width is None else None
         return Received(self.mailroom, w_KW, graph, arrived, width or 0)
 
@@ -95,10 +83,10 @@ class Mail:
         Raises:
             UserError: rows must be `whole`, but not all columns are sent: nobody completes them.
         """
-        members, room = self.members, self.mailroom
+        members = self.members
         if whole and self.packing.columns is not None:
             need = "fed.every_row and losses of all models need whole ones: allowed is all"
-            raise UserError(f"{self.partial_rows}; {need}")
+            raise UserError(f"{self.sends}; {need}")
         members.exclude_diverged(w_KW)
         had_all = self.ledger.counts and self.had_all(w_KW)
         self._stage(w_KW)
@@ -107,12 +95,8 @@ class Mail:
         elif not had_all:
             self.ledger.to_server(members.active)
         self.all_arrived = True
-        asked = np.ones((members.world.size, members.n), bool)  # which rank wants whose row
         nearest = candidates.nearest if candidates else None
-        if nearest is not None:
-            asked[:] = False
-            asked[members.owner[nearest.receivers()], nearest.senders] = True
-        return rows_of_all(room, np.flatnonzero(members.active), asked)
+        return rows_of_all(self.mailroom, np.flatnonzero(members.active), nearest)
 
     def tell(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
         """Return on every rank `[N, ...]` of all clients, from every rank's `[K, ...]`. Collective.
@@ -208,11 +192,6 @@ class Mail:
             self.ledger.send(CollaborationGraph.from_lists(lists), self.members.in_rounds)
             self.ask(candidates)
             phase += 1
-
-    @property
-    def links(self) -> dict[str, Links]:
-        """What a checkpoint stores of edges, by name."""
-        return self.ledger.links
 
     def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
         """Return what a checkpoint stores: of this rank's clients `[K, ...]`, and of all ranks."""

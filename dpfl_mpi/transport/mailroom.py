@@ -18,30 +18,21 @@ class Mailroom:
     """This rank's windows, and the staged rows that it puts into others'."""
 
     def __init__(
-        self,
-        packing: Packing,
-        log: Log,
-        *,
-        budgets: np.ndarray,
-        window_gb: float,
-        own_code: bool,
+        self, packing: Packing, log: Log, *, budgets: np.ndarray, window_gb: float, own_code: bool
     ):
         """Make windows when needed, of `budgets` `[N]` rows per client, within --window_gb.
 
         With `own_code` all ranks meet before each pass: a method that is not shipped may break off.
         """
-        placement, versions = packing.placement, packing.versions
-        self.packing, self.placement, self.versions = packing, placement, versions
+        placement, count = packing.placement, packing.versions.count
+        self.packing, self.placement, self.versions = packing, placement, packing.versions
         self.log, self.window_gb, self.own_code = log, window_gb, own_code
-        self.any_budget = bool(budgets.any())
         self.bytes_put = 0  # by this rank into windows, in this round
-        self.sendings = 0  # what came before the last one is no longer here; the same on every rank
+        self.sendings = 0  # rows are here until the next one; the same on every rank
         self.inboxes: list[Inbox | None] = [None] * len(packing.staged)
-        owners = placement.owner
-        wanted = np.bincount(owners, budgets, minlength=placement.world.size).astype(np.int64)
-        clients, rows = placement.per_rank * versions.count, placement.n * versions.count
-        most = window_slots(wanted, clients, rows)
-        # rows that --window_gb allows, and slots that each rank may have [ranks], by window
+        # rows by budgets [ranks]; by window, rows by --window_gb, and the slots of both [ranks]
+        self.wanted = np.bincount(placement.owner, budgets, placement.world.size).astype(np.int64)
+        most = window_slots(self.wanted, placement.per_rank * count, placement.n * count)
         self.row_limits = [window_rows(window_gb, 4 * rows.shape[1]) for rows in packing.staged]
         self.capacities = [np.minimum(most, limit) for limit in self.row_limits]
         # of the last two graphs, such as Omega and the one that was chosen
@@ -80,13 +71,18 @@ class Mailroom:
     def plan(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
         """Return the route of a graph, and how many models per client fit one pass.
 
-        None: all fit at once. 0: not even one does.
+        None: all fit at once.
+
+        Raises:
+            UserError: not even one fits.
         """
         for known, planned in self._routes:
             if known is graph and self.versions.count == 1:  # else ages differ
                 return planned
         whole, clients = self.route(graph), self.placement.per_rank
         width = models_per_pass(whole.need, self.capacities[0], clients)
+        if width == 0:
+            raise too_narrow(self.window_gb, 4 * self.packing.staged[0].shape[1], clients)
         if width and self.packing.encodes:  # encoded rows take less room
             parts, _ = self.packing.split(graph)
             needs = [self.route(part).need for part in parts]
@@ -94,11 +90,6 @@ class Mailroom:
             return whole, None if all(fits) else width
         self._routes = [(graph, (whole, width)), *self._routes[:1]]
         return whole, width
-
-    def too_narrow(self) -> UserError:
-        """Return the error for a window that has no room for one model per client."""
-        row = 4 * self.packing.staged[0].shape[1]
-        return too_narrow(self.window_gb, row, self.placement.per_rank)
 
     def put(self, graph: CollaborationGraph, whole: Route | None = None, slots: int = 0) -> Arrived:
         """Put the staged rows along a graph that fits the windows; return all here. Collective.
@@ -136,8 +127,6 @@ class Mailroom:
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just a graph's slots; free the old one first. Collective."""
         whole, width = self.plan(graph)
-        if width == 0:
-            raise self.too_narrow()
         self.sendings += 1  # what has arrived goes with the old window
         self.close()
         slots = whole.need if width is None else self.capacities[-1]

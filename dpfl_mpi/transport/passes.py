@@ -77,30 +77,34 @@ class Received:
 
 
 def rows_of_all(
-    room: Mailroom, clients: np.ndarray, asked: np.ndarray
+    room: Mailroom, clients: np.ndarray, wanted: CollaborationGraph | None
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield `(j, copy of its row)` of these clients on every rank with clients. Collective.
 
-    `asked`, bool `[ranks, N]`, says which rank wants whose row. A rank gets each once: as many at a
-    time as the window has slots, at most MOST_ROWS if no graph says how wide it is.
+    With a graph a rank gets only what its clients want; each row once, as many at a time
+    as the window has slots, or at most MOST_ROWS if no budget says how wide it is.
     """
-    placement, rank = room.placement, room.placement.world.rank
-    n, k, owner = placement.n, len(placement.ids), placement.owner
-    limit = room.capacities[0]
-    most = n if room.any_budget else min(n, limits.MOST_ROWS)
-    limit = np.where(limit > 0, limit, room.row_limits[0])  # a rank without budgets limits nobody
-    width = rows_per_pass(limit, placement.per_rank, most)
+    placement, owner = room.placement, room.placement.owner
+    n, k, rank = placement.n, len(placement.ids), placement.world.rank
+    most = n if room.wanted.any() else min(n, limits.MOST_ROWS)
+    # a rank without budgets makes no pass narrow
+    capacity = np.where(room.capacities[0] > 0, room.capacities[0], room.row_limits[0])
+    width = rows_per_pass(capacity, placement.per_rank, most)
     slots = min(width, n - k) if k else 0  # so that later passes need no other window
     ranks, receivers = np.unique(owner, return_index=True)  # one client receives for its rank
-    away = asked[ranks] & (owner != ranks[:, None])
-    wanted = asked[rank] | (owner == rank)
+    away, gets = owner != ranks[:, None], np.full(n, k > 0)
+    if wanted is not None:
+        asked = np.zeros((placement.world.size, n), bool)
+        asked[owner[wanted.receivers()], wanted.senders] = True
+        away &= asked[ranks]
+        gets &= asked[rank] | (owner == rank)
     for first in range(0, len(clients), width):
-        some = clients[first : first + width]
+        senders = clients[first : first + width]
         room.meet("the next pass of fed.every_row")
-        to, of = np.nonzero(away[:, some])
-        graph = CollaborationGraph.from_edges(n, receivers[to], some[of])
+        to, of = np.nonzero(away[:, senders])
+        graph = CollaborationGraph.from_edges(n, receivers[to], senders[of])
         arrived = room.put(graph, slots=slots)
         with room.log.clock("exchange"):
-            for j in some[wanted[some]].tolist() if k else []:
+            for j in senders[gets[senders]].tolist():
                 yield j, arrived.copies([j])[0]
         room.check(arrived.sending)  # the next pass puts the rows that are staged still

@@ -18,11 +18,12 @@ class Placement:
         self.owner = place(n_train, world.size)  # the rank of every client [N]
         # all clients, rank by rank and heaviest first; the row of every client on its rank
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
-        self.ids = self.rank_by_rank[self.owner[self.rank_by_rank] == world.rank]  # of this rank [K]
+        mine = self.owner[self.rank_by_rank] == world.rank
+        self.ids = self.rank_by_rank[mine]  # of this rank [K]
         self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
 
     def graph_of(self, senders: Sequence[Senders]) -> CollaborationGraph:
-        """Return on every rank the graph of which each rank gives the senders of its clients `[K]`. Collective."""
+        """Return on every rank the graph of all ranks' lists of senders `[K]`. Collective."""
         counts = np.array([len(s) for s in senders], np.int64)
         receivers = np.repeat(self.rank_by_rank, self._rank_by_rank(counts, self.owner))
         mine = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, senders)]).astype(np.int64)
@@ -31,9 +32,9 @@ class Placement:
         )
 
     def to_root(self, rows: np.ndarray, clients: slice | None = None) -> np.ndarray | None:
-        """Return on root `[N, ...]` in client order, elsewhere None, from every rank's `[K, ...]`. Collective.
+        """Return on root `[N, ...]` in client order from every rank's `[K, ...]`. Collective.
 
-        `clients` says of which; None: of all.
+        Elsewhere None. `clients` says of which; None: of all.
         """
         first, end = (0, self.n) if clients is None else (clients.start, clients.stop)
         order = self.rank_by_rank[(self.rank_by_rank >= first) & (self.rank_by_rank < end)]
@@ -42,7 +43,7 @@ class Placement:
         return None if gathered is None else gathered[np.argsort(order)]
 
     def gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return on root `[N, ...]` from every rank's `[K, ...]`, by name; elsewhere {}. Collective.
+        """Return on root `[N, ...]` from every rank's `[K, ...]`, by name, else {}. Collective.
 
         They travel together as float64, which holds whole numbers up to 2^53.
         """
@@ -59,7 +60,7 @@ class Placement:
         }
 
     def of_all(self, rows: np.ndarray) -> np.ndarray:
-        """Return on every rank `[N, ...]` in client order from every rank's `[K, ...]`. Collective."""
+        """Return `[N, ...]` in client order from every rank's `[K, ...]`. Collective."""
         return self._rank_by_rank(rows, self.owner)[np.argsort(self.rank_by_rank)]
 
     def _rank_by_rank(self, rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
