@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, under any number of ranks, damaged or not, and only for the same Run."""
+"""Checkpoints: what goes in comes out, on any number of ranks, and only for the same Run."""
 
 import contextlib
 import errno
@@ -46,30 +46,32 @@ def cut(after_3, tmp_path) -> Path:
 
 @contextlib.contextmanager
 def begun(out: Path, still_ours=lambda: None, **job: object):
-    """Give (the Federation of the small run after round 0, its state, its Recorder, its Checkpoints)."""
+    """Give the Federation of the small run after round 0, its state, Recorder and Checkpoints."""
     fed = federation(starts.small(), out=str(out))
     recorder = Recorder(out, fed.run, vars(fed.provenance), {"time": "now"}, still_ours=still_ours)
     fed.begin_round(0)
     state = find("method", fed.run.method).init(fed)
     try:
-        yield fed, state, recorder, Checkpoints(out, fed.run.key(), Job(out=str(out), **job), fed.world, still_ours)
+        job = Job(out=str(out), **job)
+        store = Checkpoints(out, fed.run.key(), job, fed.world, still_ours)
+        yield fed, state, recorder, store
     finally:
         recorder.abandon()
         fed.close()
 
 
 def newest(out: Path, kind: str, which: int = -1) -> Path:
-    """Return the newest generation's file of a kind: manifest, shard or results; with -2 that of the one before."""
+    """Return a manifest, shard or results of the newest generation, with -2 of the one before."""
     return sorted(Path(f"{out}.checkpoint").glob(f"*.{kind}.h5"))[which]
 
 
 def test_a_cut_run_goes_on_to_the_same_numbers(cut, undisturbed):
-    assert starts.checkpoint_rounds(cut) == [1, 2]  # two generations; round 3 was recorded, not kept
+    assert starts.checkpoint_rounds(cut) == [1, 2]  # round 3 was recorded, not saved
     with Result(cut) as result:
         assert len(result["round/number"]) == 4
     assert starts.same(starts.here(cut), undisturbed)
     assert starts.times_started(cut) == 2
-    assert [p.name for p in cut.parent.iterdir()] == ["run.h5"]  # neither checkpoints nor lock are left
+    assert [*cut.parent.iterdir()] == [cut]  # neither checkpoints nor lock
 
 
 def test_ranks_may_change(tmp_path):
@@ -83,24 +85,29 @@ def test_ranks_may_change(tmp_path):
         starts.wait_for(lambda t=t: t in starts.checkpoint_rounds(out), process)
         process.send_signal(signal.SIGUSR1)
         starts.finish(process, 75)
-        assert len(list(tmp_path.glob("run.h5.checkpoint/*.shard.h5"))) == 2 * 3  # of two generations
+        # of two generations
+        assert len(list(tmp_path.glob("run.h5.checkpoint/*.shard.h5"))) == 2 * 3
     assert starts.same(starts.here(out, fields), whole)
     with Result(out) as result:
         assert [s["ranks"] for s in result.starts()] == [2, 4, 1]
     assert {path.suffix for path in tmp_path.iterdir()} == {".h5", ".held"}
 
 
+def shorten(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
 DAMAGES = {
     "shard row": lambda out: flip(newest(out, "shard"), share=0.5),
     "shard head": lambda out: flip(newest(out, "shard"), 0),
-    "shard cut": lambda out: newest(out, "shard").write_bytes(newest(out, "shard").read_bytes()[:5000]),
+    "shard cut": lambda out: shorten(newest(out, "shard"), 5000),
     "shard gone": lambda out: newest(out, "shard").unlink(),
-    "shard of before": lambda out: newest(out, "shard").write_bytes(newest(out, "shard", -2).read_bytes()),
+    "shard of before": lambda out: shutil.copy(newest(out, "shard", -2), newest(out, "shard")),
     "manifest": lambda out: flip(newest(out, "manifest"), share=0.3),
     "results copy": lambda out: flip(newest(out, "results"), share=0.9),
     # what the newest checkpoint brings back
     "results file gone": lambda out: out.unlink(),
-    "results file cut": lambda out: out.write_bytes(out.read_bytes()[:3000]),
+    "results file cut": lambda out: shorten(out, 3000),
 }
 
 
@@ -110,11 +117,12 @@ def test_a_damaged_newest_falls_back(cut, capfd, undisturbed, damage):
     assert starts.same(starts.here(cut), undisturbed)
     warnings = [line for line in capfd.readouterr().err.splitlines() if line]
     assert len(warnings) == ("results file" not in damage)
-    assert all("is damaged (" in line and "); going back to the one before" in line for line in warnings)
+    for line in warnings:
+        assert "is damaged (" in line and "); going back to the one before" in line
 
 
 def test_a_damaged_generation_does_not_displace_whole_ones(cut, undisturbed):
-    """Rounds 2 and 3 are kept, 3 is damaged: after two more saves the two kept are those, and both whole."""
+    """The newest of two is damaged: after two more saves both are whole."""
     assert starts.checkpoint_rounds(cut) == [1, 2]
     flip(newest(cut, "shard"), share=0.5)
     starts.cut_after(3, cut)  # goes on from round 1 and saves round 2 once more
@@ -127,7 +135,7 @@ def test_a_first_round_torn_while_it_was_written_is_no_obstacle(tmp_path, undist
     out = tmp_path / "run.h5"
     starts.cut_after(0, out, checkpoint_every="never")
     assert starts.checkpoint_rounds(out) == []
-    out.write_bytes(out.read_bytes()[:3000])
+    shorten(out, 3000)
     assert starts.same(starts.here(out), undisturbed)
 
 
@@ -145,12 +153,13 @@ def test_what_a_kill_at_the_very_end_leaves_is_removed(tmp_path, undisturbed):
 
 
 def test_a_later_version_is_neither_replaced_nor_gone_on_with(cut, tmp_path, undisturbed):
-    """The result where a kill left the folder of checkpoints beside it, and the copy of the results in a checkpoint."""
+    """A result beside a killed run's checkpoints, and the copy of the results in a checkpoint."""
     out = Path(shutil.copy(undisturbed, tmp_path / "run.h5"))
-    with h5py.File(out, "a") as file:  # whose checksum is then another one: the schema is looked at first
+    with h5py.File(out, "a") as file:  # its checksum is wrong, but the schema is checked first
         file.attrs["schema"] = 99
     Path(f"{out}.checkpoint").mkdir()
-    refused(f"has schema 99; this version of dpfl_mpi reads up to {result.SCHEMA}", starts.here, out)
+    known = f"this version of dpfl_mpi reads up to {result.SCHEMA}"
+    refused(f"has schema 99; {known}", starts.here, out)
     with pytest.MonkeyPatch.context() as patch:
         for module in (recorder, result):
             patch.setattr(module, "SCHEMA", 99)
@@ -170,7 +179,8 @@ def test_what_a_save_that_failed_has_left_is_removed(cut):
 def test_both_damaged_is_an_error(cut):
     for path in Path(f"{cut}.checkpoint").glob("*.manifest.h5"):
         flip(path, share=0.5)
-    refused("no checkpoint in ... is whole (its manifest, or ...); start over with --fresh", starts.here, cut)
+    whole = "no checkpoint in ... is whole (its manifest, or ...); start over with --fresh"
+    refused(whole, starts.here, cut)
     starts.here(cut, fresh=True)
 
 
@@ -185,7 +195,7 @@ def test_another_run_is_refused_with_the_fields(cut):
 
 
 def test_fresh_starts_over_but_not_when_requeued(cut, tmp_path, monkeypatch):
-    """It is not forgotten either where the requeued job has nothing to go on from: stopped before it had replaced the old file."""
+    """A requeued job without a checkpoint starts over: it had not yet replaced the old file."""
     other = starts.here(tmp_path / "other.h5", starts.small(seed=7))
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert starts.times_started(starts.here(cut, fresh=True)) == 2
@@ -198,7 +208,8 @@ def test_fresh_starts_over_but_not_when_requeued(cut, tmp_path, monkeypatch):
 def test_root_alone_knows_that_a_job_was_requeued(tmp_path):
     """Not every launcher hands SLURM_RESTART_COUNT on to all ranks: they must stay in step."""
     out = tmp_path / "run.h5"
-    words = '[ "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" != 0 ] || export SLURM_RESTART_COUNT=1; exec "$@"'
+    words = 'rank="${PMI_RANK:-$OMPI_COMM_WORLD_RANK}"'
+    words += '; [ "$rank" != 0 ] || export SLURM_RESTART_COUNT=1; exec "$@"'
     starts.finish(starts.start(2, ["sh", "-c", words, "sh", *starts.command(out, fresh=True)]))
     with Result(out) as result:
         assert result.finished
@@ -231,12 +242,13 @@ def test_every_kind_of_state_comes_back():
 
 
 def test_checkpoint_every_takes_rounds_a_time_or_never():
-    taken = {"3": ("rounds", 3), "90s": ("seconds", 90), "1.5min": ("seconds", 90), "2h": ("seconds", 7200)}
-    for text, (unit, amount) in (taken | {"never": ("never", 0)}).items():
+    taken = {"3": ("rounds", 3), "90s": ("seconds", 90), "1.5min": ("seconds", 90)}
+    for text, values in (taken | {"2h": ("seconds", 7200), "never": ("never", 0)}).items():
         every = parse("checkpoint_every", text)
-        assert (str(every), every.unit, every.amount) == (text, unit, amount)
+        assert (str(every), every.unit, every.amount) == (text, *values)
+    allowed = "--checkpoint_every is ...; allowed is a number of rounds"
     for wrong in ("", "0", "-1", "5 minutes", "min", "1d"):
-        refused("--checkpoint_every is ...; allowed is a number of rounds", Job, checkpoint_every=wrong)
+        refused(allowed, Job, checkpoint_every=wrong)
 
 
 def test_nothing_is_replaced_or_deleted_once_the_lock_is_lost(tmp_path):
@@ -252,7 +264,8 @@ def test_nothing_is_replaced_or_deleted_once_the_lock_is_lost(tmp_path):
         theirs.touch()
         lost.append(True)
         anew = Recorder(out, fed.run, {"parameters": 2}, {"time": "later"})  # the other run's
-        refused("has the lock", store.save, fed, state, anew)  # `recorder` would refuse before `save` asks
+        # `recorder` would refuse before `save` asks
+        refused("has the lock", store.save, fed, state, anew)
         refused("has the lock", store.clear)
         assert theirs.exists() and starts.checkpoint_rounds(out) == [0]
         anew.abandon()
@@ -261,19 +274,21 @@ def test_nothing_is_replaced_or_deleted_once_the_lock_is_lost(tmp_path):
     assert out.read_bytes() == made
 
 
-# data that were prepared anew --------------------------------------------------------------------------------------------
+# data that were prepared anew ---------------------------------------------------------------------
 SHIPPED = {"dataset": "cifar10", "partition": "pathological", "classes_per_client": 2}
 
 
 def stage(seed: int, labels: int = 0) -> None:
-    """Prepare CIFAR-10's file in its usual place from small pictures; `seed` draws them, `labels` turns their classes."""
-    x, i = np.random.default_rng(seed).integers(0, 255, (640, 8, 8, 3)).astype(np.uint8), np.arange(640)
-    prepare.write(arrays_of(x, i // (1 + labels) % 10, test=i >= 480), "cifar10", Path("data/cifar10.h5"))
+    """Prepare CIFAR-10's file from small drawn pictures; `labels` changes their classes."""
+    x = np.random.default_rng(seed).integers(0, 255, (640, 8, 8, 3)).astype(np.uint8)
+    i = np.arange(640)
+    data = arrays_of(x, i // (1 + labels) % 10, test=i >= 480)
+    prepare.write(data, "cifar10", Path("data/cifar10.h5"))
 
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """The small run on a shipped data set, in a folder with its data: the key of the Run does not have their content."""
+    """The small run on a shipped data set, whose content the key of the Run does not have."""
     monkeypatch.chdir(tmp_path)
     stage(1)
     fields = {n: v for n, v in starts.small(**SHIPPED).items() if n != "data"}
@@ -284,10 +299,11 @@ def shipped(tmp_path, monkeypatch):
 def test_a_checkpoint_is_not_mixed_with_data_made_anew(shipped):
     whole, out = starts.here(Path("whole.h5"), shipped), Path("run.h5")
     starts.cut_after(3, out, shipped)
-    for again, different in (((2, 0), "content of the data"), ((1, 1), "content of the data, partition")):
+    content = "content of the data"
+    for again, different in (((2, 0), content), ((1, 1), f"{content}, partition")):
         stage(*again)
-        said = f"a checkpoint of a run on other data (different: {different}); bring back the data"
-        refused(said, starts.here, out, shipped)
+        other = f"a checkpoint of a run on other data (different: {different})"
+        refused(f"{other}; bring back the data", starts.here, out, shipped)
     stage(1)
     assert starts.same(starts.here(out, shipped), whole)
 
@@ -297,8 +313,8 @@ def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
     before, then = out.read_bytes(), file_sha256(Path("data/cifar10.h5"))
     stage(2)
     now = file_sha256(Path("data/cifar10.h5"))
-    said = f"other data: data/cifar10.h5 has the sha256 {now[:12]} now, and had {then[:12]} then; bring back those data"
-    refused(said, starts.here, out, shipped)
+    hashes = f"data/cifar10.h5 has the sha256 {now[:12]} now, and had {then[:12]} then"
+    refused(f"other data: {hashes}; bring back those data", starts.here, out, shipped)
     assert then != now and out.read_bytes() == before
     Path("data/cifar10.h5").unlink()
     starts.here(out, shipped, quiet=False)  # a result stands without its data
@@ -315,10 +331,12 @@ def test_tuning_does_not_start_from_models_of_other_data(shipped, capfd):
     fields = shipped | {"method": "local", "rounds": 2}
     base = starts.here(Run(**fields).path("results"), fields, save_models=True)
     stage(2)
-    tuned = starts.here(Path("tuned.h5"), fields | {"finetune_epochs": 1}, results="results")
-    assert "of other data or another partition: its rounds are computed here" in capfd.readouterr().err
+    tuned = fields | {"finetune_epochs": 1}
+    beside = starts.here(Path("tuned.h5"), tuned, results="results")
+    why = "of other data or another partition: its rounds are computed here"
+    assert why in capfd.readouterr().err
     base.unlink()
-    assert starts.same(tuned, starts.here(Path("alone.h5"), fields | {"finetune_epochs": 1}, results="results"))
+    assert starts.same(beside, starts.here(Path("alone.h5"), tuned, results="results"))
 
 
 def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_path, monkeypatch):
@@ -326,13 +344,14 @@ def test_a_finished_result_of_an_older_version_of_the_numbers_is_not_found(tmp_p
     before, version = out.read_bytes(), recorder.NUMERICS
     for module in (result, recorder, checkpoint):
         monkeypatch.setattr(module, "NUMERICS", version + 1)
-    refused(f"computed under version {version} of the numbers; it is {version + 1} now", starts.here, out)
+    versions = f"computed under version {version} of the numbers; it is {version + 1} now"
+    refused(versions, starts.here, out)
     assert out.read_bytes() == before
     with Result(starts.here(out, fresh=True)) as anew:
         assert anew.finished and anew.fact("numerics") == str(version + 1)
 
 
-# what a state may hold ---------------------------------------------------------------------------------------------------
+# what a state may hold ----------------------------------------------------------------------------
 def test_a_bug_is_no_error_of_the_disk(tmp_path):
     with begun(tmp_path / "run.h5") as (fed, state, recorder, store):
         state["shared"]["odd"] = {1}
@@ -344,6 +363,7 @@ def test_a_full_disk_names_the_round_that_is_whole(tmp_path, monkeypatch):
     with begun(tmp_path / "run.h5", fresh=True) as (fed, state, recorder, store):
         store.save(fed, state, recorder)
         monkeypatch.setattr(recorder, "copy", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
-        said = refused("", store.save, fed, state, recorder)
-    whole = "the one of round 0 is whole, and the same command without --fresh goes on from there"
-    assert said == f"the checkpoint in {store.folder} cannot be written: No space left on device; {whole}"
+        error = refused("", store.save, fed, state, recorder)
+    full = f"the checkpoint in {store.folder} cannot be written: No space left on device"
+    again = "the same command without --fresh goes on from there"
+    assert error == f"{full}; the one of round 0 is whole, and {again}"

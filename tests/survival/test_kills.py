@@ -1,5 +1,4 @@
-"""How a run ends. Without notice: a rank, root or mpirun is killed, a disk is full, clients diverge. With notice: signals, the end of an allocation,
-the grace time, hangs; how it leaves then, and with which exit code."""
+"""How a run ends: by kills, full disks, divergence; by signals, the end of an allocation, hangs."""
 
 import contextlib
 import mmap
@@ -27,7 +26,7 @@ from dpfl_mpi.storage.lock import born
 from dpfl_mpi.survival import signals
 from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
 
-# who, and while it does what
+# what is killed, and while it does what
 KILLS = ("rank", "start"), ("root", "writing"), ("mpirun", "round"), ("rank", "writing")
 SLOW = """
 from dpfl_mpi.survival import checkpoint
@@ -40,50 +39,58 @@ checkpoint.write = write
 """
 
 
-def kill_once(out: Path, fields: dict, target: str, moment: str, rng: random.Random, segments: set[str]) -> bool:
-    """Start (or continue) the run and kill something of it at a random moment; return whether it was killed before its end."""
-    process = starts.start(2, starts.held("False", out, -1, SLOW, fields=fields, checkpoint_every=1, quiet=True))
-    starts.wait_for(lambda: process.poll() is not None or len(starts.ranks_of(process.pid)) == 2)
-    victims = starts.ranks_of(process.pid)
-    goal = max(starts.checkpoint_rounds(out), default=-1) + rng.randint(1, 6)
-    while moment != "start" and process.poll() is None and max(starts.checkpoint_rounds(out), default=-1) < goal:
+def kill_once(
+    out: Path, fields: dict, target: str, moment: str, rng: random.Random, segments: set[str]
+) -> bool:
+    """Start or continue the run and kill at random; return whether that was before its end."""
+    job = {"fields": fields, "checkpoint_every": 1, "quiet": True}
+    process = starts.start(2, starts.held("False", out, -1, SLOW, **job))
+    running = lambda: process.poll() is None  # noqa: E731
+    last = lambda: max(starts.checkpoint_rounds(out), default=-1)  # noqa: E731
+    starts.wait_for(lambda: not running() or len(starts.ranks_of(process.pid)) == 2)
+    ranks = starts.ranks_of(process.pid)
+    goal = last() + rng.randint(1, 6)
+    while moment != "start" and running() and last() < goal:
         time.sleep(0.002)
-    while moment == "writing" and process.poll() is None and not list(Path(f"{out}.checkpoint").glob(".*.part")):
+    folder = Path(f"{out}.checkpoint")
+    while moment == "writing" and running() and not list(folder.glob(".*.part")):
         time.sleep(0.002)
     time.sleep(rng.random() * {"start": 2, "round": 0.3, "writing": 0.05}[moment])
-    for victim in victims:
-        segments.update(mapped(str(victim)))
-    if process.poll() is None:
+    for rank in ranks:
+        segments.update(mapped(str(rank)))
+    if running():
         with contextlib.suppress(ProcessLookupError, IndexError):
-            os.kill({"rank": victims[-1:], "root": victims[:1], "mpirun": [process.pid]}[target][0], signal.SIGKILL)
+            victims = {"rank": ranks[-1:], "root": ranks[:1], "mpirun": [process.pid]}
+            os.kill(victims[target][0], signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     # ranks follow a killed mpirun by themselves
-    starts.wait_for(lambda: not any(map(born, victims)), timeout=60)
+    starts.wait_for(lambda: not any(map(born, ranks)), timeout=60)
     assert process.returncode != 2, err
     return process.returncode != 0
 
 
 @pytest.mark.timeout(900)
 def test_kills_at_random_moments_change_nothing(tmp_path):
-    fields, rng, segments, out = starts.small(rounds=25), random.Random(6), set(), tmp_path / "run.h5"
+    fields, rng, segments = starts.small(rounds=25), random.Random(6), set()
+    out = tmp_path / "run.h5"
     whole = starts.here(tmp_path / "whole.h5", fields)
     for target, moment in KILLS:
         while not kill_once(out, fields, target, moment, rng, segments):
             assert starts.same(out, whole)
             out.unlink()
         if out.exists():
-            with Result(out) as result:  # it opens, whatever happened
+            with Result(out) as result:
                 assert result.state.startswith(("running", "stopped", "finished"))
     for name in filter(os.path.exists, segments):
         os.utime(name, (1, 1))  # what was killed counts as abandoned only by its age
     starts.finish(starts.start(2, starts.command(out, fields, quiet=True)))
     assert starts.same(out, whole)
-    assert segments and not [name for name in segments if os.path.exists(name)]  # nothing of ours stays in /dev/shm
+    assert segments and not [*filter(os.path.exists, segments)]  # nothing of ours in /dev/shm
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "whole.h5"]
 
 
 def test_only_what_nobody_uses_is_removed(tmp_path):
-    """Of what is named as MPICH's in /dev/shm: an old file goes; one just made or mapped by a process, a link and what it leads to stay."""
+    """Of files named as MPICH's an old one goes; a new or mapped one and a link stay."""
     names = [Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_{i}") for i in range(4)]
     victim = tmp_path / "victim"
     try:
@@ -92,14 +99,16 @@ def test_only_what_nobody_uses_is_removed(tmp_path):
         names[3].symlink_to(victim)
         for path in (*names[:2], names[3], victim):
             os.utime(path, (time.time() - 2 * ABANDONED_S,) * 2, follow_symlinks=False)
-        odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))  # another program's, not in UTF-8
+        # another program's, not in UTF-8
+        odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
         odd.write_bytes(bytes(4096))
         with contextlib.ExitStack() as stack:
             for path in (names[1], odd):
                 file = stack.enter_context(path.open("rb"))
                 stack.enter_context(mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ))
             remove_left()
-        assert [path.exists() for path in (*names, victim)] == [False, True, True, True, True]
+        there = [path.exists() for path in (*names, victim)]
+        assert there == [False, True, True, True, True]
     finally:
         for path in names:
             path.unlink(missing_ok=True)
@@ -110,7 +119,8 @@ def small_disk(tmp_path):
     """A folder with 3 MB of room."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], capture_output=True, text=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder]
+    done = subprocess.run(mount, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"no small disk here: {done.stderr.strip()}")
     yield folder
@@ -121,7 +131,8 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
     """Full from round 3 on; with room again the run goes on."""
     out, filler = small_disk / "run.h5", small_disk / "filler"
     there = f"os.chdir({str(small_disk)!r})"
-    process = starts.start(2, starts.held("not os.path.exists('full')", out, before=there, checkpoint_every=1))
+    full = "not os.path.exists('full')"
+    process = starts.start(2, starts.held(full, out, before=there, checkpoint_every=1))
     starts.wait_for(lambda: 2 in starts.checkpoint_rounds(out), process)
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
@@ -137,7 +148,7 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, *places: tuple[int, int, float]) -> None:
-    """Let a number of a client's model be another one after its training: (round, client, number)."""
+    """Change a number of clients' models after their training: (round, client, number)."""
     train = Federation.local_opt
 
     def local_opt(fed, w_KW, *args, **kwargs):
@@ -157,7 +168,8 @@ def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path,
     base = starts.here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
     tuned = fields | {"finetune_epochs": 2}
     from_file = starts.here(tmp_path / "file.h5", tuned, results=str(tmp_path))
-    assert starts.same(from_file, starts.here(tmp_path / "again.h5", tuned, results=str(tmp_path / "elsewhere")))
+    elsewhere = str(tmp_path / "elsewhere")
+    assert starts.same(from_file, starts.here(tmp_path / "again.h5", tuned, results=elsewhere))
     with Result(from_file) as result, Result(base) as before:
         assert np.isfinite(result["best/test_acc"]).all()
         assert result["best/test_acc"][2] == before["best/test_acc"][2]
@@ -166,7 +178,8 @@ def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path,
 
 def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch, digits_file):
     """It is scored with its last finite best, and no one averages with it."""
-    poisoned(monkeypatch, (1, 2, np.nan), (2, 4, 5000.0))  # finite, but beyond what exact sums hold
+    # the second is finite, but beyond what exact sums hold
+    poisoned(monkeypatch, (1, 2, np.nan), (2, 4, 5000.0))
     more = {"data": str(digits_file), "min_per_class": None, "budget": "inf", "augment": True}
     fields = starts.small(on_divergence="exclude", **more)
     whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
@@ -180,16 +193,18 @@ def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeyp
         assert result.graph(4).any()
         assert result["best/round"][2] == 0 and result["best/round"][4] <= 1
         assert result["best/test_acc"][2] == result["round/test_acc"][0, 2]
-        assert np.isnan(result["round/val_acc"][1:, 2]).all() and np.isnan(result["round/val_acc"][2:, 4]).all()
+        assert np.isnan(result["round/val_acc"][1:, 2]).all()
+        assert np.isnan(result["round/val_acc"][2:, 4]).all()
         assert np.isfinite(np.delete(result["round/val_loss"], [2, 4], 1)).all()
-        assert np.isfinite(result["model/best"]).all() and np.isfinite(result["best/test_acc"]).all()
+        for name in ("model/best", "best/test_acc"):
+            assert np.isfinite(result[name]).all()
 
 
-# with notice ------------------------------------------------------------------------------------------------------------------
+# with notice -------------------------------------------------------------------------------------
 ALONE = World(MPI.COMM_SELF)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
     out = tmp_path / "run.h5"
     process = starts.start(2, starts.held(starts.UNHEARD, out, checkpoint_every="5min"))
@@ -197,7 +212,8 @@ def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
     starts.tell(process, number)
     process.send_signal(signal.SIGCONT)  # Slurm does: the flag stays up
     message = starts.finish(process, signals.REQUEUE)
-    assert f"stopped after round 3 of 4 ({number.name}); the same command goes on from there" in message
+    again = "the same command goes on from there"
+    assert f"stopped after round 3 of 4 ({number.name}); {again}" in message
     assert starts.checkpoint_rounds(out) == [3] and not out.with_name("run.h5.lock").exists()
     with Result(out) as result:
         assert result.state == "stopped after round 3"
@@ -205,9 +221,10 @@ def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
 
 def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
     if starts.open_mpi():
-        pytest.skip("Open MPI's mpirun ends its ranks within a second of Ctrl-C, whatever they do: as after kill -9")
+        pytest.skip("Open MPI's mpirun ends its ranks within a second of Ctrl-C, as kill -9 does")
     out = tmp_path / "run.h5"
-    process = starts.start_in_terminal(2, starts.held(starts.UNHEARD, out, checkpoint_every="5min", quiet=True))
+    words = starts.held(starts.UNHEARD, out, checkpoint_every="5min", quiet=True)
+    process = starts.start_in_terminal(2, words)
     starts.wait_for(Path(f"{out}.held").exists, process)
     # the terminal sends INT to its whole foreground group, mpirun included
     shown, _ = process.communicate("\x03", timeout=280)
@@ -217,17 +234,24 @@ def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
     assert starts.same(starts.here(out), undisturbed) and starts.times_started(out) == 2
 
 
+EARLY = """
+import os, runpy, sys
+class Early:
+    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == "numpy" else None
+sys.meta_path.insert(0, Early())
+runpy.run_module("dpfl_mpi", {}, "__main__", True)
+"""
+
+
 def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
-    early = "class Early:\n    find_spec = lambda self, name, *_: os.kill(os.getpid(), 2) if name == 'numpy' else None"
-    code = f"import os, runpy, sys\n{early}\nsys.meta_path.insert(0, Early())\nrunpy.run_module('dpfl_mpi', {{}}, '__main__', True)"
-    flags = ["--method=local", "--clients=3", "--rounds=2", f"--out={tmp_path / 'run.h5'}", "--grace=200", "--quiet"]
-    done = ended(sys.executable, "-c", code, *flags, cwd=tmp_path)
-    said = "stopped after round 0 of 2 (SIGINT); the same command goes on from there\n"
-    assert (done.returncode, done.stdout, done.stderr) == (signals.REQUEUE, "", said)
+    flags = ["--method=local", "--clients=3", "--rounds=2", "--grace=200", "--quiet"]
+    done = ended(sys.executable, "-c", EARLY, *flags, f"--out={tmp_path / 'run.h5'}", cwd=tmp_path)
+    text = "stopped after round 0 of 2 (SIGINT); the same command goes on from there\n"
+    assert (done.returncode, done.stdout, done.stderr) == (signals.REQUEUE, "", text)
 
 
 def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_path, undisturbed):
-    """Round 2 is kept; after two starts from there that keep nothing the same command would do no better."""
+    """Round 2 is saved; after two starts from there that save nothing the exit code is 76."""
     out, messages = tmp_path / "run.h5", []
     starts.cut_after(3, out)
     for number, code in ((2, signals.REQUEUE), (3, signals.STALLED)):
@@ -236,7 +260,8 @@ def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_p
         process.send_signal(signal.SIGUSR1)
         messages.append(starts.finish(process, code))
         assert not Path(f"{out}.lock").exists()  # it may go on elsewhere at once
-    assert "round 3 would outlast --grace 1, stopped at once; the same command replays it" in messages[0]
+    late = "round 3 would outlast --grace 1, stopped at once"
+    assert f"{late}; the same command replays it" in messages[0]
     assert "two starts in a row kept no new checkpoint" in messages[1]
     assert starts.same(starts.here(out), undisturbed)
 
@@ -244,48 +269,52 @@ def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_p
 def test_the_end_of_the_allocation_counts_as_a_signal(monkeypatch):
     monkeypatch.setattr(signals.Heard, "at", 0.0)  # no signal has reached this process
     end, ended = int(time.time()) + 4, []  # (exit code of all ranks, why)
-    monkeypatch.setattr(ALONE, "abort", lambda *said: ended.append(said))
+    monkeypatch.setattr(ALONE, "abort", lambda *arguments: ended.append(arguments))
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
     with signals.Watch(Job(grace=1, fresh=True), ALONE) as watch:
         watch.begin(3)
         starts.wait_for(lambda: ended, timeout=10)
-    ((code, said, _),) = ended
+    ((code, text, _),) = ended
     assert code == signals.REQUEUE and time.time() < end + 1
-    why = "round 3 would outlast --grace 1, stopped at once; the same command without --fresh replays it"
-    assert said.startswith(f"end of the allocation: {why}")
+    late = "round 3 would outlast --grace 1, stopped at once"
+    again = "the same command without --fresh replays it"
+    assert text.startswith(f"end of the allocation: {late}; {again}")
 
 
 @pytest.mark.parametrize(
-    ("job", "days", "asked"), [(Job(), 365, False), (Job(), 40000, False), (Job(grace=1e9), 40000, True)]
+    ("grace", "days", "asked"), [(25, 365, False), (25, 40000, False), (1e9, 40000, True)]
 )
-def test_an_end_that_is_far_away_can_be_waited_for(monkeypatch, job, days, asked):
-    """A job without a limit ends in a year: later than poll can wait. The thread that ends a run in time must live meanwhile."""
+def test_an_end_that_is_far_away_can_be_waited_for(monkeypatch, grace, days, asked):
+    """A job without a limit ends in a year, later than poll can wait; the thread lives on."""
     monkeypatch.setattr(signals.Heard, "at", time.monotonic() if asked else 0.0)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + days * 86400))
-    with signals.Watch(job, ALONE) as watch:
+    with signals.Watch(Job(grace=grace), ALONE) as watch:
         watch.begin(3)
         watch._thread.join(0.3)
         assert watch._thread.is_alive()
 
 
-LEFT = {"58": 58, "12:34": 754, "3:02:01": 10921, "2-03:00:10": 183610, "UNLIMITED": None, "INVALID": None, "": None}
+LEFT = {"58": 58, "12:34": 754, "3:02:01": 10921, "2-03:00:10": 183610}
+LEFT |= dict.fromkeys(("UNLIMITED", "INVALID", ""))
 
 
 @pytest.mark.parametrize(("answer", "left"), LEFT.items())
-def test_squeue_says_when_a_job_ends_where_slurm_does_not(tmp_path, terminal, monkeypatch, answer, left):
+def test_squeue_says_when_a_job_ends(tmp_path, terminal, monkeypatch, answer, left):
     """Slurm before 23.02 has no SLURM_JOB_END_TIME. A job shorter than --grace leaves half-way."""
-    starts.script(tmp_path / "squeue", f'test "$3" = 17 && echo "{answer}"; echo asked >> {tmp_path}/asked')
+    squeue = f'test "$3" = 17 && echo "{answer}"; echo asked >> {tmp_path}/asked'
+    starts.script(tmp_path / "squeue", squeue)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert signals.seconds_left() is None
     assert not (tmp_path / "asked").exists()
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     assert signals.seconds_left() == left
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")  # of an array the last task has the number of all
+    # of an array the last task has the number of all
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     assert signals.seconds_left() is None and job_number() == "17_3"
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
     watch = signals.Watch(Job(grace=100), ALONE)
-    usable = left - min(5, left / 10) if left else float("inf")  # what is left is the script's
+    usable = left - min(5, left / 10) if left else float("inf")  # the rest is the script's
     assert watch.ends - watch.started == pytest.approx(usable)
     assert watch.grace == min(100, usable / 2)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 5))
@@ -309,9 +338,15 @@ def test_the_watchdog_prints_every_stack_and_ends(tmp_path, hangs, code):
     assert starts.checkpoint_rounds(out) == [1, 2]
 
 
-@pytest.mark.parametrize("rounds", [(0, 1), (1,), (8,)], ids=["a new run", "without preprocessing", "one that goes on"])
+ROUNDS = {"a new run": (0, 1), "without preprocessing": (1,), "one that goes on": (8,)}
+
+
+@pytest.mark.parametrize("rounds", ROUNDS.values(), ids=ROUNDS)
 def test_what_comes_before_the_first_round_is_no_round_that_could_not_end(monkeypatch, rounds):
-    """Five hours of reading data, and of preprocessing as round 0, four left: the next is begun. A round of five hours is the last one."""
+    """With four hours left five hours of preprocessing do not keep the next round from its start.
+
+    A round of five hours is the last one.
+    """
     monkeypatch.setattr(signals.Heard, "at", 0.0)  # no signal has reached this process
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 4 * 3600))
     watch = signals.Watch(Job(), ALONE)
@@ -334,6 +369,6 @@ def test_what_goes_on_after_fresh_is_the_command_without_it(tmp_path, monkeypatc
         patch.setattr(signals.Heard, "at", time.monotonic())
         patch.setattr(signals.Heard, "name", "SIGINT")
         starts.here(out, fresh=True)
-    said = "stopped after round 0 of 4 (SIGINT); the same command without --fresh goes on from there"
-    assert str(leave.value) == said
+    again = "the same command without --fresh goes on from there"
+    assert str(leave.value) == f"stopped after round 0 of 4 (SIGINT); {again}"
     assert starts.same(starts.here(out), undisturbed) and starts.times_started(out) == 2
