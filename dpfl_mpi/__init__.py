@@ -7,10 +7,12 @@ The way in is `python -m dpfl_mpi` (see `__main__.py`), or in Python `dpfl_mpi.r
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpfl_mpi.version import VERSION
+
 if TYPE_CHECKING:
     from dpfl_mpi.api import Result, run
 
-__version__ = "0.1.0"  # said once
+__version__ = VERSION
 __all__ = ["Result", "__version__", "run"]
 
 

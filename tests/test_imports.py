@@ -12,7 +12,7 @@ from launch import ROOT, ended, mpirun
 PACKAGE = ROOT / "dpfl_mpi"
 # from the ground to what a user types; a room does not use its neighbours on the same floor
 FLOORS = (
-    "errors",
+    "errors version",
     "streams plugins graph storage",
     "settings",
     "mpi data",

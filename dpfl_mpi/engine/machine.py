@@ -9,11 +9,11 @@ import h5py
 import numpy as np
 import torch
 
-from dpfl_mpi import __version__
 from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.mpi.launcher import output
 from dpfl_mpi.storage.files import system
+from dpfl_mpi.version import VERSION
 
 GIT_S = 10  # seconds that git may take
 # facts of a start on which the last bits depend
@@ -46,7 +46,7 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "block": max((b.stop - b.start for b in backend.blocks), default=0),
         "commit": output(git, GIT_S).partition("\n")[0],  # "" where this is no checkout
-        "versions": {"dpfl_mpi": __version__, "python": platform.python_version()} | libraries,
+        "versions": {"dpfl_mpi": VERSION, "python": platform.python_version()} | libraries,
     }
 
 
