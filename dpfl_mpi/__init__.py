@@ -1,7 +1,7 @@
-"""Decentralized Personalized Federated Learning over MPI: every client picks, under a budget, whose models to average with.
+"""Decentralised Personalised Federated Learning over MPI.
 
-The way in is `python -m dpfl_mpi` (see `__main__.py`), or in Python `dpfl_mpi.run` and `dpfl_mpi.Result` (see `api.py`); the way down is
-`__main__` -> `train` -> `federation` -> `methods/dpfl.py`.
+Each client chooses, under a budget, whose models it averages with its own. Start with
+`python -m dpfl_mpi` (`__main__.py`) or, in Python, with `dpfl_mpi.run` (`api.py`).
 """
 
 from importlib import import_module
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from dpfl_mpi.version import VERSION
 
 if TYPE_CHECKING:
-    from dpfl_mpi.api import Result, run
+    from dpfl_mpi.api import Result, model, plot, run, sweep
 
 __version__ = VERSION
-__all__ = ["Result", "__version__", "run"]
+__all__ = ["Result", "__version__", "model", "plot", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return `run`, `Result` or `api`: what stands behind them is imported with their first use."""
+    """Return a name of `api`, which is imported at the first use."""
     if name not in {*__all__, "api"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     api = import_module("dpfl_mpi.api")

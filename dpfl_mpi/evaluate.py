@@ -1,4 +1,7 @@
-"""Scores the models that a run saved: `python -m dpfl_mpi.evaluate RESULT --data FILE` (needs torch, no MPI)."""
+"""Score the models that a run saved: `python -m dpfl_mpi.evaluate RESULT --data FILE`.
+
+It needs torch, but no MPI.
+"""
 
 import argparse
 from pathlib import Path
@@ -14,132 +17,185 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
 from dpfl_mpi.storage.files import check_apart, write_csv
 
-CHUNK = 256  # images scored at once: what a small network makes of them fits a core's cache
-WHERE = {"all": "the whole test set", "classes": "all test samples of their classes", "own": "their own {} samples"}
-OfClients = list[np.ndarray]  # of each client its samples, or what each of them counts
+CHUNK_IMAGES = 256  # scored at once: activations of a small network fit a core's cache
+SAMPLES = {
+    "all": "the whole test set",
+    "classes": "all test samples of their classes",
+    "own": "their own {} samples",
+}
+ByClient = list[np.ndarray]  # an array of samples, or of their weights, for each client
 
 
-def samples(result: Result, source: Source, part: str) -> OfClients:
-    """Return each client's samples of one part, dealt anew as the run dealt them."""
+def samples(result: Result, source: Source, part: str) -> ByClient:
+    """Return each client's samples of one part, as the run dealt them."""
     partition = dealt(result, source, "; score on all with --on all")
     searched = np.zeros(partition.n, np.int64)
-    if part == "val" and result.run.search_share < 1:  # scored were those that the search did not see
+    if part == "val" and result.run.search_share < 1:  # samples of the search are not scored
         partition, searched = search_first(result.run, source.labels["train"], partition)
     return [partition.of(part, k)[searched[k] :] for k in range(partition.n)]
 
 
-def of_classes(result: Result, source: Source, groups: np.ndarray | None = None) -> tuple[OfClients, OfClients]:
-    """Return for each client all clients' test images of its classes, and what each counts, so that a class counts as much as among its own.
+def of_classes(
+    result: Result, source: Source, groups: np.ndarray | None = None
+) -> tuple[ByClient, ByClient]:
+    """Return for each client all clients' test images of its classes, and their weights.
 
-    Where clients differ in nothing but their classes, an accuracy on these is expected to be that on its own, and has less of chance. Clients of
-    different `groups` `[N]` share no images. Images that other clients train on must not be among them (`one_pool`).
+    Weights make a class count as much as among the client's own images. If clients differ only in
+    their classes, the expected accuracy is the same as on their own images, with less variance.
+    Clients of different `groups` `[N]` share no images. Other clients must not train on these
+    images (`one_pool`).
     """
-    partition, labels = dealt(result, source), source.labels["test"]
+    partition = dealt(result, source)
+    labels = source.labels["test"]
     own = [partition.of("test", k) for k in range(partition.n)]
-    groups = np.zeros(partition.n, np.int64) if groups is None else groups
-    pools = {g: np.unique(np.concatenate([own[k] for k in np.flatnonzero(groups == g)])) for g in np.unique(groups)}
+    if groups is None:
+        groups = np.zeros(partition.n, np.int64)
+    pools = {}
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        pools[group] = np.unique(np.concatenate([own[k] for k in members]))
     rows, weights = [], []
-    for mine, pool in zip(own, (pools[g] for g in groups), strict=True):
-        counts, there = (np.bincount(labels[some], minlength=source.classes) for some in (mine, pool))
-        each = (counts / max(len(mine), 1) / np.maximum(there, 1))[labels[pool]]
-        rows.append(pool[each > 0])
-        weights.append(each[each > 0])
+    for images, group in zip(own, groups, strict=True):
+        pool = pools[group]
+        own_C = np.bincount(labels[images], minlength=source.classes)
+        pool_C = np.bincount(labels[pool], minlength=source.classes)
+        weight = (own_C / max(len(images), 1) / np.maximum(pool_C, 1))[labels[pool]]
+        rows.append(pool[weight > 0])
+        weights.append(weight[weight > 0])
     return rows, weights
 
 
 def accuracies(
-    result: Result, source: Source, rows: OfClients, part: str, device: Any, weights: OfClients | None = None
+    result: Result,
+    source: Source,
+    rows: ByClient,
+    part: str,
+    device: Any,
+    weights: ByClient | None = None,
 ) -> np.ndarray:
-    """Return every client's accuracy, 0 to 1, `[N]`, of its best model on its rows of the test or training images; each counts its weight, or as much.
+    """Return the accuracy of every client's best model on its rows, 0 to 1, `[N]`.
 
-    It is nan where a client has no model, as it was never scored.
+    Rows are test images, or training images for other parts. Without `weights` all count alike.
+    A client that was never scored has no model; its accuracy is nan.
     """
     import torch
 
     model = network_of(result, source).to(device)
     pool = "test" if part == "test" else "train"
-    out, read = np.full(len(rows), np.nan), None
+    out = np.full(len(rows), np.nan)
+    last_rows = None
     for k in np.flatnonzero(result["best/round"] >= 0).tolist():
-        chosen = rows[k]
         fill(model, result, k)
-        if chosen is not read:  # with --on all every client has the same rows: read once
-            read = chosen
-            images = torch.from_numpy(source.images(pool, chosen))
+        if rows[k] is not last_rows:  # with --on all clients share the rows: read them once
+            images = torch.from_numpy(source.images(pool, rows[k]))
+            last_rows = rows[k]
         with torch.no_grad():
-            found = torch.cat([model(part.to(device)).argmax(1).cpu() for part in images.split(CHUNK)])
-        right = found.numpy() == source.labels[pool][chosen]
-        out[k] = right.sum() / max(len(chosen), 1) if weights is None else right @ weights[k]
+            chunks = images.split(CHUNK_IMAGES)
+            predicted = torch.cat([model(chunk.to(device)).argmax(1).cpu() for chunk in chunks])
+        right = predicted.numpy() == source.labels[pool][rows[k]]
+        if weights is None:
+            out[k] = right.sum() / max(len(right), 1)
+        else:
+            out[k] = right @ weights[k]
     return out
 
 
 def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
-    where = WHERE[on].format(part)
-    benign, there = int(result.benign.sum()), result.benign & np.isfinite(scores)
-    stored = result[f"best/{part}_acc"][there] if on == "own" and part in ("test", "val") else None
-    scores = scores[there]
+    """Return what is printed: the scores, and how they compare with those in the result."""
+    where = SAMPLES[on].format(part)
+    benign = int(result.benign.sum())
     if not benign:
-        return f"no client is scored on {where}: all have flipped labels, lie or come later"
-    missing = f"{benign - len(scores)} of {benign} clients have no model: they were never scored"
+        excluded = "all have flipped labels, lie or come later"
+        return f"no client is scored on {where}: {excluded}"
+    scored = result.benign & np.isfinite(scores)
+    stored = result[f"best/{part}_acc"][scored] if on == "own" and part != "train" else None
+    scores = scores[scored]
+    lines = []
+    if len(scores) < benign:
+        missing = f"{benign - len(scores)} of {benign} clients have no model"
+        lines.append(f"{missing}: they were never scored")
     if not len(scores):
-        return missing
-    lines = [missing] * (len(scores) < benign) + [
-        f"{len(scores)} models on {where}: mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}, "
-        f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
-    ]
+        return lines[0]
+    mean = f"mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}"
+    ends = f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
+    lines.append(f"{len(scores)} models on {where}: {mean}, {ends}")
     if stored is not None and np.isfinite(stored).any():
-        same = int((np.abs(stored - scores) < 1e-9).sum())
+        equal = int((np.abs(stored - scores) < 1e-9).sum())
         mean = f"mean {100 * np.nanmean(stored):.2f} %"
-        lines.append(f"stored in the result: {mean}; the same for {same} of {len(scores)} clients")
-    if result.run.metric == "batch" and stored is not None:
-        lines.append("the run took means over mini-batches (--metric batch): these are means over images")
+        lines.append(f"in the result: {mean}; the same for {equal} of {len(scores)} clients")
+    if stored is not None and result.run.metric == "batch":
+        lines.append("the run took means over mini-batches (--metric batch); these are over images")
     if not result.method.finetunes:
         name = short(result.run.method)
-        lines.append(f"{name} is scored by more than its models in the run: these are the models alone")
+        lines.append(f"the run scored {name} by more than its models; these are the models alone")
     return "\n".join(lines)
+
+
+def check_on(result: Result, source: Source, on: str) -> None:
+    """Raise `UserError` if models cannot be scored on images of other clients."""
+    partition = result.run.partition
+    if on != "own" and one_pool(result, source):
+        pool = f"--partition {partition} takes training and test samples from one pool"
+        # only the run's own data have classes of a client
+        advice = ": name other data with --data" if on == "all" else ""
+        raise UserError(f"--on is {on}; {pool}{advice}")
+    if on == "classes" and partition.kind == "natural":
+        differ = "clients of --partition natural differ in more than their classes"
+        raise UserError(f"--on is classes; {differ}")
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        prog="python -m dpfl_mpi.evaluate", description=__doc__, allow_abbrev=False
+    )
+    add = out.add_argument
+    add("result", metavar="RESULT", help="a result with models (--save_models)")
+    for kind in ("model", "dataset"):
+        add(f"--{kind}", metavar="PATH", help=f"file of the run's {kind}, unless it is shipped")
+    add("--data", type=Path, help="prepared data file (default: that of the run)")
+    part = "which of a client's own samples (default test)"
+    add("--set", choices=PARTS, default="test", dest="part", help=part)
+    on = "a client's own samples (default), the whole test set, or all test samples of its classes"
+    weighted = ", weighted as its own classes are"
+    add("--on", choices=("own", "all", "classes"), default="own", help=on + weighted)
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
+    return out
 
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     from dpfl_mpi.numerics.device import pick_device
 
-    parser = argparse.ArgumentParser("python -m dpfl_mpi.evaluate", description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("result", metavar="RESULT", help="result of a run that saved its models (small ones are, else --save_models)")
-    for code in ("model", "dataset"):
-        add(f"--{code}", metavar="PATH", help=f"the run's own {code}, where it is not a shipped one")
-    add("--data", type=Path, help="prepared data file (default: the one of the run)")
-    add("--set", choices=PARTS, default="test", dest="part", help="which of a client's own samples (default test)")
-    on = "its own samples; the whole test set; or its samples of the client's classes, each class weighted as its own are (default own)"
-    add("--on", choices=("own", "all", "classes"), default="own", help=on)
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
-    args = parser.parse_args(arguments)
+    args = parser().parse_args(arguments)
     if args.on != "own" and args.part != "test":
-        raise UserError(f"--set is {args.part}; --on {args.on} takes test samples: allowed is test")
+        only = f"--on {args.on} takes test samples: allowed is test"
+        raise UserError(f"--set is {args.part}; {only}")
     with Result(args.result) as result:
         check_apart(args.out, args.result, args.data or result.run.data)
-        if drift := result.run.drift:
-            raise UserError(f"{args.result} is of a run with --drift {drift}, which changed classes: it is not scored")
-        result.state_dict(0)  # says so at once where no models were saved
-        needed = {"model": args.model} | ({} if args.data and not args.dataset else {"dataset": args.dataset})
-        result.run = with_code(result.run, needed)
+        if result.run.drift:
+            why = f"--drift {result.run.drift} changed the classes of its samples"
+            raise UserError(f"{args.result} cannot be scored: {why}")
+        result.state_dict(0)  # refuses a result without models
+        code = {"model": args.model}
+        if args.dataset or not args.data:
+            code["dataset"] = args.dataset
+        result.run = with_code(result.run, code)
         source = source_of(result, args.data)
-        kind = result.run.partition
-        if args.on != "own" and one_pool(result, source):
-            pool = f"--partition {kind} takes training and test samples from one pool"
-            advice = ": name other data with --data" * (args.on == "all")  # nobody has classes of its own in other data
-            raise UserError(f"--on is {args.on}; {pool}{advice}")
-        if args.on == "classes" and kind.kind == "natural":
-            raise UserError("--on is classes; clients of --partition natural differ in more than their classes")
-        rows, weights = [np.arange(len(source.labels["test"]))] * result.run.clients, None
+        check_on(result, source, args.on)
+        weights = None
         if args.on == "classes":
             rows, weights = of_classes(result, source)
         elif args.on == "own":
             rows = samples(result, source, args.part)
-        scores = accuracies(result, source, rows, args.part, pick_device(args.device, "float32", 0), weights)
+        else:
+            rows = [np.arange(len(source.labels["test"]))] * result.run.clients
+        device = pick_device(args.device, "float32", 0)
+        scores = accuracies(result, source, rows, args.part, device, weights)
         print(report(result, scores, args.on, args.part))
         if args.out:
-            table = ((k, len(r), repr(float(s))) for k, (r, s) in enumerate(zip(rows, scores, strict=True)))
+            pairs = zip(rows, scores, strict=True)
+            table = ((k, len(r), repr(float(s))) for k, (r, s) in enumerate(pairs))
             write_csv(args.out, ("client_id", "samples", "accuracy"), table)
             print(args.out)
 

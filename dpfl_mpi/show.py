@@ -1,4 +1,4 @@
-"""A run in the terminal, finished or still running: `python -m dpfl_mpi.show RESULT [--compare A B] [--cite] [--layout]`."""
+"""Show a run in the terminal, finished or running: `python -m dpfl_mpi.show RESULT`."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,133 +13,161 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
 from dpfl_mpi.results.summary import (
-    KEPT,
+    NBSP,
     WIDTH,
-    curves,
-    fewer,
+    coverage,
     folded,
     outcome,
-    pieces,
     sent,
+    split_columns,
     texts,
 )
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests
 
+CLASSES_WIDTH = 44  # columns for the classes of a client
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDTH) -> str:
-    """Return the lines of a table; where it is wider than `room`, of several, each with the first column."""
-    cells = [[str(c) for c in row] for row in (header, *rows)]
-    widths = [2 + max(len(row[i]) for row in cells) for i in range(len(header))]
-    tables = pieces(widths, 1, room)
-    return "\n\n".join("\n".join("".join(row[i].rjust(widths[i]) for i in few) for row in cells) for few in tables)
+    """Return the lines of a table, in parts no wider than `room`, each with the first column."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
+    parts = []
+    for columns in split_columns(widths, 1, room):
+        lines = ["".join(row[i].rjust(widths[i]) for i in columns) for row in cells]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def percent(values: Sequence[float] | np.ndarray, decimals: int) -> list[str]:
+    return [f"{100 * value:.{decimals}f}" for value in values]
 
 
 def settings(run: Run) -> str:
-    """Return the settings of a run by group of the command line, a setting and its value in one line."""
+    """Return the settings of a run by group of the command line."""
     groups: dict[str, list[str]] = {}
     for f in fields(run):
         value = getattr(run, f.name)
         if value is not None and value != {}:
-            groups.setdefault(f.metadata["group"], []).append(f"{f.name} {value}".replace(" ", KEPT))
-    return "\n".join(folded(", ".join(items), " " * 13, f"  {name:10s} ") for name, items in groups.items())
+            text = f"{f.name} {value}".replace(" ", NBSP)  # name and value in one line
+            groups.setdefault(f.metadata["group"], []).append(text)
+    lines = (folded(", ".join(t), " " * 13, f"  {name:10s} ") for name, t in groups.items())
+    return "\n".join(lines)
 
 
 def rounds(result: Result, last: int) -> str:
-    """Return a table of the last rounds: means over clients, edges, models received, seconds of a rank, simulated hours so far."""
-    over = curves(result)
-    shown = {
-        "epochs": over["epochs"],
-        "train loss": [f"{loss:.4f}" for loss in over["train_loss"]],
-        "val %": [f"{100 * mean:.2f}" for mean in over["val_acc"]],
-        "test %": [f"{100 * mean:.2f}" for mean in over["test_acc"]],
-        "edges": over["edges"],
-        "received": [f"{models:.1f}" for models in over["models_received"]],
-        "seconds": [f"{total:.2f}" for total in over["seconds"]],
+    """Return a table of the last rounds; losses and accuracies are means over clients."""
+    arrays = result.by_round()
+    columns = {
+        "epochs": arrays["epochs"],
+        "train loss": [f"{loss:.4f}" for loss in arrays["train_loss"]],
+        "val %": percent(arrays["val_acc"], 2),
+        "test %": percent(arrays["test_acc"], 2),
+        "edges": arrays["edges"],
+        "received": [f"{models:.1f}" for models in arrays["models_received"]],
+        "seconds": [f"{seconds:.2f}" for seconds in arrays["seconds"]],
     }
-    if "hours" in over:
-        shown["hours"] = [f"{hours:.3g}" for hours in over["hours"]]
-    rows = [(t, *values) for t, values in enumerate(zip(*shown.values(), strict=True))]
-    return table(("round", *shown), rows[-last:])
+    if "hours" in arrays:
+        columns["hours"] = [f"{hours:.3g}" for hours in arrays["hours"]]
+    rows = [(t, *values) for t, values in enumerate(zip(*columns.values(), strict=True))]
+    return table(("round", *columns), rows[-last:])
 
 
 def clients(result: Result, each: int, room: int) -> str:
-    """Return a table of the clients with the highest and the lowest test accuracy of their best model by validation."""
+    """Return a table of the clients with the highest and the lowest test accuracy."""
     test = result["best/test_acc"]
-    most = [
-        " ".join(f"{c}({of[c]})" for c in np.argsort(-of, kind="stable") if of[c])[:44]
-        for of in result["client/class_counts"]
-    ]
-    shown: dict[str, Any] = {
-        "test %": [f"{100 * accuracy:.1f}" for accuracy in test],
-        "val %": [f"{100 * accuracy:.1f}" for accuracy in result["best/val_acc"]],
+    classes = []
+    for counts in result["client/class_counts"]:
+        largest = [c for c in np.argsort(-counts, kind="stable") if counts[c]]
+        classes.append(" ".join(f"{c}({counts[c]})" for c in largest)[:CLASSES_WIDTH])
+    columns: dict[str, Any] = {
+        "test %": percent(test, 1),
+        "val %": percent(result["best/val_acc"], 1),
         "best round": result["best/round"],
-        "last %": [f"{100 * accuracy:.1f}" for accuracy in result["last/test_acc"]],
+        "last %": percent(result["last/test_acc"], 1),
         "train": result["client/n_train"],
         "test": result["client/n_test"],
         "collaborators": result.chosen(result.last_round).degrees(),
-        "classes (samples)": most,
+        "classes (samples)": classes,
     }
     order = np.argsort(-test, kind="stable")
-    few = (*order[:each], *order[max(each, len(order) - each) :])
-    return table(("client", *shown), [[k, *(of_all[k] for of_all in shown.values())] for k in few], room)
+    shown = (*order[:each], *order[max(each, len(order) - each) :])
+    rows = [[k, *(column[k] for column in columns.values())] for k in shown]
+    return table(("client", *columns), rows, room)
 
 
 def graph(result: Result) -> str:
-    """Return the figures of Omega, where the method has one, and of the last graph, or a sentence where it has no graph."""
+    """Return the figures of Omega, if the method has one, and of the last graph."""
     last = result.last_round
     if not len(result["graph/chosen/senders"]):
         return "  no edges: no client chooses whose models it receives"
+    named = {f"round {last}": last}
+    if len(result.omega().senders):
+        named = {"Omega": 0} | named
     rows = []
-    # some methods choose anew in each round and have no Omega
-    omega = [("Omega", 0)] if len(result.omega().senders) else []
-    for name, t in (*omega, (f"round {last}", last)):
-        a = result.graph(t)
-        one_way, pairs = (f"{100 * share:.1f}" for share in asymmetry(a))
-        degree = a.sum(1)
-        spread = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
-        rows.append([name, a.sum(), f"{100 * sparsity(a):.1f}", spread, one_way, pairs])
-    return table(("graph", "edges", "sparsity %", "collaborators", "edges one way %", "pairs one way %"), rows)
+    for name, t in named.items():
+        edges = result.graph(t)
+        degree = edges.sum(1)
+        degrees = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
+        rows.append([name, edges.sum(), *percent([sparsity(edges)], 1), degrees])
+        rows[-1] += percent(asymmetry(edges), 1)
+    header = ("graph", "edges", "sparsity %", "collaborators")
+    return table((*header, "edges one way %", "pairs one way %"), rows)
 
 
 def figures(result: Result) -> dict[str, str]:
-    """Return the figures that `--compare` sets side by side, by name; a dash where no client was scored, or not yet."""
-    found = {"state": result.state} | texts(outcome(result))
+    """Return the figures that --compare sets side by side; a dash if no client was scored."""
+    out = {"state": result.state} | texts(outcome(result))
     for metric in ("balanced_accuracy", "macro_f1"):
-        scores = result.score(metric)[result.benign] if "best/confusion" in result else np.empty(0)
-        found[f"{METRICS[metric]}, %"] = f"{100 * np.nanmean(scores):.2f}" if np.isfinite(scores).any() else "-"
-    return found
+        mean = np.nan
+        if "best/confusion" in result:
+            scores = result.score(metric)[result.benign]
+            mean = np.nanmean(scores) if np.isfinite(scores).any() else np.nan
+        out[f"{METRICS[metric]}, %"] = "-" if np.isnan(mean) else f"{100 * mean:.2f}"
+    return out
 
 
 def accuracy(result: Result, head: dict[str, str]) -> list[str]:
-    """Return the lines of the test scores, `head` being the figures of the result."""
+    """Return the lines of the test scores; `head` has the figures of the result."""
     if not len(result.scored()):
         return ["  no client was scored"]
+    unscored = coverage(result)
+    of = f"{unscored}," if unscored else f"{result.benign.sum()} clients"
+    test = f"test accuracy {head['test accuracy, %']} %"
+    mean = f"{test} (mean over {of} of their best model by validation)"
     spread = f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
-    balanced = f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} %"
-    few = fewer(result)
-    scored = f"{few}," if few else f"{result.benign.sum()} clients"
-    mean = f"test accuracy {head['test accuracy, %']} % (mean over {scored} of their best model by validation)"
-    return [folded(f"{mean}, {spread}"), folded(f"{balanced} (of the same models, over classes, then clients)")]
+    others = f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} %"
+    return [
+        folded(f"{mean}, {spread}"),
+        folded(f"{others} (of the same models, over classes, then clients)"),
+    ]
+
+
+def origin(result: Result, seconds: str) -> str:
+    """Return where and when the result was computed last."""
+    start: dict[str, Any] = dict.fromkeys(("ranks", "device", "cpu", "commit", "time"), "unknown")
+    start["hosts"] = []
+    start |= {name: value for name, value in (result.starts() or [{}])[-1].items() if value}
+    ranks = f"{start['ranks']} rank" + "s" * (start["ranks"] != 1)
+    hosts = ", ".join(map(str, start["hosts"]))
+    where = f"{ranks} on {hosts} ({start['device']}, {start['cpu']})"
+    return folded(f"{where}, commit {start['commit']}, {start['time']}, {seconds} s")
 
 
 def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
-    """Return all that is shown of one run."""
-    start: dict[str, Any] = dict.fromkeys(("ranks", "device", "cpu", "commit", "time"), "unknown") | {"hosts": []}
-    start |= {name: value for name, value in (result.starts() or [{}])[-1].items() if value}
-    run, head = result.run, figures(result)
-    progress = f"finished, {run.rounds} rounds" if result.finished else f"{result.state} of {run.rounds}"
-    ranks = f"{start['ranks']} rank{'s' * (start['ranks'] != 1)}"
-    kept = manifests(checkpoints_of(result.path))
-    again = "goes on" if kept else "starts over: no checkpoint was kept"
-    where = f"{ranks} on {', '.join(map(str, start['hosts']))} ({start['device']}, {start['cpu']})"
-    lines = [
-        f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}",
-        *([f"  nobody computes it now; the same command {again}"] if result.state.startswith("stopped") else []),
+    """Return all that is shown of one run: `last` rounds and twice `each` clients."""
+    run, head, state = result.run, figures(result), result.state
+    progress = f"finished, {run.rounds} rounds" if result.finished else f"{state} of {run.rounds}"
+    lines = [f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}"]
+    if state.startswith("stopped"):
+        has = manifests(checkpoints_of(result.path))
+        again = "goes on" if has else "starts over: there is no checkpoint"
+        lines.append(f"  it is not being computed; the same command {again}")
+    lines += [
         *accuracy(result, head),
         *sent(result),
-        folded(f"{where}, commit {start['commit']}, {start['time']}, {head['seconds']} s"),
+        origin(result, head["seconds"]),
         f"\nsettings\n{settings(run)}",
         f"\nlast rounds (means over clients)\n{rounds(result, last)}",
         f"\nclients, best and worst\n{clients(result, each, room)}",
@@ -148,50 +176,78 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
-def with_content(run: Resolved, name: str) -> Any:
-    """Return a setting; of a file the start of its SHA-256, too."""
-    held, value = run.contents.get(name, ""), getattr(run, name)
-    said = short(value) if held.startswith(CODE) else value
-    return f"{said} ({held.removeprefix('file:').removeprefix(CODE)[:12]})" if held else value
+def setting(run: Resolved, name: str) -> Any:
+    """Return a setting; a file is followed by the start of its SHA-256."""
+    content, value = run.contents.get(name, ""), getattr(run, name)
+    if not content:
+        return value
+    text = short(value) if content.startswith(CODE) else value
+    return f"{text} ({content.removeprefix('file:').removeprefix(CODE)[:12]})"
 
 
 def compare(a: Result, b: Result, room: int = WIDTH) -> str:
-    """Return what differs between two runs, in settings, outcome and, client by client, accuracy."""
-    x, y = ({n: with_content(r.run, n) for n in as_dict(r.run)} for r in (a, b))
-    rows = [[n, x[n], y[n]] for n in x if x[n] != y[n]]
-    mine, theirs = figures(a), figures(b)
-    out = [f"A  {a.path}", f"B  {b.path}", "\nsettings that differ" if rows else "\nthe settings are the same"]
-    out += [table(("", "A", "B"), rows, room)] if rows else []
-    out += ["\noutcome", table(("", "A", "B"), [[n, mine[n], theirs[n]] for n in mine])]
+    """Return what differs between two runs: settings, outcome and accuracy by client."""
+    of_a, of_b = ({n: setting(r.run, n) for n in as_dict(r.run)} for r in (a, b))
+    rows = [[name, of_a[name], of_b[name]] for name in of_a if of_a[name] != of_b[name]]
+    out = [f"A  {a.path}", f"B  {b.path}"]
+    if rows:
+        out += ["\nsettings that differ", table(("", "A", "B"), rows, room)]
+    else:
+        out.append("\nthe settings are the same")
+    figures_a, figures_b = figures(a), figures(b)
+    rows = [[name, figures_a[name], figures_b[name]] for name in figures_a]
+    out += ["\noutcome", table(("", "A", "B"), rows)]
     if any(a.fact(name) != b.fact(name) for name in ("data_sha256", "partition_sha256")):
-        return "\n".join([*out, "\nnot compared client by client: the data or the partition differ"])
+        out.append("\nnot compared client by client: the data or the partition differ")
+    else:
+        out += ["\n" + by_client(a, b), folded(differences(a, b), first="")]
+    return "\n".join(out)
+
+
+def by_client(a: Result, b: Result) -> str:
     difference = 100 * (b["best/test_acc"] - a["best/test_acc"])[a.benign & b.benign]
-    both = f"{np.nanmean(difference):+.2f} points" if np.isfinite(difference).any() else "no client was scored in both"
+    mean = "no client was scored in both"
+    if np.isfinite(difference).any():
+        mean = f"{np.nanmean(difference):+.2f} points"
     better, equal, worse = ((np.sign(difference) == sign).sum() for sign in (1, 0, -1))
     counts = f"B is better for {better}, equal for {equal}, worse for {worse}"
-    differing = ", ".join(Result.differences(a, b))
-    arrays = f"arrays that differ: {differing}" if differing else "all recorded numbers are the same to the last bit"
-    said = folded(f"client by client (same partition), B - A: {both}; {counts}", first="")
-    return "\n".join([*out, f"\n{said}", folded(arrays, first="")])
+    return folded(f"client by client (same partition), B - A: {mean}; {counts}", first="")
+
+
+def differences(a: Result, b: Result) -> str:
+    names = ", ".join(Result.differences(a, b))
+    return f"arrays that differ: {names}" if names else "all recorded numbers are equal to the bit"
 
 
 def cite(results: Sequence[Result]) -> str:
-    """Return the BibTeX of the methods used, DPFL's own paper (this program's subject) first."""
-    texts = [find("method", "dpfl").citation, *(r.method.citation for r in results)]
-    return "\n\n".join(dict.fromkeys(text.strip() for text in texts if text.strip()))
+    """Return the BibTeX of DPFL's paper, then of the methods used."""
+    entries = [find("method", "dpfl").citation, *(r.method.citation for r in results)]
+    return "\n\n".join(dict.fromkeys(entry.strip() for entry in entries if entry.strip()))
+
+
+def check_begun(result: Result) -> None:
+    """Raise `UserError` if no round is recorded yet."""
+    if result.last_round >= 0:
+        return
+    running = result.state.startswith("running")
+    how = "is running" if running else "was stopped; the same command starts it again"
+    raise UserError(f"{result.path} {how}: no round is recorded yet")
 
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m dpfl_mpi.show", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m dpfl_mpi.show", description=__doc__, allow_abbrev=False
+    )
     add = parser.add_argument
     add("results", nargs="*", metavar="RESULT", help="result files, finished or running")
-    add("--compare", nargs=2, metavar=("A", "B"), help="say what differs between two results")
-    add("--cite", action="store_true", help="print the BibTeX of the methods used, instead")
-    add("--layout", action="store_true", help="print what a result file holds, instead")
-    add("--last", type=int, default=8, metavar="R", help="rounds to show (default 8)")
-    add("--clients", type=int, default=4, metavar="K", help="clients to show at either end (default 4)")
-    add("--wide", action="store_true", help="tables as wide as they are, not split at 80 columns")
+    add("--compare", nargs=2, metavar=("A", "B"), help="show what differs between two results")
+    add("--cite", action="store_true", help="print only the BibTeX of the methods used")
+    add("--layout", action="store_true", help="print only what a result file holds")
+    add("--last", type=int, default=8, metavar="R", help="rounds shown (default 8)")
+    clients = "clients shown at either end (default 4)"
+    add("--clients", type=int, default=4, metavar="K", help=clients)
+    add("--wide", action="store_true", help="do not split tables at 80 columns")
     args = parser.parse_args(arguments)
     if args.layout:
         print(LAYOUT, end="")
@@ -200,18 +256,19 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("name a RESULT, or two with --compare")
     if args.last < 1 or args.clients < 1:
         parser.error("--last and --clients take whole numbers of at least 1")
-    results, compared = ([Result(path) for path in paths or ()] for paths in (args.results, args.compare))
+    results, pair = (
+        [Result(path) for path in paths or ()] for paths in (args.results, args.compare)
+    )
     if args.cite:
-        print(cite(results or compared))
+        print(cite(results or pair))
         return
-    for result in (*results, *compared):
-        if result.last_round < 0:
-            stopped = "was stopped; the same command starts it again"
-            how = "is running" if result.state.startswith("running") else stopped
-            raise UserError(f"{result.path} {how}: no round is recorded yet")
+    for result in (*results, *pair):
+        check_begun(result)
     room = 10**6 if args.wide else WIDTH
-    shown = [show(result, args.last, args.clients, room) for result in results]
-    print("\n\n".join([*shown, *([compare(compared[0], compared[1], room)] if compared else [])]))
+    parts = [show(result, args.last, args.clients, room) for result in results]
+    if pair:
+        parts.append(compare(*pair, room))
+    print("\n\n".join(parts))
 
 
 if __name__ == "__main__":

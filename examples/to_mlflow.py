@@ -5,7 +5,6 @@ It needs `pip install mlflow`; MLFLOW_TRACKING_URI says where to.
 
 import mlflow
 
-from dpfl_mpi.results.summary import curves
 from dpfl_mpi.settings.fields import as_dict
 
 
@@ -13,7 +12,7 @@ def on_round(result, t):
     """Log round t. A run that was stopped goes on under its tag."""
     if mlflow.active_run() is None:
         start(result)
-    mlflow.log_metrics({name: values[t] for name, values in curves(result).items()}, step=t)
+    mlflow.log_metrics({name: values[t] for name, values in result.by_round().items()}, step=t)
 
 
 def start(result):

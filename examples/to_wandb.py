@@ -5,7 +5,6 @@ It needs `pip install wandb`.
 
 import wandb
 
-from dpfl_mpi.results.summary import curves
 from dpfl_mpi.settings.fields import as_dict
 
 
@@ -14,4 +13,4 @@ def on_round(result, t):
     if wandb.run is None:
         name, config = result.path.stem, as_dict(result.run)
         wandb.init(project="dpfl_mpi", id=name, name=name, resume="allow", config=config)
-    wandb.log({name: values[t] for name, values in curves(result).items()}, step=t)
+    wandb.log({name: values[t] for name, values in result.by_round().items()}, step=t)

@@ -89,7 +89,7 @@ def result_of(tmp_path):
     """A function that computes a Run in this process and returns its result, which is open until the test ends."""
     from launch import run_here
 
-    from dpfl_mpi.api import Result
+    from dpfl_mpi.results import Result
 
     with contextlib.ExitStack() as opened:
         paths = (tmp_path / f"result-{i}.h5" for i in itertools.count())

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,26 +71,41 @@ def mpirun(ranks: int, *command: object, **how):
     return ended("mpirun", "-n", ranks, sys.executable, "-W", "error", *command, **how)
 
 
-def run_many(ranks: int, folder: Path, runs: dict[str, Any], before="", sentences=False, **jobs) -> dict[str, Any]:
-    """Compute runs by name with one start of the ranks, each into `folder`; return the result files by name.
+def run_many(
+    ranks: int,
+    folder: Path,
+    runs: dict[str, Any],
+    before: str = "",
+    sentences: bool = False,
+    stops: Sequence[int] = (),
+    **jobs,
+) -> dict[str, Any]:
+    """Compute runs by name with one start of the ranks; return the result files by name.
 
     Args:
         before: code that every rank executes first: it changes something of the package.
-        sentences: return those in which the runs are refused, not their files; else none may be refused.
-        jobs: by the name of a run, the fields of its Job; `ranks` among them are the first few that compute it.
+        sentences: return the errors that refuse the runs, not their files; else none may fail.
+        stops: ranks of starts that leave after one round, before the start that goes on to the end.
+        jobs: by the name of a run, the fields of its Job; `ranks` among them are the first few
+            that compute it.
     """
+    folder.mkdir(exist_ok=True)
     out = {name: folder / f"{name}.h5" for name in runs}
-    todo = []
+    tasks = []
     for name, fields in runs.items():
         job = {"quiet": True, "out": str(out[name])} | jobs.get(name, {})
-        todo.append([{"ranks": job.pop("ranks", ranks), "stop": False, "settings": fields | job}])
-    (plan := folder / "plan.json").write_text(json.dumps(todo))
-    (folder / "many.py").write_text(f"{before}\nfrom dpfl_mpi.testing import compute\ncompute({str(plan)!r})\n")
-    done = mpirun(ranks, "-m", "mpi4py", folder / "many.py")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    said = {name: Path(f"{path}.said").read_text() for name, path in out.items()}
-    assert sentences or said == dict.fromkeys(runs, ""), said
-    return said if sentences else out
+        last = job.pop("ranks", ranks)
+        starts = [(n, True) for n in stops] + [(last, False)]
+        tasks += [{"ranks": n, "stop": stop, "settings": fields | job} for n, stop in starts]
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(tasks))
+    program = f"{before}\nfrom many import compute\ncompute({str(plan)!r})\n"
+    (folder / "program.py").write_text(program)
+    done = mpirun(ranks, "-m", "mpi4py", folder / "program.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+    errors = {name: Path(f"{path}.error").read_text() for name, path in out.items()}
+    assert sentences or errors == dict.fromkeys(runs, ""), errors
+    return errors if sentences else out
 
 
 def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:

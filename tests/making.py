@@ -1,5 +1,6 @@
 """Small files in the publishers' own forms, and where the real ones lie."""
 
+import dataclasses
 import io
 import json
 import os
@@ -46,6 +47,25 @@ def labelled(path, sizes, shape, noise):
         labels = np.arange(m) % 4
         parts += [np.clip(patterns[labels] + rng.normal(0, noise, (m, *shape)), 0, 255).astype(np.uint8), labels]
     prepare.write(Arrays(*parts, tuple("abcd"), (0.5,) * channels, (0.25,) * channels), "image_folder", path)
+    return path
+
+
+WILD = 2  # the client of `wild` whose model diverges
+
+
+def wild(path, clients):
+    """Write a prepared file of 8x8 samples of so many clients; those of `WILD` are far too large."""
+    from dpfl_mpi import prepare
+    from dpfl_mpi.data.own import arrays_of
+
+    rng, y = np.random.default_rng(0), np.arange(480) % 4
+    owner = np.arange(480) // 4 % clients
+    x = rng.integers(40, 215, (4, 8, 8, 1))[y] + rng.normal(0, 60, (480, 8, 8, 1))
+    x = np.clip(x, 0, 255)
+    x[owner == WILD] *= 1e25
+    arrays = arrays_of(x.astype("float32"), y, owner)
+    arrays = dataclasses.replace(arrays, mean=(128.0,), std=(64.0,))
+    prepare.write(arrays, "image_folder", path)
     return path
 
 

@@ -1,6 +1,6 @@
 """`dpfl_mpi.run` and `dpfl_mpi.Result`: the same numbers as the command line, mistakes as sentences, tables, and models of raw images."""
 
-import json
+import functools
 import os
 import signal
 import sys
@@ -12,18 +12,16 @@ import pytest
 import starts
 import tiny_result
 import torch
-from launch import ROOT, mpirun, refused, run_here, text_file
+from launch import ROOT, refused, run_here, text_file
 from sklearn.metrics import confusion_matrix
 from torch import nn
 
 import dpfl_mpi
 from dpfl_mpi import api
-from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.datasets import digits
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import launcher
-from dpfl_mpi.prepare import write
 from dpfl_mpi.storage.lock import born
 
 FIELDS = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3, "seed": 4}
@@ -78,12 +76,12 @@ X, Y = np.zeros((40, 4)), np.arange(40) % 2
 
 
 @pytest.mark.parametrize(("settings", "sentence"), [
-    ({"data": (X,)}, "--data is a tuple; allowed are a path, (x, y) and (x, y, client), arrays with a row per sample"),
-    ({"data": (X, Y, Y, Y)}, "--data is a tuple; allowed are a path, (x, y) and (x, y, client), "),
-    ({"data": (X, [[1], [1, 2]] * 20)}, "--data is a tuple; allowed are a path, (x, y) and (x, y, client), "),
-    ({"data": [X, Y]}, "--data is a list; allowed are a path, (x, y) and (x, y, client), "),
+    ({"data": (X,)}, "data is a tuple; allowed are a path, (x, y) and (x, y, client), arrays with a row per sample"),
+    ({"data": (X, Y, Y, Y)}, "data is a tuple; allowed are a path, (x, y) and (x, y, client), "),
+    ({"data": (X, [[1], [1, 2]] * 20)}, "data is a tuple; allowed are a path, (x, y) and (x, y, client), "),
+    ({"data": [X, Y]}, "data is a list; allowed are a path, (x, y) and (x, y, client), "),
     ({"data": (X, Y[:-1])}, "the data: y is int64 of (39,); one number or name per sample is needed, (40,)"),
-    ({"model": dict}, "--model is dict; give a class, or a function of shape and classes"),
+    ({"model": dict}, "model is dict; give a class, or a function of shape and classes"),
     ({"data": (X, Y), "results": 5}, "--results is 5; allowed is a text"),
 ])  # fmt: skip
 def test_what_is_no_data_no_model_and_no_folder(tmp_path, settings, sentence):
@@ -96,7 +94,7 @@ def test_what_is_no_data_no_model_and_no_folder(tmp_path, settings, sentence):
     (lambda result: api.sweep(clients=[0]), "--clients is 0; allowed is a whole number of at least 1"),
     (lambda result: dpfl_mpi.Result(5), "5 is no path of a result"),
     (lambda result: dpfl_mpi.Result("a\x1b[2J"), "a\\x1b[2J: there is no such result file"),
-    (lambda result: result.model("1"), "client '1' is not in"),
+    (lambda result: api.model(result, "1"), "client '1' is not in"),
     (lambda result: result.graph("1"), "round '1' is not in"),
     (lambda result: result[5], "has no 5; it has best/"),
 ])  # fmt: skip
@@ -124,52 +122,11 @@ def test_mpirun_is_found_beside_the_interpreter(monkeypatch):
     assert launcher.candidates() == [[os.path.join(os.path.dirname(sys.executable), "mpirun")]]
 
 
-ON_RANKS = """
-import json, os, sys
-import numpy as np
-import torch
-torch.set_num_threads(2)
-import dpfl_mpi
-from dpfl_mpi.engine import train
-seen, whole = [], train.train
-train.train = lambda *arguments: seen.append(torch.get_num_threads()) or whole(*arguments)
-out, said = sys.argv[1], []
-for wrong in ({"budget": 0}, {"ranks": 7}, {"metod": 1}, {"model": "cnn"}, {"data": "no.h5", "dataset": "cifar10"}, "rank", "more", "data"):
-    if isinstance(wrong, str):  # a call that is not the same on every rank
-        me = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-        data = np.full((8, 3), np.nan if me == "1" else 0), np.arange(8) % 2
-        wrong = {"rank": {"seed": int(me)}, "more": {"seed": 1} if me == "1" else {}, "data": {"data": data}}[wrong]
-    try:
-        dpfl_mpi.run(results=out, quiet=True, **wrong)
-    except dpfl_mpi.errors.UserError as error:
-        said.append(str(error))
-result = dpfl_mpi.run(results=out, quiet=True, **json.loads(sys.argv[2]))
-line = [said, seen[-1], torch.get_num_threads(), result.finished, result.test_acc, result.starts()[0]["ranks"]]
-is_open = len(os.listdir("/proc/self/fd"))
-for _ in range(3):  # finds the result
-    dpfl_mpi.run(results=out, quiet=True, **json.loads(sys.argv[2])).file.close()
-line.append(len(os.listdir("/proc/self/fd")) - is_open)
-os.write(1, (json.dumps(line) + "\\n").encode())
-"""
-
-
-def test_under_mpirun_every_rank_calls(computed, tmp_path):
-    """Every mistake is raised on every rank, and every rank gets the result; one thread per rank meanwhile, no file stays open."""
-    (tmp_path / "script.py").write_text(ON_RANKS)
-    (tmp_path / "budgets.txt").write_text(f"{FIELDS['budget']} " * FIELDS["clients"])  # root alone holds what files say
-    fields = FIELDS | {"budget": str(tmp_path / "budgets.txt")}
-    done = mpirun(2, tmp_path / "script.py", tmp_path, json.dumps(fields))
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(lines) == 2 and lines[0] == lines[1]
-    said, threads, after, finished, accuracy, ranks, left_open = lines[0]
-    unlike = "the ranks were given different settings ("
-    expected = ["--budget is 0", "ranks is 7, but the launcher has started 2", "there is no setting metod"]
-    expected += ["--model cnn", "--data is no.h5"]
-    expected += [f"{unlike}seed); every rank makes", f"{unlike}some ranks have more of them)", "rank 1 on "]
-    assert [a[: len(b)] for a, b in zip(said, expected, strict=True)] == expected
-    assert (threads, after, finished, ranks, left_open) == (1, 2, True, 2, 0)
-    assert accuracy == computed[0].test_acc
+def test_under_mpirun_a_call_is_refused(monkeypatch):
+    for name, value in (("PMI_RANK", "0"), ("OMPI_COMM_WORLD_RANK", "0"), ("PMI_SIZE", "2")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            refused("dpfl_mpi.run starts the ranks itself; start this script without", dpfl_mpi.run)
 
 
 SCRIPT = """
@@ -249,18 +206,18 @@ def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
         mine = partition.of("test", k)
         images, labels = arrays.test_images[mine], arrays.test_labels[mine]
         assert images.dtype == np.uint8 and images.shape[1:] == (8, 8, 1)
-        model = result.model(k)
+        model = api.model(result, k)
         assert isinstance(model, torch.nn.Module) and not model.training
         with torch.no_grad():
             predicted = model(torch.from_numpy(images)).argmax(1).numpy()
         assert (predicted == labels).mean() == result["best/test_acc"][k]
         assert np.array_equal(confusion_matrix(labels, predicted, labels=range(10)), result["best/confusion"][k])
-    assert len({tuple(result.model(k).network.head.bias.tolist()) for k in range(6)}) == 6  # each its own
+    assert len({tuple(api.model(result, k).network.head.bias.tolist()) for k in range(6)}) == 6  # each its own
 
 
 def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
     """Floats from 0 to 1, as ToTensor makes them, would be almost black; channels first would be rows."""
-    model = computed[0].model(0)
+    model = api.model(computed[0], 0)
     images = torch.zeros(3, 8, 8, 1, dtype=torch.uint8)
     assert model(images).shape == model(images.long().numpy()).shape == (3, 10)
     held = "it takes samples as the data hold them: whole numbers from 0 to 255, [S, H, W, 1]"
@@ -280,23 +237,25 @@ def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
 
 
 def test_what_there_is_no_model_of(computed, tiny):
-    refused("holds no models; run with --save_models", tiny.model, 0)
+    refused("holds no models; run with --save_models", api.model, tiny, 0)
     for client in (-1, 6):
-        refused(f"client {client} is not in ...; allowed are 0 to 5", computed[0].model, client)
+        refused(f"client {client} is not in ...; allowed are 0 to 5", api.model, computed[0], client)
 
 
 # what is not in a file ------------------------------------------------------------------------------------------------
-PART, WEIGHTS = 0.25, np.ones(2)
-
-
-def mixed(fed, w):
-    return w.lerp(fed.mean(w), PART)
+WEIGHTS = np.ones(2)
 
 
 def quarter(fed, state, t):
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)
-    return {"client": {"w": mixed(fed, w)}, "shared": {}}
+    return {"client": {"w": w.lerp(fed.mean(w), 0.25)}, "shared": {}}
+
+
+def half(fed, state, t):
+    w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
+    fed.evaluate(w)
+    return {"client": {"w": w.lerp(fed.mean(w), 0.5)}, "shared": {}}
 
 
 BY_HAND = """
@@ -313,9 +272,9 @@ def weighted(fed, state, t):
     return state if WEIGHTS.any() else {}
 
 
-def around(PART=None):
+def around(part=None):
     def inner(fed, state, t):
-        return PART
+        return part
 
     return inner
 
@@ -344,49 +303,20 @@ def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch, result_of
     net = text_file(tmp_path / "net.py", "import torch\n\ndef build(shape, classes):\n    head = torch.nn.Linear(16, classes)\n"
                     "    return torch.nn.Sequential(torch.nn.Flatten(), head)\n")  # fmt: skip
     del few["results"], fields["results"]
-    mine, other = (result_of(api.in_python(fields | more)) for more in ({}, {"method": by_hand, "model": net}))
+    mine, other = (result_of(api.plain(fields | more)) for more in ({}, {"method": by_hand, "model": net}))
     assert mine.run.clients == 3 and str(mine.run.partition) == "natural"
     np.testing.assert_allclose(mine["round/test_loss"], other["round/test_loss"], rtol=1e-5)
     assert mine["round/test_loss"][2].std() > 0 and mine.key["method"] != other.key["method"]
-    monkeypatch.setattr(sys.modules[__name__], "PART", 0.5)
-    assert api.as_files(given)["method"] != fields["method"]
+    assert api.as_files(given | {"method": half})["method"] != fields["method"]
     assert api.as_files({"method": starts})["method"] == starts.__file__  # a module
 
 
-def pixels(x):
-    return arrays_of(x, np.arange(20) % 2)
-
-
-@pytest.mark.parametrize(("kind", "name", "planted"), [
-    ("method", "quarter.py", "import os\n"),
-    ("method", "numpy.py", "import os\n"),  # which what is given imports
-    ("method", "__init__.py", "import os\n"),  # which Python would execute first
-    ("data", "arrays.h5", "data"),  # other arrays, in a whole file
-    ("method", "quarter.py", "link"),  # to the same bytes, in a folder of somebody else's
-])  # fmt: skip
-def test_what_was_planted_in_the_place_of_what_is_given_is_refused(tmp_path, kind, name, planted):
-    """Nothing is read or executed that lies in a folder of the right name: anybody can compute that name beforehand."""
-    x = np.arange(80, dtype=np.uint8).reshape(20, 4)
-    given = {"method": quarter, "data": (x, np.arange(20) % 2), "results": tmp_path}
-    found = (at := Path(api.as_files(given)[kind]).parent) / name
-    if planted == "link":
-        found.rename(tmp_path / name)
-        found.symlink_to(tmp_path / name)
-    elif planted == "data":
-        write(pixels(255 - x), "arrays", found, own=True)
-    else:
-        found.write_text(planted)
-    sentence = f"{found} is not what this call writes; remove {at}"
+def test_a_file_that_was_changed_is_not_executed(tmp_path):
+    given = {"method": quarter, "results": tmp_path}
+    path = Path(api.as_files(given)["method"])
+    path.write_text("import os\n")
+    sentence = f"{path} was changed; remove it"
     assert refused("", dpfl_mpi.run, ranks=1, **given) == sentence
-    for left in at.iterdir():
-        left.unlink()
-    at.rename(tmp_path / "elsewhere")  # a folder whose owner could put other code there later
-    at.symlink_to(tmp_path / "elsewhere")
-    refused(f"{at} is a link, which its owner could turn to other code; remove it", api.as_files, given)
-    at.unlink()
-    at.mkdir()
-    (at / f".{name}.swp").touch()  # of an editor, which nothing imports
-    assert Path(api.as_files(given)[kind]).parent == at
 
 
 def test_the_data_of_a_model_are_those_of_its_run(tmp_path):
@@ -396,13 +326,14 @@ def test_the_data_of_a_model_are_those_of_its_run(tmp_path):
     result = dpfl_mpi.run(data=(x, np.arange(80) % 2, np.arange(80) // 2 % 4), results=tmp_path, **few)
     with h5py.File(result.run.data, "r+") as file:
         file["train/images"][:] = 0
-    refused("its content has the sha256 ", result.model, 0)
+    refused("its content has the sha256 ", api.model, result, 0)
 
 
 @pytest.mark.parametrize(("method", "sentence"), [
-    (weighted, "--method is weighted, which uses the ndarray; allowed are functions and classes of a cell or a file"),
-    (around(), "--method is inner, which uses PART; that is not defined where inner is"),
-    (lambda fed, state, t: state, "--method is a lambda, which has no source of its own; write it as a function by def"),
+    (weighted, "method is weighted, which uses WEIGHTS from outside; define or import it inside"),
+    (around(), "method is inner, which uses part from outside; define or import it inside"),
+    (lambda fed, state, t: state, "method is a lambda; write it as a function by def"),
+    (functools.partial(quarter), "method is an object of partial; give a function of fed, "),
 ])  # fmt: skip
 def test_what_no_file_can_say_is_refused(tmp_path, method, sentence):
     assert refused(sentence, dpfl_mpi.run, method=method, results=tmp_path).startswith(sentence)
@@ -420,11 +351,10 @@ def test_a_sweep_is_every_combination(monkeypatch):
     ]
 
 
-def test_a_result_is_drawn_and_shown(computed):
+def test_a_result_is_drawn(computed):
     result, _ = computed
-    (axes, _), texts = result.plot().axes, result._repr_html_()
+    axes, _ = api.plot(result).axes
     assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(100 * result.mean("round/test_acc")[-1])
-    assert len(result.plot("graph_evolution", rounds=[0, 2]).axes) == 2
-    assert f"<td>{100 * result.test_acc:.2f}</td>" in texts and "<dpfl" not in texts
+    assert len(api.plot(result, "graph_evolution", rounds=[0, 2]).axes) == 2
     for figure, sentence in (("curve", "there is no figure curve"), ("accuracy_table", "accuracy_table is a table")):
-        refused(sentence, result.plot, figure)
+        refused(sentence, api.plot, result, figure)

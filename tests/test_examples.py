@@ -16,6 +16,7 @@ import starts
 import torch
 from launch import ROOT, environment, run_many, script
 
+from dpfl_mpi.api import model
 from dpfl_mpi.results import Result
 from dpfl_mpi.streams import stream
 
@@ -56,7 +57,7 @@ def test_lora_over_a_backbone_of_clients_that_stay_out(folder, on_two_ranks, res
     assert one.file["meta"].attrs["parameters"] == 4 * (64 + 64) + 4 * (64 + 10)
     sizes = {name: held.shape for name, held in one.state_dict(0).items()}
     assert sizes == {"1.a": (4, 64), "1.b": (64, 4), "3.a": (4, 64), "3.b": (10, 4)}
-    assert (one.model(2).network[1].weight == base["fc1.weight"]).all()
+    assert (model(one, 2).network[1].weight == base["fc1.weight"]).all()
     start, best = one.mean("round/test_acc")[0], one.test_acc
     assert start > 0.8 and best > start
     assert starts.same(one.path, on_two_ranks["lora"])

@@ -28,7 +28,7 @@ FLOORS = (
     "commands",
     "sweep",  # starts the command of one run
 )
-COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "api", "testing"]
+COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "api", "given", "testing"]
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # all that a room may use: methods call the verbs of the Federation that they are handed, and import it for types alone
 ALLOWED = {

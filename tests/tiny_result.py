@@ -83,7 +83,7 @@ def changing(path):
     """Open a result for a change of its attributes, whose checksums are then made anew."""
     with h5py.File(path, "a") as file:
         yield file
-        file.attrs["checksum"] = schema.seal(file, file["meta/starts"].asstr()[:].tolist())
+        file.attrs["checksum"] = schema.checksum(file, file["meta/starts"].asstr()[:].tolist())
 
 
 def module(name):

@@ -49,7 +49,7 @@ def from_base(job: Job, parts: Parts, record: Record) -> bool:
 
 def models_of(path: Path, block: slice) -> dict[str, np.ndarray]:
     with Result(path) as base:  # opened anew: whoever replaces the file, a Run has the same models
-        return {"rows": base.part("model/best", block)}
+        return {"rows": base.rows("model/best", block)}
 
 
 def copy_base(
@@ -78,7 +78,7 @@ def copy_base(
                 names += ["client/stopped_round"] if parts.run.patience else []
                 clients = {name: base[name] for name in names}
                 for block in blocks:
-                    base.part("model/best", block)
+                    base.rows("model/best", block)
     except UserError:
         problem = "cannot be read" if path.exists() else "is not there"
     if problem:

@@ -23,7 +23,6 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import failing_as
 from dpfl_mpi.plugins.code import execute, in_path
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.summary import curves
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.job import TENSORBOARD
 from dpfl_mpi.storage.foreign import refused_as
@@ -105,7 +104,7 @@ class Log:
             self.last, self.add = opened(self.name, result)
         if self.last >= result.last_round:
             return
-        over = curves(result) | {"best_test_acc": result.mean("round/best_test_acc")}
+        over = result.by_round() | {"best_test_acc": result.mean("round/best_test_acc")}
         for new in range(self.last + 1, result.last_round + 1):
             self.add(new, {name: float(values[new]) for name, values in over.items()})
             self.last = new

@@ -33,7 +33,7 @@ def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
         one = "model is code of its own; name it"
         what = one if len(lacking) == 1 else "model and data set are code of their own; name them"
         flags = " and ".join(f"--{kind} ({getattr(run, kind)})" for kind in lacking)
-        raise UserError(f"the run's {what} with {flags}, in Python model(k, code=...)")
+        raise UserError(f"the run's {what} with {flags}, in Python model(result, k, code=...)")
     return dataclasses.replace(run, **named)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find
-from dpfl_mpi.results.result import check_current, check_ours, result_of, torn
+from dpfl_mpi.results.result import check_current, check_replaceable, is_torn, result_of
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
 from dpfl_mpi.storage.files import check_apart
@@ -56,7 +56,7 @@ def find_finished(
     """
     requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0  # on root, at least
     if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
-        world.decide(lambda: check_ours(path))
+        world.decide(lambda: check_replaceable(path))
         checkpoints.clear(sure=True)
         return None
     date: str | None = world.decide(lambda: finished_at(path, run, job, checkpoints.folder))
@@ -71,7 +71,7 @@ def finished_at(path: Path, run: Resolved, job: Job, checkpoints: Path) -> str |
         result = result_of(run, path)
     except UserError as error:
         # a checkpoint has a copy of what a torn result recorded
-        if isinstance(error, Unreadable) and checkpoints.is_dir() and torn(path):
+        if isinstance(error, Unreadable) and checkpoints.is_dir() and is_torn(path):
             return None
         raise UserError(f"{error}; move it away, and the same command computes it anew") from None
     with result:

@@ -18,7 +18,7 @@ from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import unlike
 from dpfl_mpi.figures.tables import latex, markdown, number
 from dpfl_mpi.results.result import METRICS, mean
-from dpfl_mpi.results.summary import fewer
+from dpfl_mpi.results.summary import coverage
 from dpfl_mpi.settings import Run
 
 DIRICHLET = {"partition": "dirichlet", "dirichlet_alpha": 0.1}
@@ -69,7 +69,7 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
             values = tables.means(lines, line.row, column)
             theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
             last = [r.scored("last/test_acc") for r in results["result"]]
-            notes = sorted({note for r in results["result"] if (note := fewer(r))})
+            notes = sorted({note for r in results["result"] if (note := coverage(r))})
             out.append({
                 "setting": where,
                 "method": line.row,

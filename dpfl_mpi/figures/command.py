@@ -28,7 +28,7 @@ from dpfl_mpi.figures.style import STYLE
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import result_of
-from dpfl_mpi.results.summary import fewer, fitted
+from dpfl_mpi.results.summary import coverage, fitted
 from dpfl_mpi.settings import NUMERICS, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
 from dpfl_mpi.settings.files import no_data
@@ -160,7 +160,7 @@ def has_rounds(result: Result) -> bool:
         complain(f"{result.path}: no round is recorded yet")
     elif not result.finished:
         complain(f"{result.path} is {result.state} of {result.run.rounds}: drawn up to there")
-    elif some := fewer(result):
+    elif some := coverage(result):
         complain(f"{result.path}: means are over {some}")
     return result.last_round >= 0
 

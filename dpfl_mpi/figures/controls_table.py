@@ -16,7 +16,7 @@ from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, costs
 from dpfl_mpi.figures.tables import Parts, interval, latex, markdown, means, number
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import share
+from dpfl_mpi.results.result import ratio
 from dpfl_mpi.settings.values import ATTACKS
 
 NO_PAIR = float("nan"), float("nan")
@@ -49,7 +49,7 @@ def liar_shares(result: Result) -> tuple[float, float]:
     """
     if "client/liars" not in result:
         return NO_PAIR
-    chosen = result.met_liars()
+    chosen = result.liars_chosen()
     among_chosen = float(chosen.mean()) if len(chosen) else float("nan")
     return float(result["client/liars"].mean()), among_chosen
 
@@ -62,7 +62,7 @@ def backdoor(result: Result) -> tuple[float, float]:
     if "attack/success" not in result:
         return NO_PAIR
     others = result["best/confusion"][:, 1:]  # true class by predicted class
-    unmarked = share(others[:, :, 0].sum(1), others.sum((1, 2)))
+    unmarked = ratio(others[:, :, 0].sum(1), others.sum((1, 2)))
     scored = result.benign & np.isfinite(result["attack/success"])
     if not scored.any():
         return NO_PAIR

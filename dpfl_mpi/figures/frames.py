@@ -156,7 +156,7 @@ def costs(result: Result) -> pd.DataFrame:
         "models": np.cumsum(received.mean(1)),
         "evaluations": np.cumsum(evaluated.mean(1)),
         "steps": result["round/gradient_steps"][rounds] / trained,
-        "seconds": np.cumsum(summary.curves(result)["seconds"]),
+        "seconds": np.cumsum(result.by_round()["seconds"]),
     }
     out = pd.DataFrame(columns)
     if "finetune/val_acc" in result:

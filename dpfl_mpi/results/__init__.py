@@ -1,4 +1,7 @@
-"""The results file: `schema` says what it holds, `recorder` writes it, `result` reads it, `summary` tells it in a few figures and lines."""
+"""The results file: `schema` is its layout, `recorder` writes it, `result` reads it.
+
+`summary` has its main figures and the lines that a run ends with.
+"""
 
 from dpfl_mpi.results.result import Result
 

@@ -15,7 +15,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.result import Result
-from dpfl_mpi.results.schema import CHUNK, SCHEMA, seal
+from dpfl_mpi.results.schema import CHUNK, SCHEMA, checksum
 from dpfl_mpi.settings import NUMERICS, Resolved
 from dpfl_mpi.storage.files import explained, remove_leftovers, write
 
@@ -85,7 +85,7 @@ class Recorder:
         start = time.monotonic()
         with self.explained():
             if self.file:
-                self._set(checksum=seal(self.file, self.file["meta/starts"].asstr()[:].tolist()))
+                self._set(checksum=checksum(self.file, self.file["meta/starts"].asstr()[:].tolist()))
                 self.file.flush()
             self.still_ours()
             with self.image.getbuffer() as data:  # no second copy in memory

@@ -1,34 +1,57 @@
-"""Reading a results file: one HDF5 file per Run, finished or running. The whole file is replaced, so after a kill at any moment it opens."""
+"""Reads a results file: one HDF5 file per Run, finished or running.
+
+Each write replaces the whole file, so it can be opened after a kill at any moment.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.data.source import Source, open_source, verify
+from dpfl_mpi.errors import UserError, printable, without_inner_frames
 from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.plugins import short
 from dpfl_mpi.results import schema
-from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, SCHEMA
+from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, PHASES, SCHEMA
 from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
 
-METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}  # and in words
-KEPT = {"save_models": "model/best", "mixed": "mixed/test_acc"}  # what flags of a Job add to a result
-STATES = {"running": "running, round {}", "stopped": "stopped after round {}", "finished": "finished"}
+if TYPE_CHECKING:
+    import pandas as pd
+
+# scores by name, and their names in words
+METRICS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+}
+# flags of a Job that add arrays to a result, and one of those arrays
+ADDS = {"save_models": "model/best", "mixed": "mixed/test_acc"}
+STATES = {
+    "running": "running, round {}",
+    "stopped": "stopped after round {}",
+    "finished": "finished",
+}
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What a method's file declares, as far as readers ask, none of whom imports it: see the fields of these names of `methods.Method`."""
+    """What a method's file declares, as far as readers need it. See `methods.Method`.
+
+    It is stored in the result, so that reading one imports no method.
+    """
 
     title: str = ""
     colour: str = ""
@@ -43,19 +66,24 @@ class Declared:
 
 
 def declared(run: Any) -> Declared:
-    """Return what the method of a resolved Run declares; `ValueError`: it is what no method can declare."""
+    """Return what the method of a resolved Run declares; `ValueError` for wrong types or values."""
     facts = {name: run.declared["method"][name] for name in vars(Declared())}
     typed = all(type(facts[name]) is type(value) for name, value in vars(Declared()).items())
-    if not (typed and 1 <= facts["models"] <= 1000 and all(isinstance(name, str) for name in facts["unread"])):
+    texts = typed and all(isinstance(name, str) for name in facts["unread"])
+    if not (texts and 1 <= facts["models"] <= 1000):
         raise ValueError(f"the method declares {facts}")
     return Declared(**facts)
 
 
 class Result(contextlib.AbstractContextManager["Result"]):
-    """A results file as arrays by the names of `schema.LAYOUT`: `result["round/test_acc"]`, `result.graph(t)`."""
+    """A results file, finished or running, as arrays by the names of `schema.LAYOUT`.
 
+    `result["round/test_acc"]` is an array, `result.graph(t)` the graph of round t.
+    """
+
+    @without_inner_frames
     def __init__(self, path: str | os.PathLike[str]):
-        """Open a finished, stopped or running file for reading; `UserError`: none is there, it is no result, damaged, or of a later schema."""
+        """Open a file for reading; `UserError`: none, not a result, damaged, or a later schema."""
         with refused_as(f"{path!r} is no path of a result", (TypeError,)):
             self.path = Path(path)
         if not os.path.exists(self.path):  # Path.exists raises for a name that is too long
@@ -63,23 +91,35 @@ class Result(contextlib.AbstractContextManager["Result"]):
         self.hdf5 = Hdf5(self.path, "a result of dpfl_mpi")
         self.file = self.hdf5.file
         damaged = refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged")
-        with contextlib.ExitStack() as unless_read, damaged:
-            unless_read.callback(self.close)
-            if (version := int(self.file.attrs["schema"])) > SCHEMA:
-                raise UserError(f"{self.path} has schema {version}; this version of dpfl_mpi reads up to {SCHEMA}")
-            if self.file.attrs["checksum"] != schema.seal(self.file, self.hdf5.texts("meta/starts")):
+        with contextlib.ExitStack() as on_error, damaged:
+            on_error.callback(self.close)
+            version = int(self.file.attrs["schema"])
+            if version > SCHEMA:
+                reads = f"this version of dpfl_mpi reads up to {SCHEMA}"
+                raise UserError(f"{self.path} has schema {version}; {reads}")
+            checksum = schema.checksum(self.file, self.hdf5.texts("meta/starts"))
+            if self.file.attrs["checksum"] != checksum:
                 raise ValueError
             self.run, self.key = stored_run(self.file.attrs)
             self.method: Declared = declared(self.run)
-            unless_read.pop_all()
+            on_error.pop_all()
+
+    def __repr__(self) -> str:
+        known = np.isfinite(self.test_acc)
+        accuracy = f"{100 * self.test_acc:.2f} %" if known else "not known yet"
+        return printable(f"<{title(self)}: {self.state}, test accuracy {accuracy}, {self.path}>")
 
     @property
     def state(self) -> str:
-        """ "finished", "running, round t" while a run holds the lock or has written on since this was opened, else "stopped after round t"."""
+        """ "finished", "running, round t" or "stopped after round t".
+
+        A run is running while it holds the lock, or has written since this was opened.
+        """
         with self.hdf5.reading("its state"):
             state, t = self.file.attrs["state"], self.file.attrs["rounds_done"]
-            killed = state == "running" and not Lock(self.path).taken() and not self.hdf5.replaced()
-            return STATES["stopped" if killed else state].format(t)
+            if state == "running" and not Lock(self.path).taken() and not self.hdf5.replaced():
+                state = "stopped"
+            return STATES[state].format(t)
 
     @property
     def finished(self) -> bool:
@@ -88,12 +128,18 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @property
     def test_acc(self) -> float:
-        """Mean over benign clients of /best/test_acc in the last round that is recorded, nan before there is one."""
+        """Mean of /best/test_acc over benign clients after the last round, nan before there is one.
+
+        It is from 0 to 1.
+        """
         return float(self.hdf5.attribute("test_acc", float))
 
     @property
     def benign(self) -> np.ndarray:
-        """Which clients averages are over, bool `[N]`: no flipped labels (--flip_share), no liars (--attack), no --newcomers."""
+        """Clients that count in averages, bool `[N]`.
+
+        Not those with flipped labels (--flip_share), liars (--attack) or --newcomers.
+        """
         out = np.ones(len(self["client/p"]), bool)
         for name in ("client/flipped", "client/liars", "client/newcomers"):
             if name in self:
@@ -101,24 +147,28 @@ class Result(contextlib.AbstractContextManager["Result"]):
         return out
 
     def scored(self, name: str = "best/test_acc") -> np.ndarray:
-        """Return accuracies `[N]` in percent, those of benign clients that were scored alone: there may be none."""
+        """Return the accuracies, in percent, of the benign clients that were scored."""
         values = 100 * self[name][self.benign]
         return values[np.isfinite(values)]
 
     def __contains__(self, name: str) -> bool:
         return name in self.hdf5
 
-    def part(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """Return some rows of an array by its name, without `rows` all of it; `UserError`: it is not there, or damaged (type, shape, range, checksum)."""
+    @without_inner_frames
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array by its name; `UserError`: it is missing or damaged."""
+        return self.rows(name)
+
+    def rows(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """Return some rows of an array, or all of it; type, shape and range are checked."""
         if name not in ARRAYS or name not in self.hdf5:
             raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.names()))}")
         kinds, axes, low, high = ARRAYS[name]
-        return self.hdf5.array(name, kinds, schema.shape(axes, self.run, self.finished), low, high, rows)
-
-    __getitem__ = part
+        shape = schema.shape(axes, self.run, self.finished)
+        return self.hdf5.array(name, kinds, shape, low, high, rows)
 
     def stored(self, name: str) -> Any:
-        """Return an array of `LAYOUT`, which is still in the file, as h5py has it."""
+        """Return an array of `LAYOUT` as an h5py data set, unread."""
         kinds, axes, _, _ = ARRAYS[name]
         return self.hdf5.dataset(name, kinds, schema.shape(axes, self.run, self.finished))
 
@@ -126,92 +176,170 @@ class Result(contextlib.AbstractContextManager["Result"]):
         return self.hdf5.names()
 
     def fact(self, name: str) -> str:
-        """Return a fact of the run, an attribute of /meta, as text: data_sha256, partition_sha256, numerics."""
+        """Return an attribute of /meta as text, such as data_sha256 or numerics."""
         with self.hdf5.reading(f"the attribute {name} of meta"):
             return str(self.file["meta"].attrs[name])
 
     def listed(self, name: str) -> list[Any]:
-        """Return class_names, mean or std of the data, attributes of /meta; nothing where it has none."""
+        """Return class_names, mean or std of the data, lists in /meta; empty if it has none."""
         with self.hdf5.reading(f"the attribute {name} of meta"):
-            there = name in self.file["meta"].attrs
-        return list(self.hdf5.json(name, list, "meta")) if there else []
+            if name not in self.file["meta"].attrs:
+                return []
+        return list(self.hdf5.json(name, list, "meta"))
 
     def omega(self) -> CollaborationGraph:
         return self._graph("graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])
 
+    @without_inner_frames
     def chosen(self, t: int) -> CollaborationGraph:
-        """Return the graph of round t, of which no more is read than that round; round 0 is Omega."""
-        rows, senders = (self.stored(f"graph/chosen/{name}") for name in ("indptr", "senders"))
-        if t not in range(len(rows)):
-            raise UserError(f"round {t!r} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
+        """Return the graph of round t; round 0 is Omega. Only that round is read."""
+        indptr_TN, senders_E = (self.stored(f"graph/chosen/{n}") for n in ("indptr", "senders"))
+        if t not in range(len(indptr_TN)):
+            allowed = f"allowed are 0 to {len(indptr_TN) - 1}"
+            raise UserError(f"round {t!r} is not in {self.path}; {allowed}")
         with self.hdf5.reading("graph/chosen"):
-            indptr = rows[t]
-            mine = senders[indptr[0] : indptr[-1]]
-        return self._graph("graph/chosen", indptr - indptr[0], mine)
+            indptr = indptr_TN[t]
+            senders = senders_E[indptr[0] : indptr[-1]]
+        return self._graph("graph/chosen", indptr - indptr[0], senders)
 
     def _graph(self, name: str, indptr: np.ndarray, senders: np.ndarray) -> CollaborationGraph:
-        senders, n = senders.astype(np.int64), len(indptr) - 1
-        edges = int(indptr[-1]) if n >= 0 else -1
-        if n < 0 or indptr[0] != 0 or (np.diff(indptr) < 0).any() or edges != len(senders) or (senders >= n).any():
+        n = len(indptr) - 1
+        senders = senders.astype(np.int64)
+        valid = n >= 0 and indptr[0] == 0 and indptr[-1] == len(senders)
+        if not valid or (np.diff(indptr) < 0).any() or (senders >= n).any():
             raise self.hdf5.damaged(name, "is no graph")
         return CollaborationGraph(indptr.astype(np.int64), senders)
 
+    @without_inner_frames
     def graph(self, t: int) -> np.ndarray:
-        """Return bool `[N, N]`: element (k, j) says that in round t client k averaged with client j (with --ggc_off_rounds skip: when it last did)."""
+        """Return bool `[N, N]`: (k, j) if client k averaged with client j in round t.
+
+        With --ggc_off_rounds skip, a round without averaging repeats the one before.
+        """
         return self.chosen(t).matrix()
 
     @property
     def last_round(self) -> int:
         """Number of the last round that is recorded completely, -1 before there is one."""
-        there = ["round/number"] if self.finished else OVER_ROUNDS
-        rounds = min((len(self.stored(name)) for name in there if name in self), default=0)
-        # fine-tuning counts on, without rounds
-        return max(-1, min(self.hdf5.attribute("rounds_done", int), rounds - 1))
+        names = ["round/number"] if self.finished else OVER_ROUNDS
+        rows = min((len(self.stored(name)) for name in names if name in self), default=0)
+        # fine-tuning counts on in rounds_done, without rounds
+        return max(-1, min(self.hdf5.attribute("rounds_done", int), rows - 1))
 
     def mean(self, name: str) -> np.ndarray:
-        """Return the mean over clients of an array `[T+1, N]`: of finite values of benign clients,
-        nan where there is none. Rounds that follow change no bit of it."""
+        """Return the mean of an array `[T+1, N]` over benign clients, `[T+1]`.
+
+        Values that are not finite do not count. Later rounds change no bit of it.
+        """
         return mean(self[name][: self.last_round + 1].compress(self.benign, 1))
 
     def local_epochs(self) -> np.ndarray:
-        """Return the local epochs of a client up to each round, of all its models together, int `[T+1]`: Ditto trains two models."""
+        """Return the local epochs of a client up to each round, over all its models, `[T+1]`."""
         return np.multiply(self["round/epochs"], self.method.models)
 
-    def met_liars(self) -> np.ndarray:
-        """Return for each edge to a benign client in rounds 1 to T whether its sender lies (--attack), bool `[edges]`: empty without liars or edges."""
-        if "client/liars" not in self:
-            return np.zeros(0, bool)
-        liars, benign = self["client/liars"].astype(bool), self.benign
-        graphs = [self.chosen(t) for t in range(1, self.last_round + 1)]
-        return np.concatenate([np.zeros(0, bool), *(liars[g.senders[benign[g.receivers()]]] for g in graphs)])
+    def by_round(self) -> dict[str, np.ndarray]:
+        """Return what `curves` has, as arrays `[T+1]` by name; empty before there is a round."""
+        rows = self.last_round + 1
+        if not rows:
+            return {}
+        means = ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")
+        out = {"epochs": self.local_epochs()[:rows]}
+        out |= {name: self.mean(f"round/{name}") for name in means}
+        out["edges"] = np.diff(self["graph/chosen/indptr"][:rows], axis=1).sum(1)
+        out["models_received"] = self["traffic/models_received"][:rows].mean(1)
+        out["seconds"] = sum(self[f"seconds/{phase}"][:rows, 1] for phase in PHASES)
+        if "network/end" in self:
+            out["hours"] = np.maximum.accumulate(self["network/end"][:rows].max(1)) / 3600
+        if "traffic/bytes_sent" in self:
+            out["bytes_sent"] = self["traffic/bytes_sent"][:rows].mean(1)
+        return out
+
+    @without_inner_frames
+    def curves(self) -> pd.DataFrame:
+        """Return one row per round; round 0 is after preprocessing.
+
+        Losses and accuracies (0 to 1) are means over benign clients; epochs are the local epochs
+        of a client so far, over all its models; edges are those of the round's graph;
+        models_received and bytes_sent (where counted) are means over clients; seconds are those
+        of a rank, waiting included; hours (--network) are simulated, since the start.
+        """
+        return data_frame(self.by_round(), "round")
+
+    @without_inner_frames
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per client: every array of one number per client.
+
+        `/client/NAME` is the column NAME, `/best/NAME` is best_NAME, `/last/NAME` is last_NAME.
+        Accuracies are from 0 to 1. `collaborators` counts a client's senders in the last graph,
+        `models_received` is over the whole run.
+        """
+        columns = {}
+        for name in self.names():
+            group, _, rest = name.partition("/")
+            if group in ("client", "best", "last") and name in ARRAYS and ARRAYS[name].axes == "N":
+                columns[rest if group == "client" else f"{group}_{rest}"] = self[name]
+        if self.last_round >= 0:
+            columns["collaborators"] = self.chosen(self.last_round).degrees()
+            columns["models_received"] = self["traffic/models_received"].sum(0)
+        return data_frame(columns, "client")
+
+    def liars_chosen(self) -> np.ndarray:
+        """Return for each edge to a benign client whether its sender lies (--attack).
+
+        The edges are those of rounds 1 to T, bool `[edges]`; there are none without liars.
+        """
+        out = [np.zeros(0, bool)]
+        if "client/liars" in self:
+            liars = self["client/liars"].astype(bool)
+            benign = self.benign
+            graphs = (self.chosen(t) for t in range(1, self.last_round + 1))
+            out += [liars[graph.senders[benign[graph.receivers()]]] for graph in graphs]
+        return np.concatenate(out)
 
     def score(self, metric: str) -> np.ndarray:
-        """Return a score of `METRICS` of each client's best model on its test images, 0 to 1, `[N]`; but for the accuracy there is none before the end."""
+        """Return a score of `METRICS` of each client's best model on its test images, `[N]`.
+
+        Scores are from 0 to 1. Only the accuracy is known before the end of the run.
+        """
         if metric not in METRICS:
             raise UserError(f"there is no score {metric}; allowed are {', '.join(METRICS)}")
         if metric == "accuracy":
             return self["best/test_acc"]
         if "best/confusion" not in self:
-            raise UserError(f"{self.path} is {self.state}: its confusion matrices, and so {metric}, come at the end")
+            end = f"{metric} needs the confusion matrices, which are written at the end"
+            raise UserError(f"{self.path} is {self.state}: {end}")
         return score(self["best/confusion"], metric)
 
+    @without_inner_frames
     def state_dict(self, client: int) -> dict[str, np.ndarray]:
-        """Return a client's best model by layer name, float32: `module.load_state_dict({k: torch.from_numpy(v) ...})` takes it.
+        """Return a client's best model: arrays float32 by layer name.
 
-        It is zeros where a client was never scored: `/best/round` is -1.
+        `module.load_state_dict({k: torch.from_numpy(v) ...})` takes it. All are 0 for a client
+        that was never scored, whose `/best/round` is -1.
         """
         if "model/best" not in self:
             raise UserError(f"{self.path} holds no models; run with --save_models")
-        rows = self.stored("model/best")
-        if client not in range(len(rows)):
-            raise UserError(f"client {client!r} is not in {self.path}; allowed are 0 to {len(rows) - 1}")
+        rows_ND = self.stored("model/best")
+        if client not in range(len(rows_ND)):
+            allowed = f"allowed are 0 to {len(rows_ND) - 1}"
+            raise UserError(f"client {client!r} is not in {self.path}; {allowed}")
         names, shapes = (self.hdf5.json(name, list, "model") for name in ("names", "shapes"))
         with self.hdf5.reading("model/best"):
-            parts = np.split(rows[client], np.cumsum([math.prod(shape) for shape in shapes])[:-1])
-            return {n: part.reshape(shape) for n, part, shape in zip(names, parts, shapes, strict=True)}
+            ends = np.cumsum([math.prod(shape) for shape in shapes])
+            layers = zip(names, shapes, np.split(rows_ND[client], ends[:-1]), strict=True)
+            return {name: values.reshape(shape) for name, shape, values in layers}
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The data of the run, from the file that the run names; `UserError` if they differ."""
+        source = open_source(self.run)
+        verify(source)
+        if source.sha256 != self.fact("data_sha256"):
+            raise UserError(f"{self.run.data} does not hold the data of {self.path}")
+        return source
 
     def starts(self) -> list[dict[str, Any]]:
-        """Return one description per start of the run: time, hosts, ranks, devices, CPU, versions."""
+        """Return one description per start of the run: time, hosts, ranks, devices, versions."""
         texts = self.hdf5.texts("meta/starts")
         with self.hdf5.reading("meta/starts"):
             return [dict(json.loads(text)) for text in texts]
@@ -224,75 +352,112 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @staticmethod
     def differences(a: Result, b: Result) -> list[str]:
-        """Return the names of the arrays that are not bitwise equal in two results, or that one of them lacks.
+        """Return the names of the arrays that differ in a bit, or that one result lacks.
 
         Provenance is exempt, and so is what --save_models or --mixed adds to one of them.
         """
-        mine, theirs = ({n for n in r.names() if not n.startswith(EXEMPT)} for r in (a, b))
-        both = ((name, a[name], b[name]) for name in sorted(mine & theirs))
-        unlike = (n for n, x, y in both if (x.shape, x.dtype, x.tobytes()) != (y.shape, y.dtype, y.tobytes()))
-        return [*sorted(n for n in mine ^ theirs if not n.startswith(ADDED)), *unlike]
+        names_a, names_b = ({n for n in r.names() if not n.startswith(EXEMPT)} for r in (a, b))
+        out = sorted(n for n in names_a ^ names_b if not n.startswith(ADDED))
+        for name in sorted(names_a & names_b):
+            x, y = a[name], b[name]
+            if (x.shape, x.dtype, x.tobytes()) != (y.shape, y.dtype, y.tobytes()):
+                out.append(name)
+        return out
 
     @staticmethod
     def same_numbers(a: Result, b: Result) -> bool:
-        """Return whether two results are of one Run and hold the same numbers to the bit; `differences` names the arrays that do not."""
+        """Return whether two results are of one Run and hold the same numbers to the bit."""
         return a.key == b.key and not Result.differences(a, b)
 
 
-def torn(path: Path) -> bool:
-    """Return whether a file that is no readable result begins as one, so that a checkpoint beside it may replace it."""
+def title(result: Result) -> str:
+    """Return the settings that matter most, as one line."""
+    run = result.run
+    budget = f"B_c = {run.said_budget}, " if result.method.topology == "graph" else ""
+    where = f"{short(run.method)} on {short(run.dataset)}, {run.partition}"
+    return f"{where}, {run.clients} clients, {budget}{run.rounds} rounds, seed {run.seed}"
+
+
+def data_frame(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
+    """Return columns as a data frame whose index has this name."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise UserError("a table needs pandas: pip install pandas") from None
+    return pd.DataFrame(columns).rename_axis(index)
+
+
+def is_torn(path: Path) -> bool:
+    """Return whether an unreadable file begins as HDF5: a checkpoint may replace it."""
     with contextlib.suppress(UserError), open_regular(path, follow=False) as file:
         return file.read(8) == b"\x89HDF\r\n\x1a\n"
     return False
 
 
-def check_ours(path: Path) -> None:
-    """Raise `UserError` where --fresh would replace something else than a result: a text, a link, a device."""
-    ours = not os.path.lexists(path)
-    with contextlib.suppress(UserError), open_regular(path, follow=False), Hdf5(path, "a result") as file:
-        ours = {"run", "schema", "state"} <= set(file.file.attrs)
-    if not ours:
+def check_replaceable(path: Path) -> None:
+    """Raise `UserError` if --fresh would replace something else than a result."""
+    replaceable = not os.path.lexists(path)
+    with (
+        contextlib.suppress(UserError),
+        open_regular(path, follow=False),
+        Hdf5(path, "a result") as hdf5,
+    ):
+        replaceable = {"run", "schema", "state"} <= set(hdf5.file.attrs)
+    if not replaceable:
         only = "--fresh replaces nothing else; remove it, or choose another --out"
         raise UserError(f"{path} is not a result of dpfl_mpi, and {only}")
 
 
 def score(confusion: np.ndarray, metric: str) -> np.ndarray:
-    """Return balanced accuracy or macro F1, 0 to 1, of each matrix `[..., C, C]` of counts by true class and by class taken for; nan where it has no image."""
+    """Return balanced accuracy or macro F1, 0 to 1, of confusion matrices `[..., C, C]`.
+
+    Rows are true classes, columns predicted ones. It is nan for a matrix without an image.
+    """
     counts = np.asarray(confusion, np.float64)
     right = np.diagonal(counts, axis1=-2, axis2=-1)
-    true, taken = counts.sum(-1), counts.sum(-2)  # images of a class; taken for it
-    # over the classes of the client's images; for F1 those that it was taken for, too
-    return mean(share(right, true) if metric == "balanced_accuracy" else share(2 * right, true + taken))
+    true, predicted = counts.sum(-1), counts.sum(-2)
+    # the mean is over the classes of the client's images; F1 also counts predicted classes
+    if metric == "balanced_accuracy":
+        return mean(ratio(right, true))
+    return mean(ratio(2 * right, true + predicted))
 
 
-def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return part / whole, nan where whole is 0."""
     return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=whole > 0)
 
 
-def mean(values: np.ndarray, weights: np.ndarray | float = 1) -> np.ndarray:
-    """Return the weighted mean of the finite values over the last axis, nan where there is none."""
+def mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean of the finite values over the last axis, nan where there is none."""
     finite = np.isfinite(values)
-    return share((np.where(finite, values, 0) * weights).sum(-1), (finite * weights).sum(-1))
+    return ratio(np.where(finite, values, 0).sum(-1), finite.sum(-1))
 
 
 def result_of(run: Run, path: Path) -> Result:
-    """Return the result at a path that is named after a Run; `UserError`: it is another Run's."""
+    """Return the result at a path named after a Run; `UserError`: it is another Run's."""
     result = Result(path)
-    mine, theirs = run.key(), result.key
-    if fields := ", ".join(sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))):
+    key, stored = run.key(), result.key
+    differing = sorted(name for name in {*key, *stored} if key.get(name) != stored.get(name))
+    if differing:
         result.close()
-        raise UserError(f"{path} holds another Run (different: {fields})")
+        raise UserError(f"{path} holds another Run (different: {', '.join(differing)})")
     return result
 
 
 def check_current(result: Result, run: Resolved, job: Job) -> None:
-    """Raise `UserError` where a finished result has this Run's key, and other numbers or data behind it, or lacks what the Job adds;
-    where the data are gone, it stands."""
-    if lacks := [f"--{flag}" for flag, name in KEPT.items() if getattr(job, flag) and name not in result]:
+    """Raise `UserError` if a finished result of this Run is not what the Run would give now.
+
+    It may lack what the Job adds, or be of other numerics or data. Data that are gone do not count.
+    """
+    lacks = [
+        f"--{flag}" for flag, name in ADDS.items() if getattr(job, flag) and name not in result
+    ]
+    if lacks:
         without = f"without {' and '.join(lacks)}; --fresh computes it anew, with it"
         raise UserError(f"{result.path} is finished and was computed {without}")
     ways = "choose another --out, or compute it anew with --fresh"
-    if (numerics := result.hdf5.attribute("numerics", int, "meta")) != NUMERICS:
+    numerics = result.hdf5.attribute("numerics", int, "meta")
+    if numerics != NUMERICS:
         of = f"version {numerics} of the numbers; it is {NUMERICS} now (see CHANGELOG.md)"
         raise UserError(f"{result.path} is finished and was computed under {of}: {ways}")
     now = ""
@@ -302,4 +467,5 @@ def check_current(result: Result, run: Resolved, job: Job) -> None:
     then = result.hdf5.attribute("data_sha256", str, "meta", now)
     if now and then != now:
         of = f"other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then"
-        raise UserError(f"{result.path} is finished and was computed from {of}; bring back those data, {ways}")
+        ways = f"bring back those data, {ways}"
+        raise UserError(f"{result.path} is finished and was computed from {of}; {ways}")

@@ -1,4 +1,7 @@
-"""The figures that a run is told by, and the few lines that it ends with, at most 80 columns wide, paths apart."""
+"""The summary of a result: its main figures, and the lines that a run prints at its end.
+
+Lines are at most 80 columns wide; only paths may be longer.
+"""
 
 import itertools
 import math
@@ -10,55 +13,43 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfl_mpi.plugins import short
-from dpfl_mpi.results.result import Result
+from dpfl_mpi.results.result import Result, title
 from dpfl_mpi.results.schema import PHASES
 
-WIDTH = 80  # of a terminal; paths are as long as they are
-KEPT = "\xa0"  # a blank at which no line ends
-TWO = ("test accuracy, %", "std over clients", "last round, %")  # figures with two digits
-NONE = ("local epochs", "edges in Omega", "edges at the end")  # the other figures have one
+WIDTH = 80  # columns of a terminal
+NBSP = "\xa0"  # a blank at which no line is broken
+# decimals of the figures; the others have one
+DECIMALS = {
+    "test accuracy, %": 2,
+    "std over clients": 2,
+    "last round, %": 2,
+    "local epochs": 0,
+    "edges in Omega": 0,
+    "edges at the end": 0,
+}
 
 
-def seconds(result: Result) -> dict[str, np.ndarray]:
-    """Return the seconds of the slowest rank in each phase of each recorded round, `[T+1]`."""
-    return {phase: result[f"seconds/{phase}"][: result.last_round + 1, 2] for phase in PHASES}
-
-
-def curves(result: Result) -> dict[str, np.ndarray]:
-    """Return by round `[T+1]` means over benign clients of losses and accuracies (0 to 1), and the cost so far; epochs are those of all its models.
-
-    Simulated hours (--network) are those since the start; bytes_sent, means over clients, are there where they are counted.
-    """
-    if not (rows := result.last_round + 1):
-        return {}
-    simulated = {}
-    if "network/end" in result:
-        simulated["hours"] = np.maximum.accumulate(result["network/end"][:rows].max(1)) / 3600
-    if "traffic/bytes_sent" in result:
-        simulated["bytes_sent"] = result["traffic/bytes_sent"][:rows].mean(1)
-    means = {n: result.mean(f"round/{n}") for n in ("train_loss", "val_loss", "val_acc", "test_loss", "test_acc")}
-    return {
-        "epochs": result.local_epochs()[:rows],
-        **means,
-        "edges": np.diff(result["graph/chosen/indptr"][:rows], axis=1).sum(1),
-        "models_received": result["traffic/models_received"][:rows].mean(1),
-        "seconds": sum(result[f"seconds/{phase}"][:rows, 1] for phase in PHASES),  # a rank's, waiting included
-        **simulated,
-    }
+def slowest_seconds(result: Result) -> dict[str, np.ndarray]:
+    """Return the seconds of the slowest rank by phase, `[T+1]`."""
+    rows = result.last_round + 1
+    return {phase: result[f"seconds/{phase}"][:rows, 2] for phase in PHASES}
 
 
 def epochs(result: Result) -> int:
-    """Return the local epochs that a client has trained, of all its models together, fine-tuning included."""
+    """Return the local epochs of a client over all its models, fine-tuning included."""
     tuned = result.run.finetune_epochs if "finetune/epochs" in result else 0
     return int(result.local_epochs()[result.last_round]) + tuned
 
 
 def outcome(result: Result) -> dict[str, float]:
-    """Return the figures of a run: accuracies in percent of the best models by validation over the clients scored, nan where none is."""
-    scored = (result.scored(name) for name in ("best/test_acc", "last/test_acc"))
-    best, last = (values if len(values) else np.array([math.nan]) for values in scored)
-    over = curves(result)
+    """Return the main figures of a result.
+
+    Accuracies are in percent, of the benign clients that were scored; nan if none was.
+    """
+    none = np.array([math.nan])
+    best, last = (result.scored(name) for name in ("best/test_acc", "last/test_acc"))
+    best, last = (values if len(values) else none for values in (best, last))
+    rounds = result.by_round()
     return {
         "test accuracy, %": best.mean(),
         "std over clients": best.std(),
@@ -66,53 +57,160 @@ def outcome(result: Result) -> dict[str, float]:
         "last round, %": last.mean(),
         "local epochs": epochs(result),
         "edges in Omega": len(result.omega().senders),
-        "edges at the end": over["edges"][-1],
+        "edges at the end": rounds["edges"][-1],
         "models received per client": result["traffic/models_received"].sum() / result.run.clients,
-        "seconds": over["seconds"].sum(),
+        "seconds": rounds["seconds"].sum(),
     }
 
 
 def texts(figures: dict[str, float]) -> dict[str, str]:
     """Return figures as texts, a dash for nan."""
-    digits = dict.fromkeys(TWO, 2) | dict.fromkeys(NONE, 0)
-    return {n: "-" if math.isnan(value) else f"{value:.{digits.get(n, 1)}f}" for n, value in figures.items()}
+    return {
+        name: "-" if math.isnan(value) else f"{value:.{DECIMALS.get(name, 1)}f}"
+        for name, value in figures.items()
+    }
 
 
 def summary(path: Path) -> str:
-    """Return the lines of a result: its settings, what the clients reached, what it cost, where it lies and how its graph is drawn."""
+    """Return the lines that a run ends with: settings, accuracy, cost, and where the result is."""
     with Result(path) as result:
-        run, script, over = result.run, graph_script(), curves(result)
-        chosen, received = over["edges"], over["models_received"]
-        omega = f"{chosen[0]} in Omega, " if chosen[0] else ""
-        kept = f"{omega}{chosen[1:].mean() if len(chosen) > 1 else chosen[0]:.1f} kept per round"
-        before = f", {received[0]:.1f} to build Omega" if chosen[0] or received[0] else ""
-        each = received[1:].sum() / max(len(received) - 1, 1)
-        phases = ", ".join(f"{name}{KEPT}{of_rounds.sum():.1f}" for name, of_rounds in seconds(result).items())
-        budget = f"B_c = {run.said_budget}, " if result.method.topology == "graph" else ""
+        rounds = result.by_round()
+        phases = slowest_seconds(result).items()
+        seconds = ", ".join(f"{phase}{NBSP}{values.sum():.1f}" for phase, values in phases)
         lines = [
-            f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients, {budget}{run.rounds} rounds, seed {run.seed}",
-            *accuracy(result, 100 * over["test_acc"][0]),
-            *([entry("edges", kept)] if chosen.any() else []),
-            entry("models received", f"{each:.2f} per client and round{before}"),
+            title(result),
+            *accuracy(result, 100 * rounds["test_acc"][0]),
+            *graph(rounds["edges"], rounds["models_received"]),
             *sent(result),
-            *controlled(result),
-            entry("seconds (slowest)", phases),
+            *controls(result),
+            entry("seconds (slowest)", seconds),
             f"  results              {path}",
         ]
-        if chosen.any() and script:
-            lines.append(f"  draw the graph       python {shlex.quote(script)} {shlex.quote(str(path))}")
+        script = graph_script()
+        if rounds["edges"].any() and script:
+            command = f"python {shlex.quote(script)} {shlex.quote(str(path))}"
+            lines.append(f"  draw the graph       {command}")
     return "\n".join(lines)
 
 
+def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
+    """Return lines about edges and models received, both `[T+1]`."""
+    lines = []
+    if edges.any():
+        omega = f"{edges[0]} in Omega, " if edges[0] else ""
+        kept = edges[1:].mean() if len(edges) > 1 else edges[0]
+        lines.append(entry("edges", f"{omega}{kept:.1f} kept per round"))
+    each = received[1:].sum() / max(len(received) - 1, 1)
+    before = f", {received[0]:.1f} to build Omega" if edges[0] or received[0] else ""
+    return [*lines, entry("models received", f"{each:.2f} per client and round{before}")]
+
+
+def accuracy(result: Result, before: float) -> list[str]:
+    """Return lines about the test accuracies; `before` is the mean in round 0, in percent."""
+    test = result.scored()
+    if not len(test):
+        excluded = "flipped labels, liars, newcomers and models that diverged do not count"
+        return [entry("test accuracy", f"no client was scored ({excluded})")]
+    start = "" if math.isnan(before) else f" ({before:.2f} % in round 0)"
+    unscored = coverage(result)
+    of = f", of {unscored}" if unscored else ""
+    spread = f"{test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)"
+    return [
+        entry("test accuracy", f"{test.mean():.2f} %, best by validation{start}{of}"),
+        entry("spread over clients", spread),
+    ]
+
+
+def coverage(result: Result) -> str:
+    """Return which benign clients were scored: "7 of 8 clients, 1 diverged"; "" if all were."""
+    unscored = result.benign & ~np.isfinite(result["best/test_acc"])
+    missing, clients = int(unscored.sum()), int(result.benign.sum())
+    if not missing:
+        return ""
+    diverged = int((result["client/diverged_round"][unscored] >= 0).sum())
+    parts = [f"{clients - missing} of {clients} clients"]
+    if diverged:
+        parts.append(f"{diverged} diverged")
+    if missing > diverged:
+        parts.append(f"{missing - diverged} took no part")
+    return ", ".join(parts)
+
+
+def sent(result: Result) -> list[str]:
+    """Return lines about bytes sent, the age of models, and simulated time, if simulated."""
+    run, rounds, lines = result.run, result.by_round(), []
+    if "bytes_sent" in rounds:
+        first, *later = rounds["bytes_sent"] / 1e3
+        mean = sum(later) / max(len(later), 1)
+        flags = [f"--{n} {value}" for n in ("codec", "send") if (value := getattr(run, n))]
+        how = f" ({', '.join(flags)})" if flags else ""
+        text = f"{mean:.4g} kB per client and round, {first:.4g} kB before{how}"
+        lines.append(entry("sent", text))
+    if "hours" in rounds:
+        age = ""
+        if run.staleness:
+            received = result["traffic/models_received"][1:].sum()
+            mean = result["network/age"].sum() / max(received, 1)
+            age = f"; models were {mean:.2f} rounds old (--staleness {run.staleness})"
+        hours = rounds["hours"][-1]
+        took = f"{hours:.3g} h" if hours >= 1 else f"{60 * hours:.3g} min"
+        lines.append(entry("simulated time", f"{took} (--network {run.network}){age}"))
+    return lines
+
+
+def controls(result: Result) -> list[str]:
+    """Return lines about newcomers, liars, a backdoor and clients that stopped early, if any."""
+    lines = []
+    if "newcomers/test_acc" in result:
+        rows = zip(result["newcomers/epochs"], result["newcomers/test_acc"], strict=True)
+        means = [f"{100 * np.nanmean(a):.2f} % after {e}" for e, a in rows if np.isfinite(a).any()]
+        lines += [entry("newcomers", ", ".join(means))] if means else []
+    if "client/liars" in result:
+        liars, chosen = result["client/liars"], result.liars_chosen()
+        share = f"; {100 * chosen.mean():.1f} % of benign clients' choices" if len(chosen) else ""
+        lines.append(entry("liars", f"{liars.sum()} of {len(liars)} clients{share}"))
+    if "attack/success" in result:
+        success = result.scored("attack/success")
+        if len(success):
+            lines.append(entry("backdoor", f"opens on {success.mean():.1f} % of marked images"))
+    if "client/stopped_round" in result:
+        stopped = result["client/stopped_round"]
+        text = f"{(stopped >= 0).sum()} of {len(stopped)} clients"
+        lines.append(entry("stopped early", text))
+    return lines
+
+
+def graph_script() -> str:
+    """Return the path of the script that draws the graph, "" outside a checkout."""
+    checkout = Path(__file__).resolve().parents[2]
+    script = checkout / "analysis" / "graph_evolution.py"
+    if not script.is_file():
+        return ""
+    return str(script.relative_to(checkout) if Path.cwd() == checkout else script)
+
+
+# lines of a terminal ------------------------------------------------------------------------------
+def entry(name: str, text: str) -> str:
+    return folded(text, " " * 23, f"  {name:<21}")
+
+
 def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
-    """Return a text in lines of the terminal's width, each after `indent`, the first one after `first`."""
-    fold = textwrap.TextWrapper(WIDTH, indent if first is None else first, indent)
-    fold.break_long_words = fold.break_on_hyphens = False
-    return fold.fill(text).replace(KEPT, " ")
+    """Return a text in lines of at most `WIDTH`, after `indent`, the first after `first`."""
+    wrapper = textwrap.TextWrapper(
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.fill(text).replace(NBSP, " ")
 
 
-def pieces(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
-    """Return the columns of the tables that one of these widths is split into where it is wider than `room`, each behind the first `keys`."""
+def split_columns(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
+    """Return the columns of each part of a table that is wider than `room`.
+
+    Each part begins with the first `keys` columns.
+    """
     out: list[list[int]] = [[]]
     for i in range(keys, len(widths)):
         if out[-1] and sum(widths[j] for j in (*range(keys), *out[-1], i)) > room:
@@ -122,89 +220,28 @@ def pieces(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
 
 
 def fitted(text: str) -> str:
-    """Return a text no wider than the terminal: lines are folded below where they begin behind their name, markdown tables are split by columns."""
+    """Return a text no wider than `WIDTH`: long lines are folded, markdown tables are split.
+
+    A line goes on below where its text begins, behind its name.
+    """
     out = []
-    for of_table, lines in itertools.groupby(text.split("\n"), lambda line: line.startswith("|")):
-        if not of_table:
-            begin = re.compile(r" *(\S+( \S+)? {2,})?")
-            out += [folded(ln, " " * begin.match(ln).end(), "") if len(ln) > WIDTH else ln for ln in lines]  # type: ignore[union-attr]
+    for is_table, lines in itertools.groupby(text.split("\n"), lambda line: line.startswith("|")):
+        if is_table:
+            out.append(fitted_table([line.strip("|").split("|") for line in lines]))
             continue
-        rows = [line.strip("|").split("|") for line in lines]
-        widths = [len(cell) + 1 for cell in rows[0]]
-        named = [any(c.isalpha() for c in "".join(row[i] for row in rows[2:])) for i in range(len(widths))]
-        keys = max([1, *(k for k in range(len(widths)) if all(named[:k]) and sum(widths[:k]) < 66)])
-        tables = [[f"|{'|'.join(row[i] for i in few)}|" for row in rows] for few in pieces(widths, keys, WIDTH - 1)]
-        out.append("\n\n".join("\n".join(table) for table in tables))
+        for line in lines:
+            name = re.match(r" *(\S+( \S+)? {2,})?", line)
+            indent = " " * (name.end() if name else 0)
+            out.append(folded(line, indent, "") if len(line) > WIDTH else line)
     return "\n".join(out)
 
 
-def entry(name: str, text: str) -> str:
-    return folded(text, " " * 23, f"  {name:<21}")
-
-
-def fewer(result: Result) -> str:
-    """Return of which benign clients the scores are, and what became of the others: "7 of 8 clients, 1 diverged"; "" where they are of all."""
-    unscored = result.benign & ~np.isfinite(result["best/test_acc"])
-    lost, many = int(unscored.sum()), int(result.benign.sum())
-    if not lost:
-        return ""
-    diverged = int((result["client/diverged_round"][unscored] >= 0).sum())
-    why = f", {diverged} diverged" * (diverged > 0) + f", {lost - diverged} took no part" * (lost > diverged)
-    return f"{many - lost} of {many} clients{why}"
-
-
-def accuracy(result: Result, before: float) -> list[str]:
-    """Return lines about the test accuracies of the clients that were scored, in percent, `before` being their mean in round 0."""
-    test, few = result.scored(), fewer(result)
-    if not len(test):
-        none = "no client was scored (flipped labels, liars, newcomers and models that diverged do not count)"
-        return [entry("test accuracy", none)]
-    start = "" if before != before else f" ({before:.2f} % in round 0)"  # nan: nobody was scored in it
-    spread = f"{test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)"
-    mean = f"{test.mean():.2f} %, best by validation{start}" + f", of {few}" * bool(few)
-    return [entry("test accuracy", mean), entry("spread over clients", spread)]
-
-
-def sent(result: Result) -> list[str]:
-    """Return lines about what a network would have carried, how old it was, and the simulated time; none without --network, --codec and --send."""
-    run, over, lines = result.run, curves(result), []
-    if "bytes_sent" in over:
-        first, *later = over["bytes_sent"] / 1e3
-        each = f"{sum(later) / max(len(later), 1):.4g} kB per client and round, {first:.4g} kB before"
-        how = ", ".join(f"--{name} {value}" for name in ("codec", "send") if (value := getattr(run, name)))
-        lines.append(entry("sent", each + f" ({how})" * bool(how)))
-    if "hours" in over:
-        late = ""
-        if run.staleness:
-            age = result["network/age"].sum() / max(result["traffic/models_received"][1:].sum(), 1)
-            late = f"; models were {age:.2f} rounds old (--staleness {run.staleness})"
-        hours = over["hours"][-1]
-        took = f"{hours:.3g} h" if hours >= 1 else f"{60 * hours:.3g} min"
-        lines.append(entry("simulated time", f"{took} (--network {run.network}){late}"))
-    return lines
-
-
-def controlled(result: Result) -> list[str]:
-    """Return lines about who came later, who lied and who stopped early; none where nobody did."""
-    lines = []
-    if "newcomers/test_acc" in result:
-        after = zip(result["newcomers/epochs"], result["newcomers/test_acc"], strict=True)
-        means = [f"{100 * np.nanmean(a):.2f} % after {e}" for e, a in after if np.isfinite(a).any()]
-        lines += [entry("newcomers", ", ".join(means))] if means else []
-    if "client/liars" in result:
-        liars, met = result["client/liars"], result.met_liars()
-        share = f"; {100 * met.mean():.1f} % of whom the benign chose" if len(met) else ""
-        lines.append(entry("liars", f"{liars.sum()} of {len(liars)} clients{share}"))
-    if "attack/success" in result and len(opens := result.scored("attack/success")):
-        lines.append(entry("backdoor", f"opens on {opens.mean():.1f} % of marked images"))
-    if "client/stopped_round" in result:
-        stopped = result["client/stopped_round"]
-        lines.append(entry("stopped early", f"{(stopped >= 0).sum()} of {len(stopped)} clients"))
-    return lines
-
-
-def graph_script() -> str:
-    """Return the path of the script that draws the graph, as it is reached from here; nothing where the checkout is not there."""
-    checkout = Path(__file__).resolve().parents[2]
-    script = checkout / "analysis" / "graph_evolution.py"
-    return "" if not script.is_file() else str(script.relative_to(checkout) if Path.cwd() == checkout else script)
+def fitted_table(rows: list[list[str]]) -> str:
+    """Return a markdown table in parts of `WIDTH`, each with the columns that name a row."""
+    widths = [len(cell) + 1 for cell in rows[0]]
+    in_words = [any(c.isalpha() for row in rows[2:] for c in row[i]) for i in range(len(widths))]
+    names = (k for k in range(2, len(widths)) if all(in_words[:k]) and sum(widths[:k]) < 66)
+    keys = max(names, default=1)
+    parts = split_columns(widths, keys, WIDTH - 1)
+    tables = [[f"|{'|'.join(row[i] for i in part)}|" for row in rows] for part in parts]
+    return "\n\n".join("\n".join(table) for table in tables)

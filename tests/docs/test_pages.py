@@ -344,14 +344,14 @@ def test_the_model_of_the_page_runs(tmp_path, result_of):
         result.run.model == path and result["best/test_acc"].mean() > 0.75
     )  # each client has two classes
     images = np.full((3, 8, 8, 1), 7, np.uint8)  # NumPy's or PyTorch's
-    outputs = result.model(1)(images)  # the process that ran it need not name the file again
+    outputs = api.model(result, 1)(images)  # the process that ran it need not name the file again
     assert outputs.shape == (3, 10) and torch.equal(
-        outputs, result.model(1)(torch.from_numpy(images))
+        outputs, api.model(result, 1)(torch.from_numpy(images))
     )
     plugins.ADMITTED.clear()
-    with api.Result(result.path) as result:
-        refused("own; name it with --model ..., in Python model(k, code=...)", result.model, 1)
-        assert torch.equal(outputs, result.model(1, code=str(path))(images))
+    with Result(result.path) as result:
+        refused("own; name it with --model ..., in Python model(result, k, code=...)", api.model, result, 1)
+        assert torch.equal(outputs, api.model(result, 1, code=str(path))(images))
     deep = result_of(fields | {"rounds": 0, "tau_init": 0, "model_options": {"layers": 3}})
     parameters = (9 + 1 + 2) * 16 + (16 * 9 + 1 + 2) * 32 + (32 * 9 + 1 + 2) * 64 + 65 * 10
     assert deep.file["meta"].attrs["parameters"] == parameters

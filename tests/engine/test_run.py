@@ -5,14 +5,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from launch import ROOT, mpirun, run_here
+from launch import ROOT, differences, mpirun, run_here, run_many
 
 from dpfl_mpi import testing
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.engine import machine
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
-from dpfl_mpi.testing import ONE, STOPPED, THREE, TWO, Check, Suite
 
 ROW = 4816 * 4  # bytes of a row of the perceptron on 8x8 images
 BASE = {"dataset": "image_folder", "model": "mlp", "augment": False, "clients": 10, "rounds": 3}
@@ -34,7 +33,7 @@ CONTROLS = {"clients": 7, "rounds": 5, "tau_init": 1, "search_share": 0.5, "omeg
 CONTROLS |= {"drift": "0.5:3", "patience": 2, "participation": 0.8, "window_gb": 1e-4}
 # each writes a file for n clients
 GRAPHS = {"graphs": lambda path, n: run_here(path, SMALL | {"clients": n, "tau_train": 1})}
-AWAY = {"available": lambda path, n: np.savetxt(path, testing.here(n), "%d"), "rounds": 3}
+AWAY = {"available": testing.write_present, "rounds": 3}
 SPEEDS = lambda n: [[k / 10, 0.001, k, 2 * k, 0.01] for k in range(1, n + 1)]  # noqa: E731
 LINKS = {"network": lambda path, n: np.savetxt(path, SPEEDS(n))}
 PAIRS = {"reach": lambda path, n: path.write_text("0 1\n1 0\n2 3\n3 2\n4 5\n5 4\n")}
@@ -61,53 +60,61 @@ MORE = {
     "near": SMALL | NEAR | {"clients": 9, "budget": 6},
     "remembered": {"method": "knnper", "clients": 5, "newcomers": 0.4},  # alone on a rank, too
 }
-WAYS = dict.fromkeys(KINDS | MORE, (ONE, THREE)) | dict.fromkeys(("base", "cnn"), (ONE, TWO, THREE))
 CUT = ("stale", "scale", "sign_flip", "shuffled", "adam", "churn", "late", "near")
-WAYS |= dict.fromkeys(CUT, (ONE, THREE, STOPPED))
 
 
 @pytest.fixture(scope="module")
-def fields(digits_file, colour_file):
-    data = {name: str(colour_file if name == "cnn" else digits_file) for name in WAYS}
-    return {name: BASE | {"data": data[name]} | more for name, more in (KINDS | MORE).items()}
+def fields(digits_file, colour_file, tmp_path_factory):
+    folder, out = tmp_path_factory.mktemp("files"), {}
+    for name, more in (KINDS | MORE).items():
+        data = str(colour_file if name == "cnn" else digits_file)
+        out[name] = BASE | {"data": data} | more
+        for setting, write in more.items():
+            if callable(write):
+                path = folder / f"{name}-{setting}"
+                write(path, out[name]["clients"])
+                out[name][setting] = str(path)
+    return out
 
 
 @pytest.fixture(scope="module")
-def suite(fields):
-    """A check by name, all computed together."""
-    made = {}
-    for name, more in fields.items():
-        method = more.get("method", "dpfl")
-        made[name] = Check("method", method, name, more | {"mixed": True}, WAYS[name])
+def computed(fields, tmp_path_factory):
+    """Result files by way and name: on 1, 2 and 3 ranks, and after stops."""
+    folder = tmp_path_factory.mktemp("computed")
+    runs = {n: more | {"mixed": True, "save_models": True} for n, more in fields.items()}
+    cut = {name: runs[name] for name in CUT}
+    return {
+        1: run_many(1, folder / "1", runs),
+        2: run_many(2, folder / "2", {name: runs[name] for name in ("base", "cnn")}),
+        3: run_many(3, folder / "3", runs),
         # before the drift and after it, with clients that have stopped
-        made[name].stops = 3, 2, 1, 1
-    assert Suite(list(made.values())).computed
-    return made
+        "stops": run_many(3, folder / "stops", cut, stops=(3, 2, 1, 1)),
+    }
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_the_answer_knows_neither_ranks_nor_stops(name, suite):
-    suite[name]()
+@pytest.mark.parametrize("name", KINDS | MORE)
+def test_the_answer_knows_neither_ranks_nor_stops(name, computed):
+    one, *others = (paths[name] for paths in computed.values() if name in paths)
+    assert [differences(one, other) for other in others] == [[]] * len(others) != []
 
 
-def test_what_ranks_send(suite):
-    """B_c = inf and 8 go through a window so narrow that every exchange runs in passes.
-
-    B_c = 4 goes through one with room for all models of a client or two.
-    """
+def test_what_ranks_send(computed):
+    """B_c = inf and 8 need several passes through a narrow window; B_c = 4 has a wide one."""
     for name in KINDS:
-        with Result(suite[name].file(ONE)) as one:
+        with Result(computed[1][name]) as one:
             assert one["traffic/bytes_rma"].sum() == 0 < one["traffic/models_received"].sum()
-            for way in WAYS[name][1:]:
-                with Result(suite[name].file(way)) as result:
+            for ranks in (2, 3):
+                if name not in computed[ranks]:
+                    continue
+                with Result(computed[ranks][name]) as result:
                     assert Result.same_numbers(one, result)
                     assert result["traffic/bytes_rma"].sum() > 0
-                    assert f"{result.starts()[0]['ranks']} ranks" == way
-    with Result(suite["inf"].file(THREE)) as narrow, Result(suite["wide"].file(THREE)) as wide:
+                    assert result.starts()[0]["ranks"] == ranks
+    with Result(computed[3]["inf"]) as narrow, Result(computed[3]["wide"]) as wide:
         assert Result.same_numbers(narrow, wide)
-        # in passes a model that several clients of a rank want is sent once per pass
+        # in passes a sender that several clients of a rank want is sent once per pass
         assert narrow["traffic/bytes_rma"].sum() > wide["traffic/bytes_rma"].sum()
-    assert Result(suite["late"].file(THREE))["network/age"].sum() > 0
+    assert Result(computed[3]["late"])["network/age"].sum() > 0
 
 
 def test_the_command(tmp_path, digits_file):
@@ -160,10 +167,10 @@ def test_where_equal_bits_are_claimed_the_exception_stands(monkeypatch, said):
     assert f"{help_text} and the last bits depend on the ranks" in text
 
 
-def test_blocks_of_clients(tmp_path, fields, suite):
+def test_blocks_of_clients(tmp_path, fields, computed):
     for kind in ("base", "cnn"):
         path = run_here(tmp_path / f"{kind}.h5", fields[kind], block=4)
-        with Result(suite[kind].file(ONE)) as a, Result(path) as b:
+        with Result(computed[1][kind]) as a, Result(path) as b:
             assert b.starts()[0]["block"] == 4
             for exact in ("graph/chosen/indptr", "graph/chosen/senders", "round/gradient_steps"):
                 assert np.array_equal(a[exact], b[exact])
@@ -172,11 +179,11 @@ def test_blocks_of_clients(tmp_path, fields, suite):
             np.testing.assert_allclose(a["round/test_acc"], b["round/test_acc"], atol=0.02)
 
 
-def test_seeds_differ(tmp_path, fields, suite):
+def test_seeds_differ(tmp_path, fields, computed):
     again = run_here(tmp_path / "again.h5", fields["base"], save_models=True, mixed=True)
     more = {"seed": 6, "partition_seed": 5, "rounds": 1}
     other = run_here(tmp_path / "other.h5", fields["base"] | more)
-    with Result(suite["base"].file(ONE)) as a, Result(again) as b, Result(other) as c:
+    with Result(computed[1]["base"]) as a, Result(again) as b, Result(other) as c:
         assert Result.same_numbers(a, b) and not Result.same_numbers(a, c)
         assert np.array_equal(a["client/class_counts"], c["client/class_counts"])
         assert not np.array_equal(a["round/val_loss"][0], c["round/val_loss"][0])

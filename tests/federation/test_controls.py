@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from launch import differences, federation, refused, run_here, text_file, training_rows, validation
+from making import WILD, wild
 from torch.nn.functional import cross_entropy
 
 from dpfl_mpi.data.partition import assemble, search_first, split
@@ -15,7 +16,6 @@ from dpfl_mpi.models import mlp
 from dpfl_mpi.numerics.clients import TARGET, mark
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.testing import WILD, write_samples
 
 N, T = 7, 4
 SMALL = {"clients": N, "rounds": T, "tau_init": 1, "tau_train": 1, "budget": 4}
@@ -231,7 +231,7 @@ def test_who_has_diverged_sends_and_receives_no_more():
 @pytest.mark.parametrize("method", ["fedavg", "fedsim"])
 def test_a_run_goes_on_without_who_has_diverged(method, tmp_path):
     """In round 2 he is the only one of a server's round; a client whose model is no number scores none."""
-    write_samples(tmp_path / "wild.h5", 5, "8x8x1")
+    wild(tmp_path / "wild.h5", 5)
     there = np.ones((4, 5), int)
     there[1] = np.arange(5) == WILD if method == "fedavg" else 1
     np.savetxt(tmp_path / "there", there, "%d")

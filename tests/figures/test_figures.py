@@ -15,7 +15,6 @@ from launch import ROOT, ended, refused, run_here, text_file
 from sklearn.metrics import adjusted_rand_score
 from tiny_result import draw, module, tiny
 
-from dpfl_mpi import api
 from dpfl_mpi.figures import (
     command,
     controls_table,
@@ -498,7 +497,7 @@ def test_epochs_are_those_of_both_models(tmp_path):
     assert draw("learning_curves", [ditto]).data["epochs"].max() == 40
     assert draw("report", [ditto]).data["local epochs"].tolist() == [40]
     assert outcome(ditto)["local epochs"] == 40
-    assert api.Result(ditto.path).curves()["epochs"].tolist() == [20, 30, 40]
+    assert Result(ditto.path).curves()["epochs"].tolist() == [20, 30, 40]
 
 
 def test_a_method_without_omega_has_no_graph_before_round_1(tmp_path):

@@ -1,134 +1,174 @@
-"""The checks of one's own code: shipped methods and models and the pages' examples pass, what is broken is found, each in one sentence."""
+"""All shipped methods: equal numbers on any ranks and after stops, and what they count.
+
+`dpfl_mpi.testing` passes the examples of the pages and finds mistakes in them.
+"""
 
 import numpy as np
 import own
 import pytest
-from launch import refused
+from launch import differences, refused, run_many
+from making import WILD, labelled, wild
 
 from dpfl_mpi import testing
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
-from dpfl_mpi.testing import Check, Suite, made_of
+from dpfl_mpi.testing import Check, made_of
 
-SEVEN = {"clients": 7, "budget": 3}
+SMALL = {"clients": 7, "budget": 3, "rounds": 3, "tau_init": 1, "tau_train": 2, "min_per_class": 2}
+SMALL |= {"dataset": "image_folder", "model": "mlp", "augment": False}
+FIELDS = {name: {"newcomers": 0.3, "participation": 0.6} for name in names("method")}
+del FIELDS["replay"]
 RESNET = {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}}
-METHODS = {name: SEVEN | (RESNET if name == "fedbn" else {}) for name in names("method") if name != "replay"}
-OFTEN = {"newcomers": 0.3, "participation": 0.6}
-WHOLE = dict.fromkeys(("dpfl", "fedavg", "pens", "scaffold"), 3)  # also with clients away, and with one that diverges
-PAGES = {"gossip": "method", "net": "model", "topics": "dataset"}
-AVERAGE, END = "    mean = fed.average(w, chosen)\n", '    return {"client": {"w": w}, "shared": {"chosen"'
+FIELDS["fedbn"] = FIELDS["fedbn"] | RESNET
+MORE = ("dpfl", "fedavg", "pens", "scaffold")  # also with clients away, and with one that diverges
+DIVERGES = {"partition": "natural", "clip_norm": 0.0, "on_divergence": "exclude"}
+PAGES = ("gossip", "net", "topics")
+AVERAGE = "    mean = fed.average(w, chosen)\n"
 HEAD = "        self.head = nn.Linear(widths[-1], classes)\n"
-ROWS = "    rows = [row for _, row in fed.every_row(w)]\n    fed.note_received(len(rows))\n"
-# a product of matrices sums in another order where a rank has fewer rows, on most processors; this does on all
-TURNED = "    at = int(fed.ids[0])\n    rows = rows[at:] + rows[:at]\n"
-# of each mistake: what is written instead of what, which check finds it, and a part of its sentence
+# of each mistake: the page's name, old and new text, the check that finds it, part of its sentence
 BROKEN = {
-    "gossip": {
-        "product": (AVERAGE, f"{ROWS}    import torch\n{TURNED}    mean = torch.stack(rows).sum(0).expand_as(w) / fed.n\n", "5 clients", r"by 2 ranks are .* on, by \de-0[5-8]\): do not multiply matrices of rows"),
-        "mean": (AVERAGE, "    mean = w.mean(0).expand_as(w)\n", "8 clients", "by 3 ranks are .*: sum over clients by fed.mean"),
-        "global": (AVERAGE, f"{AVERAGE}    import random\n    random.random()\n", "5 clients", "draws from the global generator of torch"),
-        "unkeyed": (AVERAGE, f"{AVERAGE}    import numpy as np\n    w *= np.random.default_rng().random()\n", "5 clients", "by another start are .*: draw by fed.shuffle"),
-        "forgets": (END, f"    w += getattr(fed, 'last', 0)\n    fed.last = 0.1 * t\n{END}", "5 clients", "by going on after stops are .* round 3 on.*: put what must outlive"),
-        "module": (END, f"    w += HELD.pop('last', 0)\n    HELD['last'] = 0.1 * t\n{END}", "5 clients", "by going on after stops are"),
-        "budget": ("[: fed.most_senders[k]]", "[:2]", "12 clients", "client 0 2 senders; its budget allows 0"),
-        "away": (END, f"    fed.notes['models_received'] += 1\n{END}", "some away", "client 0 is away in round 1 and receives 1 models"),
-        "fails": (AVERAGE, f"    1 / (1 not in fed.ids)\n{AVERAGE}", "one of them", r"\(1 rank\): ZeroDivisionError: division by zero"),
-        "empty": (AVERAGE, f"{AVERAGE}    w[0] *= 1\n", "a rank has none", r"\(3 ranks\): IndexError: index 0 is out of bounds .*empty.py, line 3"),
-    },
-    "net": {
-        "ten": (HEAD, HEAD.replace("classes", "10"), "8x8x1", r"returned a tensor \[2, 10\] for 2 samples of 4 classes"),
-        "branch": ("        return self.head(", "        x = x if x.sum() > 0 else -x\n        return self.head(", "8x8x1", "all clients at once.*no `if` on values"),
-        "start": (HEAD, f"{HEAD}        import numpy, torch\n        self.register_buffer('s', torch.tensor(numpy.random.default_rng().random()))\n", "8x8x1", "let build draw from PyTorch"),
-    },
-    "topics": {
-        "order": ("sorted(set(sum(texts, [])))", "set(sum(texts, []))", "as a run", "by 3 ranks are .*: seed what load draws, and sort"),
-    },
+    "mean": ("gossip", AVERAGE, "    mean = w.mean(0).expand_as(w)\n", "5 clients",
+             r": 2 ranks give other numbers than 1 \(.*\); sum over clients by fed.mean"),
+    "unkeyed": ("gossip", AVERAGE,
+                f"{AVERAGE}    import numpy as np\n    w *= np.random.default_rng().random()\n",
+                "5 clients, some away", "draw by fed.shuffle"),
+    "fails": ("gossip", AVERAGE, f"    1 / (1 not in fed.ids)\n{AVERAGE}", "5 clients",
+              "on 1 rank: "),
+    "ten": ("net", HEAD, HEAD.replace("classes", "10"), "a run",
+            r"on 1 rank: .*returned a tensor \[2, 10\] for 2 samples of 4 classes"),
+    "order": ("topics", "sorted(set(sum(texts, [])))", "set(sum(texts, []))", "as a run takes it",
+              "give other numbers .*; seed what load draws, and sort"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory):
-    """All checks by (code, name), computed together; the last but one ends all ranks."""
-    at = tmp_path_factory.mktemp("checked")
-    made = []
-    for name, fields in METHODS.items():
-        first = made_of("method", name, fields | OFTEN)[0]
-        if name not in WHOLE:  # both stops on two ranks, and no other time on two
-            first.ways, first.stops = (testing.ONE, testing.THREE, testing.STOPPED), (2, 2)
-        made += [first, *made_of("method", name, fields)[1 : WHOLE.get(name, 1)]]
-    made += made_of("method", "pfedgraph", {"clients": 2, "window_gb": 2e-5})[:1]  # five rows: several passes
-    for name, kind in PAGES.items():
-        text = own.example(name)
-        own.write(at, **{name: text}, both="build = load = print\n", nothing="x = 1\n")
-        made += [c for c in made_of(kind, str(at / f"{name}.py"), {}) if "x3" not in c.name]
-        for mistake, (old, new, where, _) in BROKEN[name].items():
-            assert old in text
-            broken = text.replace(old, new).replace("self.body(x)", "self.body(x * getattr(self, 's', 1))")
-            own.write(at, **{mistake: broken.replace("METHOD =", "HELD = {}\nMETHOD =")})
-            made += [c for c in made_of(kind, str(at / f"{mistake}.py"), {}) if where in c.name][:1]
-    assert testing.kinds_of(str(at / "both.py")) == ["model", "dataset"]
-    refused("has none of the functions init and round", testing.kinds_of, str(at / "nothing.py"))
-    refused("there is no such file", testing.kinds_of, str(at / "no.py"))
-    return {str(check): check for check in Suite(made).checks}
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    small = SMALL | {"data": str(labelled(folder / "data.h5", (480, 160), (8, 8, 1), noise=60))}
+    testing.write_present(folder / "present", 7)
+    out = {name: small | {"method": name} | more for name, more in FIELDS.items()}
+    present = {"available": str(folder / "present")}
+    diverges = DIVERGES | {"data": str(wild(folder / "wild.h5", 7))}
+    for name in MORE:
+        out[f"{name} away"] = small | {"method": name} | present
+        out[f"{name} diverges"] = small | {"method": name} | diverges
+    # two clients, and a window of five rows: several passes
+    passes = small | {"method": "pfedgraph", "clients": 2, "window_gb": 2e-5}
+    return out | {"pfedgraph passes": passes}
 
 
-@pytest.mark.timeout(900)  # the first one computes the checks of all
-@pytest.mark.parametrize("code", [*METHODS, *PAGES])
-def test_what_is_shipped_passes(suite, code):
-    mine = [check for check in suite.values() if str(check).startswith(f"{code}, ")]
-    assert [check.complaint() for check in mine] == [""] * len(mine) != []
-    assert code != "net" or [check.not_taken() for check in mine] == [False, True, True]
+@pytest.fixture(scope="module")
+def computed(runs, tmp_path_factory):
+    """Result files by way and name: on 1 and 3 ranks, and on 2 ranks after two stops."""
+    folder = tmp_path_factory.mktemp("computed")
+    of_methods = {name: runs[name] for name in FIELDS}
+    return {
+        1: run_many(1, folder / "1", runs),
+        3: run_many(3, folder / "3", runs),
+        "stops": run_many(2, folder / "stops", of_methods, stops=(2, 2)),
+    }
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_what_a_method_counts(suite, method):
-    """Of seven clients two come after the rounds, and of five three take part in each; where one's samples are too large, it diverges."""
-    checks = [check for check in suite.values() if str(check).startswith(f"{method}, 7 clients")]
-    with Result(checks[0].file(testing.ONE)) as a, Result(checks[-1].file(testing.ONE)) as wild:
+@pytest.mark.timeout(900)  # the first one computes all
+@pytest.mark.parametrize("method", FIELDS)
+def test_numbers_are_equal_on_any_ranks_and_after_stops(computed, method):
+    for name in (n for n in computed[1] if n.split()[0] == method):
+        others = [paths[name] for way, paths in computed.items() if way != 1 and name in paths]
+        assert [differences(computed[1][name], other) for other in others] == [[]] * len(others)
+
+
+@pytest.mark.parametrize("method", FIELDS)
+def test_what_a_method_counts(computed, method):
+    """Two of seven clients come after the rounds; three of the five others take part in each."""
+    with Result(computed[1][method]) as a:
         new, scored = a["client/newcomers"], np.isfinite(a["round/val_acc"])
         assert new.sum() == 2 and scored[0].tolist() == (~new).tolist()
         assert (scored[1:].sum(1) == 3).all() and not scored[:, new].any()
-        for name, who in (("newcomers/test_acc", new), ("best/test_acc", ~new)):
-            assert (np.isfinite(a[name]) == who).all()
-        assert np.isfinite(a.test_acc) and not any(new[a.chosen(t).receivers()].any() for t in range(4))
+        for name, clients in (("newcomers/test_acc", new), ("best/test_acc", ~new)):
+            assert (np.isfinite(a[name]) == clients).all()
+        assert np.isfinite(a.test_acc)
+        assert not any(new[a.chosen(t).receivers()].any() for t in range(4))
         assert a["round/gradient_steps"][-1] > 0
         epochs = 2 * scored[1:].sum(0) + (~new if find("method", method).preprocesses else 0)
         assert a["client/epochs"].tolist() == epochs.tolist()
-        expected = {"local": 0, "scaffold": 4}.get(method, 2)  # x and c
+        expected = {"local": 0, "scaffold": 4}.get(method, 2)  # SCAFFOLD: x and c
         received = a["traffic/models_received"][1:]
-        searching = {"cobo": (2, np.inf), "dpfl": (0, np.inf)}  # cobo: and pairs' midpoints
-        # of a graph that stands, or keeps fewer
-        searching |= dict.fromkeys(("dpfl_choice", "nearest", "oracle", "pairwise", "random_graph"), (0, 2))
-        low, high = searching.get(method, (expected, expected))
-        assert ((low <= received) & (received <= high))[scored[1:]].all() and not received[~scored[1:]].any()
-        assert np.flatnonzero(wild["client/diverged_round"] >= 0).tolist() == [testing.WILD] * (method in WHOLE)
+        limits = {"cobo": (2, np.inf), "dpfl": (0, np.inf)}  # CoBo: also midpoints of pairs
+        # of a graph that is fixed, or keeps fewer
+        keeping = ("dpfl_choice", "nearest", "oracle", "pairwise", "random_graph")
+        limits |= dict.fromkeys(keeping, (0, 2))
+        low, high = limits.get(method, (expected, expected))
+        assert ((low <= received) & (received <= high))[scored[1:]].all()
+        assert not received[~scored[1:]].any()
 
 
-@pytest.mark.parametrize("mistake", [name for mistakes in BROKEN.values() for name in mistakes])
-def test_what_is_broken_is_found(suite, mistake):
-    (check,) = [check for check in suite.values() if str(check).startswith(f"{mistake}, ")]
-    *_, sentence = next(mistakes[mistake] for mistakes in BROKEN.values() if mistake in mistakes)
-    with pytest.raises(AssertionError, match=sentence) as found:
+@pytest.mark.parametrize("method", MORE)
+def test_a_method_with_clients_away_and_one_that_diverges(computed, method):
+    with Result(computed[1][f"{method} away"]) as away:
+        absent = np.tile(testing.PRESENT, 7)[:, :7] == 0
+        assert not away["traffic/models_received"][1:][absent].any()
+    with Result(computed[1][f"{method} diverges"]) as result:
+        assert np.flatnonzero(result["client/diverged_round"] >= 0).tolist() == [WILD]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_the_pages_pass(tmp_path, page):
+    own.write(tmp_path, **{page: own.example(page)})
+    found = testing.checks(tmp_path / f"{page}.py")
+    assert [check.complaint() for check in found] == [""] * len(found) != []
+
+
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_what_is_broken_is_found(tmp_path, mistake, capfd):
+    page, old, new, name, sentence = BROKEN[mistake]
+    text = own.example(page)
+    assert old in text
+    own.write(tmp_path, **{mistake: text.replace(old, new)})
+    (check,) = [c for c in testing.checks(tmp_path / f"{mistake}.py") if c.name == name]
+    with pytest.raises(AssertionError, match=sentence) as error:
         check()
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
+    assert mistake != "fails" or "ZeroDivisionError" in str(error.value) + capfd.readouterr().err
 
 
-def test_a_setting_that_does_not_exist_fails():
-    (check,) = Suite(made_of("method", "local", {"cleints": 7})[:1]).checks
+def test_what_cannot_be_checked(tmp_path):
+    own.write(tmp_path, both="build = load = print\n", nothing="x = 1\n")
+    assert testing.kinds_of(str(tmp_path / "both.py")) == ["model", "dataset"]
+    refused("has none of the functions init and round", testing.checks, tmp_path / "nothing.py")
+    refused("there is no such file", testing.checks, tmp_path / "no.py")
+    (check, *_) = made_of("method", "local", {"cleints": 7})
     with pytest.raises(AssertionError, match="there is no setting cleints; did you mean clients"):
         check()
+
+
+def test_a_model_is_checked_with_samples_that_it_takes(monkeypatch):
+    (check,) = testing.checks("cnn")
+    shapes = []
+
+    def compare(self, folder, files):
+        shapes.append(files["data"].keywords["shape"])
+        return "" if shapes[-1] == "32x32x3" else "--model cnn needs images of at least 30x30"
+
+    monkeypatch.setattr(Check, "compare", compare)
+    assert check.complaint() == "" and shapes == ["8x8x1", "28x28x1", "32x32x3"]
+    monkeypatch.setattr(Check, "compare", lambda self, folder, files: "it takes tokens")
+    assert check.complaint() == "cnn, a run: it takes tokens"
 
 
 def test_the_command_and_the_call_say_what_fails(monkeypatch, capsys):
     def found(kind, code, settings):
         assert settings == {"clients": 3}
-        return [Check(kind, code, name, settings, ()) for name in ("a", "b")]
+        return [Check(kind, code, name, settings) for name in ("a", "b")]
 
     monkeypatch.setattr(testing, "made_of", found)
     monkeypatch.setattr(Check, "complaint", lambda check: "wrong" * (check.name == "b"))
-    monkeypatch.setattr(Check, "not_taken", lambda check: False)
     assert testing.main(["fedavg", "--clients", "3"]) == 1
-    assert capsys.readouterr().out.startswith("ok   fedavg, a\nFAIL wrong\n1 of 2 checks passed in ")
+    assert capsys.readouterr().out.startswith(
+        "ok   fedavg, a\nFAIL wrong\n1 of 2 checks passed in "
+    )
     with pytest.raises(AssertionError, match=r"^wrong$"):
         testing.check_method("fedavg", clients=3)
-    assert [str(check) for check in testing.checks("fedavg", clients=3)] == ["fedavg, a", "fedavg, b"]
+    assert [str(check) for check in testing.checks("fedavg", clients=3)] == [
+        "fedavg, a",
+        "fedavg, b",
+    ]

@@ -66,7 +66,7 @@ def test_several_results_are_named_and_those_of_one_name_by_their_paths(made, tm
 def test_several_results_have_a_file_of_their_own_and_what_is_replaced_is_said(tmp_path, capsys):
     paths = [str(tiny_result.make(tmp_path / f"{s}.h5", best=EVEN, seed=s)) for s in (1, 2, 3)]
     one, both = tmp_path / "1.csv", tmp_path / "runs.csv"
-    replaced = f"{both} was there before; it is replaced\n"
+    replaced = f"{both} existed; it was replaced\n"
     for some, out, said in ((paths[:1], one, ""), (paths[:2], both, ""), (paths[1:], both, replaced)):
         assert (export.main(some), *capsys.readouterr()) == (0, f"{out}\n", said)
     assert "run" not in rows_of(one)[0] and {row["run"] for row in rows_of(both)} == {"2", "3"}
@@ -139,8 +139,8 @@ def test_show_fits_a_terminal(made, said):
 def test_show_of_graphs_and_of_a_running_run(made, tmp_path, said):
     assert "no edges: no client chooses whose models it receives" in said(show.main, made["local"])
     running = tiny_result.make(tmp_path / "r.h5", finished=False)
-    stopped = "stopped after round 2 of 2\n  nobody computes it now; the same command "
-    assert f"{stopped}starts over: no checkpoint was kept\n" in said(show.main, running)
+    stopped = "stopped after round 2 of 2\n  it is not being computed; the same command "
+    assert f"{stopped}starts over: there is no checkpoint\n" in said(show.main, running)
     (tmp_path / "r.h5.checkpoint" / "000002.a.b.manifest.h5").mkdir(parents=True)
     assert f"{stopped}goes on\n" in said(show.main, running)
     lock = Lock(running)
@@ -160,7 +160,7 @@ def test_compare_says_what_differs(made, said):
     assert ["test", "accuracy,", "%", "65.00", "70.00"] in words_of(out)
     assert "B - A: +5.00 points; B is better for 2, equal for 1, worse for 1" in " ".join(out.split())
     out = said(show.main, "--compare", made["dpfl"], made["dpfl"])
-    assert "the settings are the same" in out and "all recorded numbers are the same to the last bit" in out
+    assert "the settings are the same" in out and "all recorded numbers are equal to the bit" in out
 
 
 def test_cite_and_layout(made, said):
@@ -255,8 +255,8 @@ def test_who_was_never_there_has_no_model(tmp_path, said):
         scores = [float(row["accuracy"]) for row in rows_of(tmp_path / f"{on}.csv")]
         assert np.isnan(scores).tolist() == [True] + [False] * 5
         assert f"mean {100 * np.mean(scores[1:]):.2f} %" in text and (on != "own" or "the same for 5 of 5" in text)
-    with api.Result(path) as result:
-        refused("client 0 of ... has no model: it was never scored", lambda: result.model(0))
+    with Result(path) as result:
+        refused("client 0 of ... has no model: it was never scored", lambda: api.model(result, 0))
 
 
 def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, said):
@@ -306,10 +306,10 @@ def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
     out = tmp_path / "scores.csv"
     told = said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu")
     assert told.startswith("4 models on all test samples of their classes: mean")
-    with api.Result(trained) as result:
+    with Result(trained) as result:
         source, labels = result.source, result.source.labels["test"]
         images = source.images("test", np.arange(len(labels)))
-        right = np.stack([result.model(k)(images).argmax(1).numpy() == labels for k in range(4)])
+        right = np.stack([api.model(result, k)(images).argmax(1).numpy() == labels for k in range(4)])
         own = result["best/confusion"].sum(2)  # test samples by class
         by_hand = [sum(n / own[k].sum() * right[k, labels == c].mean() for c, n in enumerate(own[k])) for k in range(4)]
         assert [float(r["accuracy"]) for r in rows_of(out)] == pytest.approx(by_hand)
@@ -344,5 +344,5 @@ def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, re
 
 def test_means_over_batches_are_not_compared_without_a_word(result_of, said):
     result = result_of({"clients": 4, "rounds": 1, "metric": "batch", "batch_size": 8}, save_models=True)
-    why = "the run took means over mini-batches (--metric batch): these are means over images"
+    why = "the run took means over mini-batches (--metric batch); these are over images"
     assert why in said(evaluate.main, result.path)

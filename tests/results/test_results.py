@@ -25,7 +25,6 @@ from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results import recorder as recorders
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import METRICS, score
-from dpfl_mpi.results.summary import curves
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.lock import Lock
 
@@ -233,7 +232,7 @@ def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path,
         with Result(path) as result:
             assert result.state.startswith("stopped") and result.last_round == min(t, T)
             assert all(len(result[name]) == min(t, T) + 1 for name in set(schema.OVER_ROUNDS) & set(result.names()))
-            assert len(curves(result)["edges"]) == min(t, T) + 1
+            assert len(result.by_round()["edges"]) == min(t, T) + 1
     with Result(unfinished[-1]) as result:
         assert {name for name in result.names() if len(result[name].shape)} == set(schema.ARRAYS)
         assert result["round/there"].dtype == bool and not result["round/there"].all()
@@ -264,7 +263,7 @@ def test_an_array_of_another_rank_or_type_is_one_sentence(unfinished, tmp_path):
                 if name in schema.OVER_ROUNDS:
                     refused(f"{path} is damaged: {name} ", lambda it: it.last_round, result)
                 if np.shape(wrong) == ():
-                    for read in (curves, lambda it: it.chosen(1), lambda it: it.state_dict(0)):
+                    for read in (Result.by_round, lambda it: it.chosen(1), lambda it: it.state_dict(0)):
                         with contextlib.suppress(UserError):
                             read(result)
 

@@ -1,0 +1,181 @@
+"""Python objects as settings: functions, classes and arrays become files that the ranks read.
+
+A file lies in a folder named by its content, so the content is part of the Run.
+"""
+
+import ast
+import builtins
+import hashlib
+import inspect
+import linecache
+import symtable
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins.code import INSTALLED, top
+from dpfl_mpi.prepare import packed
+from dpfl_mpi.settings.command_line import run_and_job
+from dpfl_mpi.storage.files import explained, write
+from dpfl_mpi.storage.foreign import read_bytes, refused_as
+
+# the file of a function round(fed, state, t); a method that declares more is written as a file
+METHOD = """{imports}
+from dpfl_mpi.methods import Method
+
+METHOD = Method(title={name!r}, searches=False)
+
+
+def init(fed):
+    w = fed.common_row()
+    fed.evaluate(w)
+    return {{"client": {{"w": w}}, "shared": {{}}}}
+
+
+{source}
+
+
+round = {name}
+"""
+MODEL = """{imports}
+
+{source}
+
+
+HEAD = {head!r}
+given = {name}
+
+
+def build({parameters}):
+    return given({parameters})
+"""
+KINDS = {
+    "method": "a function of fed, state and t",
+    "model": "a class, or a function of shape and classes",
+}
+ARRAYS = "a path, (x, y) and (x, y, client), arrays with a row per sample"
+
+
+def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with paths in place of modules, functions, classes and arrays.
+
+    The files are written into `given/` in the folder of the results, unless they are there.
+    """
+    _, job = run_and_job(plain({n: value for n, value in settings.items() if n == "results"}))
+    folder = Path(job.results) / "given"
+    out = dict(settings)
+    for kind in KINDS:
+        value = settings.get(kind)
+        if isinstance(value, ModuleType):
+            out[kind] = getattr(value, "__file__", None) or value.__name__
+        elif inspect.isfunction(value) or inspect.isclass(value):
+            out[kind] = put(folder, f"{value.__name__}.py", file_of(kind, value).encode())
+        elif callable(value):
+            name = type(value).__name__
+            raise UserError(f"{kind} is an object of {name}; give {KINDS[kind]}")
+    data = settings.get("data")
+    if isinstance(data, list | tuple | np.ndarray):
+        sentence = f"data is a {type(data).__name__}; allowed are {ARRAYS}"
+        with refused_as(sentence, (TypeError, ValueError)):
+            if not isinstance(data, tuple) or len(data) > 3:
+                raise TypeError
+            arrays = arrays_of(*data)
+        out["data"] = put(folder, "arrays.h5", packed(arrays, "arrays", {}, own=True))
+        out.setdefault("dataset", "arrays")
+    return out
+
+
+def plain(value: Any) -> Any:
+    """Return settings, or one of them, with paths as texts and NumPy's numbers as Python's."""
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def put(folder: Path, name: str, content: bytes) -> Path:
+    """Return the path of a file with this content, which is written if it is not there."""
+    path = folder / hashlib.sha256(content).hexdigest()[:12] / name
+    if not path.exists():
+        with explained(f"{path} cannot be written"):
+            write(path, content)
+    elif read_bytes(path, len(content) + 1) != content:
+        raise UserError(f"{path} was changed; remove it")
+    return path
+
+
+def file_of(kind: str, given: Any) -> str:
+    """Return the text of a method's or model's file, made of a function or class."""
+    name = given.__name__
+    if name == "<lambda>":
+        raise UserError(f"{kind} is a lambda; write it as a function by def")
+    try:
+        names = inspect.signature(given).parameters
+    except ValueError:
+        raise UserError(f"{kind} is {name}; give {KINDS[kind]}") from None
+    source = source_of(kind, given)
+    imports = "\n".join(imports_of(kind, given, source))
+    parameters = "shape, classes" + ", vocabulary" * ("vocabulary" in names)
+    form = METHOD if kind == "method" else MODEL
+    head = getattr(given, "HEAD", "")
+    return form.format(name=name, source=source, imports=imports, head=head, parameters=parameters)
+
+
+def source_of(kind: str, given: Any) -> str:
+    """Return the lines of a function or class, from the cell or file that it was compiled from.
+
+    `inspect.getsource` does not find a class of a notebook's cell.
+    """
+    for value in (given, *(vars(given).values() if inspect.isclass(given) else ())):
+        code = getattr(value, "__code__", None)
+        lines = linecache.getlines(code.co_filename) if code else []
+        for node in reversed([*ast.walk(ast.parse("".join(lines)))]):  # the innermost first
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name != given.__name__:
+                continue
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first <= code.co_firstlineno <= node.end_lineno:
+                return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
+    raise UserError(f"{kind} is {given.__name__}, whose source is not known; write a file")
+
+
+def imports_of(kind: str, given: Any, source: str) -> Iterator[str]:
+    """Yield the imports of the installed modules that a source uses.
+
+    `UserError`: it uses another name that is defined outside it.
+    """
+    name = given.__name__
+    free = getattr(getattr(given, "__code__", None), "co_freevars", ())
+    known = getattr(given, "__globals__", None) or vars(sys.modules[given.__module__])
+    for used in dict.fromkeys(global_names(symtable.symtable(source, name, "exec"))):
+        value = known.get(used)
+        if used == name or (used not in known and used not in free and hasattr(builtins, used)):
+            continue
+        if used in free or not (isinstance(value, ModuleType) and installed(value)):
+            inside = "define or import it inside, or write a file"
+            raise UserError(f"{kind} is {name}, which uses {used} from outside; {inside}")
+        yield f"import {value.__name__} as {used}"
+
+
+def installed(module: ModuleType) -> bool:
+    """Return whether a module is installed, so that every rank can import it."""
+    first = sys.modules.get(top(module.__name__))
+    place = Path(getattr(first, "__file__", None) or "").parts
+    names = {"dpfl_mpi", *sys.stdlib_module_names} - {"__main__"}
+    return top(module.__name__) in names or bool({*INSTALLED} & {*place})
+
+
+def global_names(table: symtable.SymbolTable) -> Iterator[str]:
+    """Yield the global names that a source reads, in all of its scopes."""
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and symbol.is_global():
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from global_names(child)
