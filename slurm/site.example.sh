@@ -1,4 +1,4 @@
-# Copy this file to slurm/site.sh: every job sources it. `. slurm/site.sh` does the same on a login node.
+# Copy this file to slurm/site.sh: every job sources it. On a login node, type `. slurm/site.sh`.
 module load mpich                     # the MPI that mpi4py was built with
 . .venv/bin/activate                  # the environment in which dpfl_mpi is installed
 export SBATCH_ACCOUNT=my_project      # for sbatch, like --account and --partition

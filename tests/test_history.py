@@ -1,0 +1,80 @@
+"""The newest commits: a subject is `room: verb what`, and generated data has commits of its own."""
+
+import re
+import subprocess
+
+import pytest
+from launch import ROOT
+
+START = "3ffef85"  # the rule begins after this commit
+NEWEST = 50
+LONGEST = 72  # characters of a subject
+# pushed before this test was there
+TOO_LONG = {
+    "engine: call --log and --callback on root, without a process of their own",
+    "methods: give every file the same docstring, make the page's tables of it",
+}
+SUBJECT = re.compile(r"[a-z][\w.-]*(, [a-z][\w.-]*)*: (\[numerics\] )?[a-z][\w-]+ \S.*[^.\s]")
+NO_VERB = {"a", "all", "an", "each", "every", "no", "one", "some", "the", "there", "this", "two"}
+# what reproduction/ makes from the results of runs, and the pages whose tables it writes
+GENERATED = re.compile(r"reproduction/.*\.(csv|png)")
+BESIDE = re.compile(r"reproduction/.*\.(csv|png|md)")
+
+
+def git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), "-c", "core.quotePath=off", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def commits() -> list[str]:
+    """The hashes of the newest commits since the start; skip where they are not there."""
+    try:
+        if git("rev-parse", "--is-shallow-repository").strip() == "true":
+            pytest.skip("the clone is shallow: git fetch --unshallow")
+        git("merge-base", "--is-ancestor", START, "HEAD")
+    except FileNotFoundError:
+        pytest.skip("git is not installed")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this folder has no history since {START}: {error.stderr.strip()}")
+    range_of = [f"--max-count={NEWEST}", "--no-merges", f"{START}..HEAD"]
+    return git("rev-list", *range_of).split()
+
+
+def wrong(subject: str) -> bool:
+    if subject in TOO_LONG:
+        return False
+    found = SUBJECT.fullmatch(subject)
+    verb = subject.partition(": ")[2].removeprefix("[numerics] ").partition(" ")[0]
+    return not found or len(subject) > LONGEST or verb in NO_VERB
+
+
+@pytest.mark.parametrize(("subject", "refused"), [
+    ("sweep: print a line per change", False),
+    ("models, numerics: name each check", False),
+    ("methods: [numerics] draw once per round", False),
+    ("Sweep: print a line", True),
+    ("print a line per change", True),
+    ("sweep: a line per change", True),
+    ("sweep: print a line per change.", True),
+    ("sweep: print " + "x" * 60, True),
+])  # fmt: skip
+def test_the_rule_of_subjects(subject, refused):
+    assert wrong(subject) == refused
+
+
+def test_subjects(commits):
+    subjects = [git("log", "-1", "--format=%s", commit).strip() for commit in commits]
+    assert [subject for subject in subjects if wrong(subject)] == []
+
+
+def test_generated_data_has_commits_of_its_own(commits):
+    """Moved or deleted files are not generated."""
+    mixed = []
+    for commit in commits:
+        changed = ["show", "--format=", "--name-only", "--find-renames", "--diff-filter=AM"]
+        files = git(*changed, commit).splitlines()
+        generated = any(map(GENERATED.fullmatch, files))
+        if generated and not all(map(BESIDE.fullmatch, files)):
+            mixed.append(git("log", "-1", "--format=%h %s", commit).strip())
+    assert mixed == []
