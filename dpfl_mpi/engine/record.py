@@ -63,8 +63,9 @@ class Record:
         with parts.log.clock("write"):
             clients = parts.members.gather(parts.log.notes | best_of(parts))
             clock = ledger.settle()
-            counts = [parts.training.steps.sum(), parts.mail.mailroom.bytes_put, parts.world.bytes_collective]
-            steps, bytes_rma, bytes_collective = parts.world.sum_int64(np.array(counts))
+            moved = parts.mail.mailroom.bytes_put, parts.world.bytes_collective
+            counts = np.array([parts.training.steps.sum(), *moved])
+            steps, bytes_rma, bytes_collective = parts.world.sum_int64(counts)
         seconds = parts.world.spread(np.array([parts.log.seconds[name] for name in PHASES]))
 
         def on_root(recorder: Recorder) -> None:
@@ -186,7 +187,8 @@ def open_record(
     clients = {} if snapshot else facts_of_clients(parts)
 
     def create() -> None:
-        record.recorder = Recorder(path, parts.run, vars(parts.provenance), start, snapshot, still_ours)
+        meta = vars(parts.provenance)
+        record.recorder = Recorder(path, parts.run, meta, start, snapshot, still_ours)
         record.recorder.write(clients)
 
     parts.world.decide(create)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from dpfl_mpi import streams
 from dpfl_mpi.data.partition import Partition
+from dpfl_mpi.data.source import MOST_LISTED, Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.greedy import Greedy
 from dpfl_mpi.federation.limits import Drift
@@ -55,6 +57,21 @@ class Provenance:
     partition_sha256: str
     partition_note: str
     parameters: int
+
+    @classmethod
+    def of(cls, source: Source, partition: Partition, parameters: int) -> Provenance:
+        text = lambda values: json.dumps(values if len(values) <= MOST_LISTED else [])  # noqa: E731
+        return cls(
+            data_sha256=source.sha256,
+            data_note=source.note,
+            dtype=source.dtype,
+            class_names=text(source.class_names),
+            mean=text(source.mean),
+            std=text(source.std),
+            partition_sha256=partition.sha256(),
+            partition_note=partition.note(),
+            parameters=parameters,
+        )
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_mpi.settings import Resolved
+
 
 @dataclass(frozen=True)
 class SGD:
@@ -105,8 +107,15 @@ class Adam(SGD):
         w.add_(step, alpha=-float(lr))
 
 
-def optimiser(name: str, betas: tuple[float, float], eps: float, **settings: Any) -> SGD:
-    """Return the optimiser "sgd", "adam" or "adamw"; `settings` are the fields of `SGD`."""
-    if name == "sgd":
+def optimiser_of(run: Resolved) -> SGD:
+    """Return the optimiser of a Run: SGD, Adam or AdamW."""
+    settings: dict[str, Any] = {
+        "batch_size": run.batch_size,
+        "momentum": run.momentum,
+        "weight_decay": run.weight_decay,
+        "clip_norm": run.clip_norm,
+    }
+    if run.optimizer == "sgd":
         return SGD(**settings)
-    return Adam(**settings, betas=betas, eps=eps, decoupled=name == "adamw")
+    betas, decoupled = (run.beta1, run.beta2), run.optimizer == "adamw"
+    return Adam(**settings, betas=betas, eps=run.adam_eps, decoupled=decoupled)

@@ -24,7 +24,7 @@ from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native_backend import try_native
-from dpfl_mpi.numerics.optimiser import optimiser
+from dpfl_mpi.numerics.optimiser import optimiser_of
 from dpfl_mpi.numerics.sketches import comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.transport.build import codec_of, columns_of
@@ -206,8 +206,9 @@ def results_bytes(clients: int, classes: int, saved: int) -> int:
     return clients * (confusion + saved) + 2 * min(received, GATHERED)
 
 
-def refuse_results(clients: int, classes: int, saved: int) -> None:
-    """Raise `UserError` where root could not hold the results; arguments as `results_bytes`."""
+def refuse_results(job: Job, clients: int, classes: int, parameters: int) -> None:
+    """Raise `UserError` where root could not hold the results of so many clients."""
+    saved = 4 * parameters * saves_models(job, clients, parameters)
     need, (limit, name) = results_bytes(clients, classes, saved), node_memory(shared=False)
     if need > limit:
         what = f"confusion matrices of {clients} clients and {classes} classes"
@@ -264,16 +265,7 @@ def one_client(
         labels={"train": labels, "test": labels},
         images=lambda part, rows: images[rows],
     )
-    ids = np.zeros(1, np.int64)
-    sgd = optimiser(
-        run.optimizer,
-        betas=(run.beta1, run.beta2),
-        eps=run.adam_eps,
-        batch_size=run.batch_size,
-        momentum=run.momentum,
-        weight_decay=run.weight_decay,
-        clip_norm=run.clip_norm,
-    )
+    ids, sgd = np.zeros(1, np.int64), optimiser_of(run)
     clients = Clients(drawn, partition, ids, run.seed, run.augment, ensemble)
     by_torch = ensemble.bfloat16_products or job.block > 1 or job.kernels == "torch"
     native = None if by_torch else try_native(job.kernels, ensemble, clients, sgd)[0]
