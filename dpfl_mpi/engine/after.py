@@ -92,7 +92,7 @@ def copy_base(
 
 
 def best_rows(parts: Parts) -> torch.Tensor:
-    """Return the clients' best rows `[K, W]`. A client that was never scored gets the initial row."""
+    """Return the best rows `[K, W]`. A client that was never scored gets the initial row."""
     best = parts.scoring.best
     return torch.where(best.any(1, keepdim=True), best, parts.fed.initial_row())
 
@@ -169,7 +169,7 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
 def default_newcomer(
     parts: Parts, state: State, method: Method, frozen_KW: torch.Tensor
 ) -> Newcomer:
-    """Return how a newcomer starts where its method does not say: from the server's model, if any."""
+    """Return how a newcomer starts by default: from the server's model, if there is one."""
     if method.topology != "server":
         return Newcomer(parts.fed.common_row())
     w_W = state["shared"].get("w")

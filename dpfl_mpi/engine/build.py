@@ -191,7 +191,7 @@ def warn_of_device(job: Job, world: World, device: torch.device) -> None:
 
 
 def budget_of_one(run: Resolved) -> str:
-    """Return a warning where every client may average with itself alone, as the method Local does."""
+    """Return a warning where no client may average with others, as in the method Local."""
     if run.found("method").topology != "graph" or not run.most_senders == 0 < run.clients - 1:
         return ""
     own = "B_c counts the client's own model, so every client averages with itself alone"

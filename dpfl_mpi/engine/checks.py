@@ -102,7 +102,7 @@ def global_generators() -> tuple[Any, ...]:
 
 
 def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:
-    """Raise `UserError` where a round's numbers would depend on the ranks. Collective in rounds 0, 1.
+    """Raise `UserError` where numbers would depend on the ranks. Collective in rounds 0 and 1.
 
     A round may not draw from the global generators, which had the states `generators` before it;
     and `state["shared"]` must be the same on every rank.

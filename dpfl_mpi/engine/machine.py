@@ -1,4 +1,4 @@
-"""What computed the numbers: processor, device, versions, commit; and a warning where that changes."""
+"""What computes the numbers: processor, device, versions; and a warning where that changes."""
 
 import platform
 import time
@@ -73,7 +73,7 @@ def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def processor() -> dict[str, str]:
-    """Return what tells processors apart that may round differently: model and vector extensions."""
+    """Return what tells processors apart that may round differently."""
     lines = cpuinfo()
     out = {name: lines.get(X86[name], lines.get(ARM[name], "unknown")) for name in X86}
     flags = (lines.get("flags") or lines.get("Features", "")).split()

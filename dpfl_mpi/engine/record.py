@@ -113,7 +113,7 @@ class Record:
     def series(
         self, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        """Write the notes `[K]` that came after so many local epochs each, in a group of the file."""
+        """Write the notes `[K]` after each of these numbers of local epochs, in a group."""
         stacked = {name: np.stack([note[name] for note in notes], 1) for name in notes[0]}
         arrays = {f"{group}/epochs": epochs}
         for name, values in self.parts.members.gather(stacked).items():
@@ -122,7 +122,7 @@ class Record:
         self.write(lambda recorder: recorder.write(arrays))
 
     def tuned(self, steps: np.ndarray) -> None:
-        """Write all ranks' gradient steps up to each epoch of tuning, and the best that came of it."""
+        """Write all ranks' gradient steps up to each epoch of tuning, and the best."""
         clients = self.parts.members.gather(best_of(self.parts))
 
         def on_root(recorder: Recorder) -> None:
@@ -142,7 +142,7 @@ class Record:
         recorder.flush(members.round, best)
 
     def rows(self, name: str, rows_K: np.ndarray) -> None:
-        """Write all ranks' `[K, ...]` as one array `[N, ...]`: root receives a few rows at a time."""
+        """Write all ranks' `[K, ...]` as one array `[N, ...]`, a few rows at a time."""
         n, size = self.parts.n, rows_K.itemsize * int(np.prod(rows_K.shape[1:], dtype=np.int64))
         step = max(1, GATHERED // max(1, size))
         for first in range(0, n, step):

@@ -1,4 +1,7 @@
-"""The models that a run saved (--save_models), and the data to score them on; what does not belong together is a `UserError`."""
+"""The models that a run saved (--save_models), and the data to score them on.
+
+What does not belong together is a `UserError`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ if TYPE_CHECKING:
 
 
 def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
-    """Return the run with its own model and data set as they are `given` here, by kind: a result's own paths are never executed."""
+    """Return the run with the model and data set that are `given` here, by kind.
+
+    Code that a result names is never executed.
+    """
     named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
     for kind, name in named.items():
-        held = run.contents.get(kind, "")
-        if admit(kind, name) != held or (not held and name != getattr(run, kind)):
-            of = "other code than the run's" if held else f"the run has the shipped {getattr(run, kind)}"
-            raise UserError(f"--{kind} is {name}; {of}")
+        sha256, own = run.contents.get(kind, ""), getattr(run, kind)
+        if admit(kind, name) != sha256 or (not sha256 and name != own):
+            wrong = "other code than the run's" if sha256 else f"the run has the shipped {own}"
+            raise UserError(f"--{kind} is {name}; {wrong}")
     lacking = [kind for kind in given if kind not in named and run.contents.get(kind)]
     if "model" in lacking:
         one = "model is code of its own; name it"
@@ -38,7 +44,7 @@ def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
 
 
 def source_of(result: Result, data: Path | None) -> Source:
-    """Return the data to score on: those of the run, wherever its file now lies, or those of `--data`."""
+    """Return the data to score on: those of the run, or those of `--data`."""
     if data is None:
         if result.run.contents.get("dataset", "") != admitted("dataset", result.run.dataset):
             how = f"name it with --dataset ({result.run.dataset}), or other data with --data"
@@ -50,14 +56,18 @@ def source_of(result: Result, data: Path | None) -> Source:
 
 
 def as_trained(result: Result, source: Source) -> Source:
-    """Return other data, normalised as those that the models were trained on; their classes must have the same names."""
+    """Return other data, normalised as those that the models were trained on.
+
+    Their classes must have the same names.
+    """
     names = result.listed("class_names")
     if source.sha256 == result.fact("data_sha256") or len(names) not in (0, source.classes):
         return source  # the very same, or no fit: `network_of` says so
     for i, (trained, here) in enumerate(zip(names, source.class_names, strict=False)):
         if trained != here:
             both = "both must have the same classes"
-            raise UserError(f"--data {source.path}: class {i} is {here}, and {trained} in the run; {both}")
+            differ = f"class {i} is {here}, and {trained} in the run"
+            raise UserError(f"--data {source.path}: {differ}; {both}")
     mean, std = (tuple(result.listed(name)) for name in ("mean", "std"))
     if not len(mean) == len(std) == len(source.mean):  # a result does not list very many
         own = "these are by their own mean and deviation"
@@ -70,22 +80,24 @@ def as_trained(result: Result, source: Source) -> Source:
 
 
 def one_pool(result: Result, source: Source) -> bool:
-    """Return whether these are the run's data and it dealt training and test samples out of one pool of them."""
+    """Return whether these are the run's data, and it dealt all samples out of one pool."""
     return source.sha256 == result.fact("data_sha256") and deals_test(result.run)
 
 
 def dealt(result: Result, source: Source, advice: str = "") -> Partition:
     """Return the partition of the run, dealt anew; `advice` ends the sentence of an error."""
     if source.sha256 != result.fact("data_sha256"):
-        raise UserError(f"these are not the data of the run, so no client has samples in them{advice}")
+        others = "these are not the data of the run, so no client has samples in them"
+        raise UserError(f"{others}{advice}")
     partition = deal(result.run, source)
     if partition.sha256() != result.fact("partition_sha256"):
-        raise UserError(f"this version deals the data differently from the one that made the result{advice}")
+        changed = "this version deals the data differently from the one that made the result"
+        raise UserError(f"{changed}{advice}")
     return partition
 
 
 def network_of(result: Result, source: Source) -> NormalisingModel:
-    """Return the network of a run's clients, for raw images of this source; `fill` puts a client's weights into it."""
+    """Return the network of a run's clients, for raw images of this source; `fill` sets weights."""
     from dpfl_mpi.numerics.normalising import NormalisingModel
 
     shapes = {name: values.shape for name, values in result.state_dict(0).items()}
@@ -94,7 +106,8 @@ def network_of(result: Result, source: Source) -> NormalisingModel:
         raise UserError(f"the run's model is code of its own; {how}")
     network = make(result.run, source)
     if {name: tuple(p.shape) for name, p in network.named_parameters()} != shapes:
-        raise UserError(f"the saved models do not fit these data (samples of {source.size}, {source.classes} classes)")
+        these = f"these data (samples of {source.size}, {source.classes} classes)"
+        raise UserError(f"the saved models do not fit {these}")
     return NormalisingModel(network, source.mean, source.std, source.dtype).eval()
 
 
@@ -103,5 +116,5 @@ def fill(model: NormalisingModel, result: Result, client: int) -> NormalisingMod
     import torch
 
     weights = {name: torch.from_numpy(values) for name, values in result.state_dict(client).items()}
-    model.network.load_state_dict(weights, strict=False)  # buffers stay as the model was built with them
+    model.network.load_state_dict(weights, strict=False)  # buffers stay as they were built
     return model

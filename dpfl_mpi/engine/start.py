@@ -49,7 +49,7 @@ def load_code(run: Resolved) -> None:
 def find_finished(
     path: Path, run: Resolved, job: Job, world: World, checkpoints: Checkpoints
 ) -> str | None:
-    """Return when the Run's result was computed ("": unknown), None where there is none. Collective.
+    """Return when the result was computed ("": unknown), None where there is none. Collective.
 
     With --fresh there is none, and its checkpoints are deleted; but a requeued job, which has the
     same command line, goes on from them. Raises `UserError` where another file is in the way.

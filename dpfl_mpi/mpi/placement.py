@@ -31,7 +31,7 @@ def place(work: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def rows_of(owner: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return all clients rank by rank, heaviest first, and each one's row on its rank, int64 `[N]`."""
+    """Return all clients rank by rank, heaviest first, and each one's row there, int64 `[N]`."""
     order = np.lexsort((np.arange(len(owner)), -work, owner))
     counts = np.bincount(owner)
     row = np.empty(len(owner), np.int64)

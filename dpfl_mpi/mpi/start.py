@@ -202,7 +202,7 @@ def open_world() -> World:
 def all_or_none(world: World) -> Iterator[None]:
     """Raise an error of the block on every rank, or end all ranks: none waits for one that left.
 
-    `Leave`, and a `UserError` that all ranks raise, pass through. Anything else ends all ranks here,
+    `Leave`, and a `UserError` that all ranks raise, pass through. Anything else ends all ranks,
     after its reason was printed: a mistake on some ranks, such as a file that one node lacks.
     """
     again = "the same command, without --fresh, goes on from the last checkpoint"

@@ -213,7 +213,7 @@ class World:
             raise UserError(first)
 
     def all_stop(self) -> bool:
-        """Return whether every rank gets here in time; else the others wait for this rank in vain."""
+        """Return whether every rank gets here in time; else some wait for others in vain."""
         request = self.farewell.Ibarrier()
         end = time.monotonic() + PATIENCE_S
         while not request.Test():

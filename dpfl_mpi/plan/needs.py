@@ -1,4 +1,4 @@
-"""What a run will need, before it is trained: memory and window of each rank; and one measured step.
+"""What a run will need: memory and window of each rank; and the time of one measured step.
 
 Memory is arithmetic on what the ranks will hold, with the placement that the run itself uses.
 """

@@ -85,7 +85,8 @@ class Recorder:
         start = time.monotonic()
         with self.explained():
             if self.file:
-                self._set(checksum=checksum(self.file, self.file["meta/starts"].asstr()[:].tolist()))
+                starts = self.file["meta/starts"].asstr()[:].tolist()
+                self._set(checksum=checksum(self.file, starts))
                 self.file.flush()
             self.still_ours()
             with self.image.getbuffer() as data:  # no second copy in memory
@@ -147,7 +148,7 @@ class Recorder:
             senders[edges:] = graph.senders
 
     def flush(self, rounds_done: int, test_acc: float) -> None:
-        """Note the round, and write the file to disk unless that takes more than `SHARE` of the time.
+        """Note the round; write the file to disk unless that takes more than `SHARE` of the time.
 
         What is not written now is written by a later `flush`, `copy` or `close`.
         """

@@ -90,7 +90,7 @@ class Checkpoints:
         world.decide(self._check_folder)
 
     def _check_folder(self) -> None:
-        """Raise `UserError` where the folder is a link, whose target would be written and deleted."""
+        """Raise `UserError` where the folder is a link: its target would be changed."""
         if os.path.lexists(self.folder) and (self.folder.is_symlink() or not self.folder.is_dir()):
             mend = "remove it, or choose another --out"
             raise UserError(f"{self.folder} is a link, or no folder; {mend}")
@@ -113,7 +113,7 @@ class Checkpoints:
         return bool(votes.any()), bool(votes[1])
 
     def _key(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what must be the same for a run to go on: the Run, its results' arrays, its data."""
+        """Return what must be the same for a run to go on: Run, arrays of its results, data."""
         more = {"mixed": self.job.mixed, "version of the numbers": NUMERICS}
         return {**self.key} | more | {name: about.get(name) for name in DATA}
 
@@ -121,7 +121,7 @@ class Checkpoints:
     def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:
         """Save the state after the round that `parts` is in, and the results recorded so far.
 
-        Raises `UserError` on every rank where any rank could not write. The generation before stays.
+        Raises `UserError` on every rank where any could not write. The generation before stays.
         """
         start = time.perf_counter()
         stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
@@ -168,10 +168,7 @@ class Checkpoints:
         self._delete_older(stem)
 
     def _delete_older(self, *newest: str) -> None:
-        """Delete what belongs to none of the newest `KEEP` generations, of which `newest` are first.
-
-        That includes what was never committed.
-        """
+        """Delete all files but those of the newest `KEEP` generations; `newest` come first."""
         before = (stem_of(path) for path in manifests(self.folder) if stem_of(path) not in newest)
         keep = [*newest, *before][:KEEP]
         for path in self.folder.iterdir():
@@ -243,7 +240,7 @@ class Checkpoints:
 
     # reading ------------------------------------------------------------------------------------
     def restore(self, parts: Parts) -> State | None:
-        """Return the state of the newest whole checkpoint and set `parts` to it; None: there is none.
+        """Return the state of the newest whole checkpoint, if any, and set `parts` to it.
 
         Of a damaged checkpoint root warns, and the one before is taken.
 

@@ -108,7 +108,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         self._arm()
-        # readable after each signal, also while the main thread waits inside MPI and runs no handler
+        # readable after each signal, also while the main thread is in MPI and runs no handler
         self._out, self._into = os.pipe()
         os.set_blocking(self._into, False)
         self._main = threading.current_thread() is threading.main_thread()
@@ -147,7 +147,7 @@ class Watch:
     def stop(self, more: bool, spare: float) -> bool:
         """Return whether this rank wishes to leave at the end of this round.
 
-        If `more` rounds follow, none begins that would, with `spare` seconds, outlast the allocation.
+        If `more` rounds follow, none begins that would, with `spare` s, outlast the allocation.
         """
         if more and time.monotonic() + self._seconds() + spare > self.ends:
             hear(ALLOCATION)
