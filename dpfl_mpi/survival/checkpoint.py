@@ -140,8 +140,8 @@ class Checkpoints:
                 write(self.folder / name, image(rows, shard=name))
         with self._errors_on_all_ranks():
             if recorder:
-                number, row = np.divmod(parts.members.row_of, step)
-                shard = parts.members.owner + self.world.size * number
+                numbers, row = np.divmod(parts.members.row_of, step)
+                shard = parts.members.owner + self.world.size * numbers
                 places = {"client/shard": shard, "client/row": row}
                 self._commit(parts, stem, schema, shared | places, recorder)
         self.round = parts.round
