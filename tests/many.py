@@ -20,12 +20,14 @@ def compute(plan: str) -> None:
     everyone = open_world()
     import torch
 
+    from dpfl_mpi.mpi.world import World
+
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     worlds = {}
     for task in json.loads(Path(plan).read_text()):
         ranks = task["ranks"]
         if ranks not in worlds:
-            worlds[ranks] = everyone.part(everyone.rank >= ranks)
+            worlds[ranks] = World(everyone.comm.Split(int(everyone.rank >= ranks)))
         if everyone.rank < ranks:
             attempt(task, worlds[ranks])
         everyone.agree(False)  # wait for the others
