@@ -1,6 +1,7 @@
-"""The tables and pictures of `reproduction/README.md`, of the frames of its CSV files. A table is a generator of its lines.
+"""The tables and pictures of `reproduction/README.md`, from the frames of its CSV files.
 
-The paper's row stands beside ours: whether ours is where the paper's noise lets it fall, and which of its claims on the order of methods hold.
+The paper's numbers stand beside ours: whether our mean is within the paper's noise, and which of its
+claims on the order of methods hold. A table is a generator of its lines.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,117 +14,125 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import stdtrit
 
-from dpfl_mpi.figures import graph_evolution, paper, random_graph, variance
+from dpfl_mpi.figures import graph_evolution, paper, random_graph, tables, variance
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.label_flip import chance, edge_share
 from dpfl_mpi.figures.motivation import group_name
 from dpfl_mpi.figures.names import text_label
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, curves
-from dpfl_mpi.figures.tables import (
-    Parts,
-    by_budget,
-    comparable,
-    difference_text,
-    interval,
-    markdown,
-    mean_text,
-    means,
-    paired,
-)
+from dpfl_mpi.figures.tables import Parts, difference_text, interval, mean_text, means, paired
 from dpfl_mpi.graph import asymmetry, sparsity
 
 Lines = Iterator[dict[str, str]]
-CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")  # of the accuracy over epochs
 DPFL = {f"DPFL (B_c = {budget})": budget for budget in paper.BUDGETS}
+IN_CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")
 
 
 def text(lines: Iterable[Mapping[str, str]] | pd.DataFrame | str) -> str:
-    """Return a table as markdown, a word where it has no line."""
-    return lines if isinstance(lines, str) else markdown(pd.DataFrame(lines)) or "(not run)"
+    """Return a table as markdown, "(not run)" if it is empty."""
+    if isinstance(lines, str):
+        return lines
+    return tables.markdown(pd.DataFrame(lines)) or "(not run)"
 
 
 def error_over_clients(parts: Parts) -> float:
-    """Return the standard error of the mean of paired differences over the clients within their partitions, in points.
+    """Return the standard error of mean paired differences over clients within partitions, points.
 
-    The partitions are taken as given: sqrt(sum of s**2 / n) / partitions, s being the deviation over a partition's n clients.
+    With s the deviation over a partition's n clients: sqrt(sum of s^2 / n) / partitions.
     """
     return float(np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / len(parts))
 
 
 def over_clients(parts: Parts) -> float:
     """Return the half width of its 95 % interval, t(sum of n - 1)."""
-    return float(stdtrit(sum(len(part) - 1 for part in parts), 0.975) * error_over_clients(parts))
+    freedom = sum(len(part) - 1 for part in parts)
+    return float(stdtrit(freedom, 0.975) * error_over_clients(parts))
 
 
 def verdict(values: np.ndarray, mean: float, spread: float) -> str:
-    """Return whether the mean over our partitions is where the paper's noise lets the mean of as many others fall, with 95 %.
+    """Return whether our mean is within the paper's noise (95 %).
 
-    Student's prediction interval: t(2) * s * sqrt(1/n + 1/3), s = `spread` the paper's deviation over its three seeds.
+    That is Student's prediction interval t(2) * s * sqrt(1/n + 1/3) for the mean of n other
+    partitions, with s = `spread`, the paper's deviation over its three seeds.
     """
-    noise = stdtrit(paper.SEEDS - 1, 0.975) * spread * np.sqrt(1 / len(values) + 1 / paper.SEEDS)
+    factor = np.sqrt(1 / len(values) + 1 / paper.SEEDS)
+    noise = stdtrit(paper.SEEDS - 1, 0.975) * spread * factor
     gap = values.mean() - mean
-    return (f"within ({gap:+.2f}, " if abs(gap) <= noise else f"**off by {gap:+.2f}** (") + f"noise ± {noise:.2f})"
+    if abs(gap) <= noise:
+        return f"within ({gap:+.2f}, noise ± {noise:.2f})"
+    return f"**off by {gap:+.2f}** (noise ± {noise:.2f})"
 
 
-def where(frames: Frames) -> str:
+def setting_of(frames: Frames) -> str:
     return str(frames.rows["setting"][0])
 
 
 def paper_gap(frames: Frames, a: str, b: str) -> str:
-    one, two = (paper.table_1(where(frames), row) for row in (a, b))
-    return f"{float(one[0]) - float(two[0]):+.2f}" if one and two and a != b else "-"
+    of_a, of_b = (paper.table_1(setting_of(frames), row) for row in (a, b))
+    return f"{float(of_a[0]) - float(of_b[0]):+.2f}" if of_a and of_b and a != b else "-"
 
 
 def table_1(frames: Frames) -> Lines:
     lines = frames["clients"]
     for row in paper.TABLE_1:
-        values, theirs = means(lines, row), paper.table_1(where(frames), row)
-        difference = paired(lines, row, "Local") if row != "Local" else []
+        values, theirs = means(lines, row), paper.table_1(setting_of(frames), row)
+        parts = paired(lines, row, "Local") if row != "Local" else []
+        known = len(values) and theirs
         yield {
             "method": row,
             "ours, %": mean_text(values),
             "paper, %": " ± ".join(theirs or "-"),
-            "to Local, paired": difference_text(difference),
-            "over clients": f"± {over_clients(difference):.2f}" if comparable(difference) else "-",
-            "paper, to Local": paper_gap(frames, row, "Local"),
-            "verdict": verdict(values, *map(float, theirs)) if len(values) and theirs else "-",
+            "vs Local": difference_text(parts),
+            "over clients": f"± {over_clients(parts):.2f}" if tables.comparable(parts) else "-",
+            "paper, vs Local": paper_gap(frames, row, "Local"),
+            "verdict": verdict(values, *map(float, theirs)) if known and theirs else "-",
         }
 
 
 def order(frames: Frames) -> Lines:
+    """Yield whether each claim holds: it does if 0 is outside both intervals."""
     for a, b in paper.ORDER:
-        if comparable(parts := paired(frames["clients"], a, b)):
-            (mean, half), within = interval(parts), over_clients(parts)
-            decided = len(parts) > 1 and abs(mean) > max(half, within)  # 0 is outside both intervals
-            found = "holds" if mean > 0 else "**does not hold**"
-            yield {
-                "claim": f"{a} > {b}",
-                "ours": difference_text(parts),
-                "over clients": f"± {within:.2f}",
-                "paper": paper_gap(frames, a, b),
-                "": found if decided else "not decided",
-            }
+        parts = paired(frames["clients"], a, b)
+        if not tables.comparable(parts):
+            continue
+        mean, half = interval(parts)
+        within = over_clients(parts)
+        holds = "holds" if mean > 0 else "**does not hold**"
+        decided = len(parts) > 1 and abs(mean) > max(half, within)
+        yield {
+            "claim": f"{a} > {b}",
+            "ours": difference_text(parts),
+            "over clients": f"± {within:.2f}",
+            "paper": paper_gap(frames, a, b),
+            "": holds if decided else "not decided",
+        }
 
 
 def ablation(frames: Frames, field: str, symbol: str, published: Mapping[int, str]) -> str:
+    """Return the table of DPFL by a field and by budget, without its caption."""
     names = {f"{row}, {field} {value}" for row in DPFL for value in published} | {*DPFL}
     rows = frames.rows[frames.rows["row"].isin(names)].assign(variant="")
-    return by_budget(frames, rows, field, symbol, published, where(frames), bold=False)[1].partition("\n\n")[0]
+    setting = setting_of(frames)
+    _, table, _ = tables.by_budget(frames, rows, field, symbol, published, setting, bold=False)
+    return table.partition("\n\n")[0]
 
 
 def against(frames: Frames) -> pd.DataFrame:
-    """Return DPFL beside the same method on a random graph, and on the graph of the clients that are best one by one."""
+    """Return DPFL against random graphs, and against the graph of pairwise choice."""
     rows = frames.runs["row"]
-    found = random_graph.compared(frames.where(rows.isin(list(DPFL)) | rows.str.match("Random graph|Pairwise")))
-    return found.assign(paper=paper.RANDOM_GRAPH.get(where(frames), "-"))
+    shown = rows.isin(list(DPFL)) | rows.str.match("Random graph|Pairwise")
+    found = random_graph.compared(frames.where(shown))
+    return found.assign(paper=paper.RANDOM_GRAPH.get(setting_of(frames), "-"))
 
 
 def graphs(frames: Frames) -> Lines:
     for row, budget in DPFL.items():
-        drawn = frames.of("graphs", where(frames), row).sort_values("t")["graph"]
-        ends = [graph().matrix() for graph in drawn.iloc[[0, -1]]]
-        both = [(sparsity(matrix), *(1 - share for share in asymmetry(matrix))) for matrix in ends]
-        sparse, edges, pairs = (f"{100 * a:.1f} to {100 * b:.1f}" for a, b in zip(*both, strict=True))
+        by_round = frames.of("graphs", setting_of(frames), row).sort_values("t")["graph"]
+        ends = [graph().matrix() for graph in by_round.iloc[[0, -1]]]
+        both = [(sparsity(m), *(1 - share for share in asymmetry(m))) for m in ends]
+        sparse, edges, pairs = (
+            f"{100 * first:.1f} to {100 * last:.1f}" for first, last in zip(*both, strict=True)
+        )
         yield {
             "B_c": budget,
             "sparsity, %": sparse,
@@ -134,23 +143,33 @@ def graphs(frames: Frames) -> Lines:
 
 
 def searches(frames: Frames) -> Lines:
-    """Yield how many candidates DPFL's greedy searches looked at, and what share gained by being added, removed, both or neither."""
-    heads = ("only adding gains, %", "only removing gains, %", "neither gains, %", "both gain, %")
+    """Yield the candidates of DPFL's greedy searches, and the share of each case."""
+    cases = {
+        "adding_gained": "only adding gains, %",
+        "removing_gained": "only removing gains, %",
+        "neither_gained": "neither gains, %",
+        "both_gained": "both gain, %",
+    }
     for row, budget in DPFL.items():
-        mine = frames.runs[frames.runs["row"] == row]
-        counts = mine.reindex(columns=[f"{name}_gained" for name in ("adding", "removing", "neither", "both")]).dropna()
+        runs = frames.runs[frames.runs["row"] == row]
+        counts = runs.reindex(columns=list(cases)).dropna()
         total = counts.sum().sum()
-        shares = (f"{100 * count / total:.1f}" for count in counts.sum())
-        found = {"B_c": f"{budget} ({len(counts)})", "candidates per Run": f"{total / len(counts):,.0f}"}
-        yield found | dict(zip(heads, shares, strict=True)) | {"the paper's": paper.BOTH_GAIN}
+        yield {
+            "B_c": f"{budget} ({len(counts)})",
+            "candidates per Run": f"{total / len(counts):,.0f}",
+            **{head: f"{100 * counts[case].sum() / total:.1f}" for case, head in cases.items()},
+            "the paper's": paper.BOTH_GAIN,
+        }
 
 
 def flips(frames: Frames) -> Lines:
     for search, theirs in paper.FLIPPED.items():
-        row = "DPFL (B_c = inf), flip_share 0.4" + ("" if search else ", flipped_run_ggc False")
-        lines, of_row = (frames.of(name, where(frames), row) for name in ("clients", "graphs"))
+        only_train = "" if search else ", flipped_run_ggc False"
+        row = f"DPFL (B_c = inf), flip_share 0.4{only_train}"
+        lines, graphs = (frames.of(n, setting_of(frames), row) for n in ("clients", "graphs"))
         flipped = lines.sort_values("client")["test_acc"].isna().to_numpy()
-        omega, last = (edge_share(graph().matrix(), flipped) for graph in of_row["graph"].iloc[[0, -1]])
+        ends = [graph().matrix() for graph in graphs["graph"].iloc[[0, -1]]]
+        omega, last = (edge_share(matrix, flipped) for matrix in ends)
         yield {
             "flipped clients": "search too" if search else "only train",
             "accuracy of the others, %": mean_text(means(lines, row)),
@@ -162,110 +181,135 @@ def flips(frames: Frames) -> Lines:
 
 
 def example(frames: Frames) -> Lines:
-    first = frames["clients"].query("client == 0").pivot(index="seed", columns="row", values="test_acc") * 100
+    first = frames["clients"].query("client == 0")
+    accuracy = 100 * first.pivot(index="seed", columns="row", values="test_acc")
     both = "Random graph (B_c = inf)"
-    rows = {"Local": [], f"{both}, reach groups:0,1;2": [1], f"{both}, reach groups:0,2;1": [2], both: [1, 2]}
+    rows = {"Local": [], both + ", reach groups:0,1;2": [1], both + ", reach groups:0,2;1": [2]}
+    rows[both] = [1, 2]
     for row, others in rows.items():
-        mean, half = interval([(first[row] - first["Local"]).to_numpy()])
+        mean, half = interval([(accuracy[row] - accuracy["Local"]).to_numpy()])
         yield {
             "client 1": group_name(others),
-            "accuracy, %": mean_text(first[row].to_numpy()),
-            "to alone": f"{mean:+.1f} ± {half:.1f}" if others else "-",
+            "accuracy, %": mean_text(accuracy[row].to_numpy()),
+            "vs alone": f"{mean:+.1f} ± {half:.1f}" if others else "-",
             "paper": paper.SYNERGY[len(others)] if others else "-",
         }
 
 
 def others(frames: Frames) -> Lines:
-    """Yield the rows that no other table has, with the difference to the row without the change."""
-    shown, lines = ("tau_init", "ggc_period", "flip_share", "Random graph", "Pairwise"), frames["clients"]
+    """Yield the rows that no other table has, against the row without the change."""
+    shown = ("tau_init", "ggc_period", "flip_share", "Random graph", "Pairwise")
+    lines = frames["clients"]
     for row in sorted(set(frames.rows["row"]) - set(paper.TABLE_1)):
-        if not any(word in row for word in shown):
-            base = row.split(", ")[0]
-            difference = difference_text(paired(lines, row, base)) if base != row else "-"
-            yield {"run": row, "accuracy, %": mean_text(means(lines, row)), "to the row without it, paired": difference}
+        if any(word in row for word in shown):
+            continue
+        base = row.split(", ")[0]
+        parts = paired(lines, row, base) if base != row else []
+        yield {
+            "run": row,
+            "accuracy, %": mean_text(means(lines, row)),
+            "vs the row without it": difference_text(parts),
+        }
 
 
 def of_table_1(frames: Frames) -> Frames:
     return frames.where(frames.runs["row"].isin(list(paper.TABLE_1)))
 
 
-def of_shared_partitions(frames: Frames) -> Frames:
-    """Return the Runs of those seeds that every row has: one partition is points easier than another, so other means do not compare."""
+def of_shared_seeds(frames: Frames) -> Frames:
+    """Return the Runs of the seeds that every row has: partitions differ by points."""
     seeds = frames.runs.groupby("row")["seed"].agg(set)
     return frames.where(frames.runs["seed"].isin(set.intersection(*seeds)))
 
 
 def without_tuning(frames: Frames) -> pd.DataFrame:
-    """Return the Runs of a folder but those with +FT: their rounds are those of the row without."""
+    """Return the Runs without +FT; the rounds of a Run with +FT are those of the Run without."""
     return frames.runs[~frames.runs["row"].str.contains("+FT", regex=False)]
 
 
 def total(folders: Mapping[str, Frames]) -> str:
     runs = pd.concat(map(without_tuning, folders.values()))
-    return f"So far these are {len(runs)} Runs, {runs['core_hours'].sum():.0f} core hours in all, without the epochs of +FT."
+    hours = f"{runs['core_hours'].sum():.0f} core hours in all, without the epochs of +FT"
+    return f"So far these are {len(runs)} Runs, {hours}."
 
 
 def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
-    runs = pd.concat([without_tuning(frames).assign(setting=name) for name, frames in folders.items()])
+    parts = [without_tuning(frames).assign(setting=name) for name, frames in folders.items()]
+    runs = pd.concat(parts)
     runs["cpu"] += ", " + runs["kernels"] + " kernels"
-    cells = {
+    columns = {
         "Runs": ("run", "size"),
         "core hours": ("core_hours", lambda hours: f"{hours.sum():.1f}"),
         "starts": ("starts", "sum"),
         "computed by": ("cpu", lambda cpus: ", ".join(sorted(set(cpus)))),
     }
-    return runs.groupby("setting", sort=False).agg(**cells).reset_index().astype(str)
+    return runs.groupby("setting", sort=False).agg(**columns).reset_index().astype(str)
 
 
-def measured(folders: Mapping[str, Frames]) -> Lines:
+def measured(folders: Mapping[str, Frames]) -> str:
+    """Return the measured times as aligned text, a setting named once."""
+    out = []
     for name, frames in folders.items():
-        for row, part in without_tuning(frames).dropna(subset=["train_seconds"]).groupby("row"):
-            evaluations, graph = part["evaluations"].sum(), part["graph_seconds"]
-            yield {
+        runs = without_tuning(frames).dropna(subset=["train_seconds"])
+        for row, part in runs.groupby("row"):
+            evaluations, choosing = part["evaluations"].sum(), part["graph_seconds"]
+            train, steps = part["train_seconds"], part["gradient_steps"].sum()
+            per_evaluation = f"{1e3 * choosing.sum() / evaluations:.2f}" if evaluations else "-"
+            out.append({
                 "setting": name,
                 "row": str(row),
                 "Runs": f"{len(part)}",
                 "core minutes per Run": f"{60 * part['core_hours'].mean():.1f}",
-                "training": f"{part['train_seconds'].mean() / 60:.1f}",
-                "ms per step": f"{1e3 * part['train_seconds'].sum() / part['gradient_steps'].sum():.2f}",
-                "choosing": f"{graph.mean() / 60:.1f}" if evaluations else "-",
-                "ms per evaluation": f"{1e3 * graph.sum() / evaluations:.2f}" if evaluations else "-",
+                "training": f"{train.mean() / 60:.1f}",
+                "ms per step": f"{1e3 * train.sum() / steps:.2f}",
+                "choosing": f"{choosing.mean() / 60:.1f}" if evaluations else "-",
+                "ms per evaluation": per_evaluation,
                 "MB": f"{part['megabytes'].mean():.1f}",
-            }
+            })  # fmt: skip
+    shown = pd.DataFrame(out).set_index(["setting", "row"]).to_string()
+    return "\n".join(["```", *map(str.rstrip, shown.splitlines()), "```"])
 
 
-BOTH = {"table 1": table_1, "order": order}
-CIFAR10 = BOTH | {
-    "random graph": against,
-    "variance": lambda frames: variance.table(variance.measure(of_table_1(frames)), paper.VARIANCE[where(frames)]),
-    "others": others,
-}
-TABLES: dict[str, dict[str, Callable[[Frames], Any]]] = {  # by folder; of others `BOTH`
-    "cifar-10-patho-3": CIFAR10
-    | {"tau_init": lambda frames: ablation(frames, "tau_init", "tau_init", paper.TAU_INIT)}
-    | {"graphs": graphs, "searches": searches, "flips": flips},
-    "cifar-10-dir-0-1": CIFAR10 | {"P": lambda frames: ablation(frames, "ggc_period", "P", paper.PERIOD)},
+def variances(frames: Frames) -> str:
+    published = paper.VARIANCE[setting_of(frames)]
+    return variance.table(variance.measure(of_table_1(frames)), published)
+
+
+def tau_init(frames: Frames) -> str:
+    return ablation(frames, "tau_init", "tau_init", paper.TAU_INIT)
+
+
+def period(frames: Frames) -> str:
+    return ablation(frames, "ggc_period", "P", paper.PERIOD)
+
+
+USUAL = {"table 1": table_1, "order": order}
+CIFAR10 = {**USUAL, "random graph": against, "variance": variances, "others": others}
+PATHO = {**CIFAR10, "tau_init": tau_init, "graphs": graphs, "searches": searches, "flips": flips}
+TABLES: dict[str, dict[str, Callable[[Frames], Any]]] = {  # by folder; other folders have `USUAL`
+    "cifar-10-patho-3": PATHO,
+    "cifar-10-dir-0-1": {**CIFAR10, "P": period},
     "cifar-10-motivation": {"example": example},
 }
 
 
-def tables(folders: Mapping[str, Frames]) -> dict[str, str]:
-    """Return every table of the page by the name of its mark, of the frames of each folder."""
-    full = {name: frames for name, frames in folders.items() if name != "controls"}  # the controls are shorter
-    out: dict[str, Any] = {}
+def page_tables(folders: Mapping[str, Frames]) -> dict[str, str]:
+    """Return every table of the page by the name of its mark."""
+    full = {name: frames for name, frames in folders.items() if name != "controls"}
+    out = {"spent": text(spent(folders)), "measured": measured(full)}
     for name, frames in full.items():
-        out |= {f"{mark} {name}": lines(frames) for mark, lines in TABLES.get(name, BOTH).items()}
-    shown = pd.DataFrame(measured(full)).set_index(["setting", "row"]).to_string()  # aligned; a setting is said once
-    out |= {"spent": spent(folders), "measured": "\n".join(["```", *map(str.rstrip, shown.splitlines()), "```"])}
-    return {mark: text(lines) for mark, lines in out.items()}
+        for mark, lines in TABLES.get(name, USUAL).items():
+            out[f"{mark} {name}"] = text(lines(frames))
+    return out
 
 
 def intervals(axes: Axes, parts: Mapping[str, Parts]) -> None:
-    """Draw means with their 95 % intervals, a line for each name, and say over what the intervals are."""
+    """Draw means with their 95 % intervals, one line per name, coloured by what they are over."""
     for y, each in enumerate(parts.values()):
         if each:
             mean, half = interval(each)
-            axes.errorbar(mean, y, xerr=half, fmt="o", capsize=2, color=BLUE if len(each) > 1 else GREY)
+            colour = BLUE if len(each) > 1 else GREY
+            axes.errorbar(mean, y, xerr=half, fmt="o", capsize=2, color=colour)
     axes.axvline(0, color=GREY, lw=0.6)
     axes.set_yticks(range(len(parts)), [text_label(name) for name in parts])
     axes.set_ylim(len(parts) - 0.5, -0.5)
@@ -274,29 +318,35 @@ def intervals(axes: Axes, parts: Mapping[str, Parts]) -> None:
 
 
 def accuracy(frames: Frames) -> Figure:
-    lines = frames["clients"]
-    rows = [row for row in paper.TABLE_1 if row != "Local"]
-    parts = {row: each for row in rows if comparable(each := paired(lines, row, "Local"))}
+    parts = {}
+    for row in paper.TABLE_1:
+        of_row = paired(frames["clients"], row, "Local") if row != "Local" else []
+        if tables.comparable(of_row):
+            parts[row] = of_row
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
     intervals(left, parts)
-    if known := [(float(gap), y) for y, row in enumerate(parts) if (gap := paper_gap(frames, row, "Local")) != "-"]:
-        left.plot(*zip(*known, strict=True), "D", mfc="none", color=DARK, label="paper")
+    published = {y: paper_gap(frames, row, "Local") for y, row in enumerate(parts)}
+    points = [(float(gap), y) for y, gap in published.items() if gap != "-"]
+    if points:
+        left.plot(*zip(*points, strict=True), "D", mfc="none", color=DARK, label="paper")
     left.set_xlabel("difference to Local, points")
     left.legend(loc="best")
-    shown = of_shared_partitions(frames.where(frames.runs["row"].isin(CURVES)))
+    shown = of_shared_seeds(frames.where(frames.runs["row"].isin(IN_CURVES)))
     curves(right, shown.rows, shown["curves"], "test_acc", "models_epochs", 100)
-    right.set(xlabel="local epochs, of all its models", ylabel="test accuracy, %")
+    right.set(xlabel="local epochs of all models", ylabel="test accuracy, %")
     right.legend(loc="lower right")
     return figure
 
 
 def pictures(frames: Frames) -> Iterator[tuple[str, Figure | None]]:
     yield "accuracy", accuracy(frames)
-    yield "variance", variance.draw(of_shared_partitions(of_table_1(frames))).figure
+    yield "variance", variance.draw(of_shared_seeds(of_table_1(frames))).figure
     rows = set(frames.rows["row"])
-    both = [(row, f"Random graph (B_c = {budget})") for row, budget in DPFL.items()]
-    if shown := [row for pair in both if {*pair} <= rows for row in pair]:
-        both_ways = frames.where(frames.runs["row"].isin(shown))
-        yield "random-graph", random_graph.draw(of_shared_partitions(both_ways)).figure
-    mine = frames.runs["run"].isin(frames["graphs"]["run"]) & frames.runs["row"].isin(list(DPFL))
-    yield "graphs", graph_evolution.draw(frames.where(mine)).figure
+    pairs = [(row, f"Random graph (B_c = {budget})") for row, budget in DPFL.items()]
+    shown = [row for pair in pairs if {*pair} <= rows for row in pair]
+    if shown:
+        both = frames.where(frames.runs["row"].isin(shown))
+        yield "random-graph", random_graph.draw(of_shared_seeds(both)).figure
+    with_graphs = frames.runs["run"].isin(frames["graphs"]["run"])
+    searched = frames.where(with_graphs & frames.runs["row"].isin(list(DPFL)))
+    yield "graphs", graph_evolution.draw(searched).figure

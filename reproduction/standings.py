@@ -1,9 +1,10 @@
-"""Tables and the picture of `reproduction/arena.md`: each row of a setting against clients that train alone, and against random clients.
+"""Tables and the picture of arena.md: each row of a setting against Local and random graphs.
 
-`runs` is a line per Run (setting, epochs, row, seed, run, partition, what it cost per client), `clients` a line per Run and client (run, client, accuracy).
-A difference is paired by clients. Its chance p is the larger of two t-tests': over the means of partitions, and over the clients within them.
-It is decided where p is below 0.05 after Holm's correction (Scandinavian Journal of Statistics 6, 1979) over all differences of the page that are of
-two partitions or more; one partition decides nothing.
+`runs` has a line per Run (setting, epochs, row, seed, run, partition, costs per client), `clients` a
+line per Run and client (run, client, accuracy). Differences are paired by client. The p of one is
+the larger of two t-tests': over partition means, and over the clients within partitions. It is
+significant if p < 0.05 after Holm's correction (Scandinavian Journal of Statistics 6, 1979) for all
+differences of the page over two partitions or more; with one partition it never is.
 """
 
 from collections.abc import Iterable
@@ -11,115 +12,153 @@ from collections.abc import Iterable
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from recomputed import Lines, error_over_clients, intervals, over_clients
 from scipy.special import stdtr
 
+from dpfl_mpi.figures import tables
 from dpfl_mpi.figures.style import COLOURS, MARKS, TEXT
-from dpfl_mpi.figures.tables import Parts, mean_text, comparable, means, number, paired, difference_text
+from dpfl_mpi.figures.tables import Parts, means, number, paired
 
-RANDOM = "Random graph"  # of as many clients as the budget allows
-DEGREES = "Random graph, DPFL's degrees"  # of as many as DPFL averages with
-BOTH = {"Local": "to Local", RANDOM: "to a random graph"}  # with both intervals
-TO = BOTH | {DEGREES: "to DPFL's degrees", "FedAvg+FT": "to FedAvg+FT", "Ditto": "to Ditto"}
-# whose differences to a random graph the front page has
-OVER = ("Oracle", "Nearest", "DPFL", "Pairwise", "Ditto", "FedAvg+FT")
+RANDOM = "Random graph"  # with as many clients as the budget allows
+DEGREES = "Random graph, DPFL's degrees"  # with as many as DPFL averages
+BOTH = {"Local": "vs Local", RANDOM: "vs random graph"}  # with both intervals
+OTHERS = {DEGREES: "vs DPFL's degrees", "FedAvg+FT": "vs FedAvg+FT", "Ditto": "vs Ditto"}
+BASES = BOTH | OTHERS  # rows to which differences are shown, with their columns
+# rows whose differences to a random graph are on the front page
+ON_FRONT_PAGE = ("Oracle", "Nearest", "DPFL", "Pairwise", "Ditto", "FedAvg+FT")
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
+LABELLED = ("DPFL", "Nearest", RANDOM)  # rows whose marks always have a name in the picture
 
 
 def chance(parts: Parts) -> float:
-    """Return the larger p of the t-tests of paired differences over partition means and over clients within partitions; of one partition the second."""
-    error = error_over_clients(parts)
-    values = np.array([part.mean() for part in parts])
-    tests = [(values.mean() / error, sum(len(part) - 1 for part in parts))]
+    """Return the p of paired differences: the larger of the two t-tests' (see above)."""
+    mean = np.array([part.mean() for part in parts]).mean()
+    tests = [(mean / error_over_clients(parts), sum(len(part) - 1 for part in parts))]
     if len(parts) > 1:
-        tests.append((values.mean() * np.sqrt(len(values)) / values.std(ddof=1), len(values) - 1))
-    return max(2 * float(stdtr(free, -abs(t))) for t, free in tests)
+        values = np.array([part.mean() for part in parts])
+        tests.append((mean * np.sqrt(len(values)) / values.std(ddof=1), len(values) - 1))
+    return max(2 * float(stdtr(freedom, -abs(t))) for t, freedom in tests)
 
 
 def holm(chances: Iterable[float]) -> np.ndarray:
-    """Return chances corrected for their number: the i-th smallest of m, times m - i, and none below a smaller one's."""
+    """Return p-values corrected for their number m: the i-th smallest (from 0) times m - i.
+
+    None is below a smaller one's, or above 1.
+    """
     p = np.array(list(chances))
     order, out = np.argsort(p, kind="stable"), np.empty_like(p)
-    out[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
+    factors = np.arange(len(p), 0, -1)
+    out[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1)
     return out
 
 
 def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per difference of the page: setting, epochs, row, to, parts, p, and whether it is decided. No pair of rows comes twice."""
-    out, known = [], list(TO)
-    for (setting, epochs), mine in runs.groupby(["setting", "epochs"], sort=False):
-        lines = clients.merge(mine, on="run")
-        for row in dict.fromkeys(mine["row"]):
-            for to in known[: known.index(row)] if row in TO else known:
-                parts = paired(lines, row, to, "accuracy")
-                if comparable(parts):
-                    out.append((setting, epochs, row, to, parts, chance(parts)))
+    """Return setting, epochs, row, to, parts, p, significant of each difference of the page.
+
+    No pair of rows comes twice.
+    """
+    out, bases = [], list(BASES)
+    for (setting, epochs), of_setting in runs.groupby(["setting", "epochs"], sort=False):
+        lines = clients.merge(of_setting, on="run")
+        for row in dict.fromkeys(of_setting["row"]):
+            for base in bases[: bases.index(row)] if row in BASES else bases:
+                parts = paired(lines, row, base, "accuracy")
+                if tables.comparable(parts):
+                    out.append((setting, epochs, row, base, parts, chance(parts)))
     found = pd.DataFrame(out, columns=["setting", "epochs", "row", "to", "parts", "p"])
-    tested, decided = found["parts"].map(len).to_numpy() > 1, np.zeros(len(found), bool)
-    decided[tested] = holm(found["p"][tested]) < 0.05
-    return found.assign(decided=decided)
+    several = found["parts"].map(len).to_numpy() > 1
+    significant = np.zeros(len(found), bool)
+    significant[several] = holm(found["p"][several]) < 0.05
+    return found.assign(significant=significant)
+
+
+def bold(text: str, significant: bool) -> str:
+    return f"**{text}**" if significant else text
 
 
 def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lines:
-    """Yield a line per row of a setting; bold is decided."""
+    """Yield a table line per row of a setting; significant differences are bold."""
     lines = clients.merge(runs, on="run")
-    for row, mine in runs.groupby("row", sort=False):
-        out = {"row": str(row), "accuracy, %": mean_text(means(lines, str(row), "accuracy"))}
-        for to, name in TO.items():
-            its = found[(found["row"] == row) & (found["to"] == to)]
-            out[name] = "-"
-            for parts, decided in zip(its["parts"], its["decided"], strict=True):
-                text = difference_text(parts) + (f", clients ± {over_clients(parts):.2f}" if to in BOTH else "")
-                out[name] = f"**{text}**" if decided else text
-        costs = {name: number(mine[cost].mean(), ",.0f") for cost, name in COSTS.items()}
-        yield out | costs | {"core hours": number(mine["core_hours"].min())}
+    for row, of_row in runs.groupby("row", sort=False):
+        out = {"row": str(row), "accuracy, %": tables.mean_text(means(lines, str(row), "accuracy"))}
+        differences = found[found["row"] == row].set_index("to")
+        for base, column in BASES.items():
+            out[column] = "-"
+            if base in differences.index:
+                parts, significant = differences.loc[base, ["parts", "significant"]]
+                both = f", clients ± {over_clients(parts):.2f}" if base in BOTH else ""
+                out[column] = bold(tables.difference_text(parts) + both, significant)
+        for cost, column in COSTS.items():
+            out[column] = number(of_row[cost].mean(), ",.0f")
+        yield out | {"core hours": number(of_row["core_hours"].min())}
 
 
 def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
-    """Yield a line per setting: what a random graph is worth, and others over it, of so many epochs as most partitions are of, else of the most."""
+    """Yield a line per setting: a random graph over Local, and other rows over a random graph.
+
+    Of several lengths the one with the most partitions is shown, then the longest.
+    """
     for setting in dict.fromkeys(runs["setting"]):
-        mine = found[found["setting"] == setting]
-        compared = mine[mine["to"] == RANDOM]
-        partitions = compared["parts"].map(len).groupby(compared["epochs"]).max()
-        epochs = max(partitions.items(), key=lambda of: (of[1], of[0]), default=(0, 0))[0]
-        its = {(of.row, of.to): of for of in mine[mine["epochs"] == epochs].itertuples()}
+        of_setting = found[found["setting"] == setting]
+        to_random = of_setting[of_setting["to"] == RANDOM]
+        partitions = to_random["parts"].map(len).groupby(to_random["epochs"]).max()
+        epochs = max(partitions.items(), key=lambda item: (item[1], item[0]), default=(0, 0))[0]
+        shown = of_setting[of_setting["epochs"] == epochs].itertuples()
+        by_pair = {(line.row, line.to): line for line in shown}
         out = {"setting": str(setting), "epochs": number(epochs, ".0f")}
-        for name, row, to in ("random graph over Local", RANDOM, "Local"), *((row, row, RANDOM) for row in OVER):
-            of = its.get((row, to))
-            text = difference_text(of.parts) if of else "-"
-            out[name] = f"**{text}**" if of and of.decided else text
+        columns = {"random graph over Local": (RANDOM, "Local")}
+        columns |= {row: (row, RANDOM) for row in ON_FRONT_PAGE}
+        for column, pair in columns.items():
+            line = by_pair.get(pair)
+            out[column] = (
+                bold(tables.difference_text(line.parts), line.significant) if line else "-"
+            )
         yield out
 
 
-def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
-    """Return for each setting the differences to a random graph, with their intervals and over the models received per client.
+def draw_costs(axes: Axes, runs: pd.DataFrame, parts: dict[str, Parts], looks: dict) -> None:
+    """Draw the differences to a random graph over the models received per client.
 
-    A row's mark stands beside its name. On the right a name stands at DPFL, Nearest, the random graph, and each row that none with as few models is above.
+    A name stands at `LABELLED`, and at each row above all rows with as few models.
     """
-    each = [(name, mine) for name, mine in runs.groupby(["setting", "epochs"], sort=False) if len(set(mine["row"])) > 1]
-    rows = list(dict.fromkeys(runs["row"]))
-    several = len(COLOURS)  # rows with the same mark; a row looks the same in all panels
-    looks = {row: (COLOURS[i % several], MARKS[1 + i // several]) for i, row in enumerate(rows)}
-    tall = [1.2 + 0.13 * len(set(mine["row"])) for _, mine in each]
-    figure, panels = plt.subplots(len(each), 2, figsize=(TEXT, sum(tall)), height_ratios=tall, squeeze=False)
-    for (left, right), ((setting, epochs), mine) in zip(panels, each, strict=True):
-        here = (found["setting"] == setting) & (found["epochs"] == epochs) & (found["to"] == RANDOM)
-        parts = dict(zip(found["row"][here], found["parts"][here], strict=True))
+    models = runs.groupby("row", sort=False)["models"].mean()
+    points = {
+        row: float(np.mean([part.mean() for part in of_row])) for row, of_row in parts.items()
+    }
+    points[RANDOM] = 0.0
+    highest = -np.inf
+    for row in sorted(points, key=lambda row: (models[row], -points[row])):
+        colour, mark = looks[row]
+        axes.plot(models[row], points[row], mark, ms=3, color=colour)
+        if points[row] > highest or row in LABELLED:
+            place = {"textcoords": "offset points", "fontsize": 5}
+            axes.annotate(row, (models[row], points[row]), (3, 2), **place)
+        highest = max(highest, points[row])
+    axes.margins(x=0.25)
+    axes.set(xlabel="models received per client", ylabel="points to a random graph")
+
+
+def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
+    """Return per setting the differences to a random graph: with intervals, and over costs."""
+    groups = runs.groupby(["setting", "epochs"], sort=False)
+    each = [(name, group) for name, group in groups if group["row"].nunique() > 1]
+    rows, n = list(dict.fromkeys(runs["row"])), len(COLOURS)
+    looks = {row: (COLOURS[i % n], MARKS[1 + i // n]) for i, row in enumerate(rows)}
+    heights = [1.2 + 0.13 * group["row"].nunique() for _, group in each]
+    size = (TEXT, sum(heights))
+    figure, panels = plt.subplots(len(each), 2, figsize=size, height_ratios=heights, squeeze=False)
+    to_random = found[found["to"] == RANDOM]
+    for (left, right), ((setting, epochs), group) in zip(panels, each, strict=True):
+        shown = (to_random["setting"] == setting) & (to_random["epochs"] == epochs)
+        parts = dict(zip(to_random["row"][shown], to_random["parts"][shown], strict=True))
         intervals(left, parts)
         left.set(title=f"{setting}, {epochs} epochs", xlabel="points to a random graph")
         left.tick_params(axis="y", length=0, pad=7)
+        beside = {"transform": left.get_yaxis_transform(), "clip_on": False}
         for y, row in enumerate(parts):
             colour, mark = looks[row]
-            left.plot(-0.02, y, mark, ms=3, color=colour, transform=left.get_yaxis_transform(), clip_on=False)
-        models, above = mine.groupby("row", sort=False)["models"].mean(), -np.inf
-        points = {row: float(np.mean([part.mean() for part in parts[row]])) for row in parts} | {RANDOM: 0.0}
-        for row in sorted(points, key=lambda row: (models[row], -points[row])):
-            colour, mark = looks[row]
-            right.plot(models[row], points[row], mark, ms=3, color=colour)
-            if points[row] > above or row in ("DPFL", "Nearest", RANDOM):
-                right.annotate(row, (models[row], points[row]), (3, 2), textcoords="offset points", fontsize=5)
-            above = max(above, points[row])
-        right.margins(x=0.25)
-        right.set(xlabel="models received per client", ylabel="points to a random graph")
+            left.plot(-0.02, y, mark, ms=3, color=colour, **beside)
+        draw_costs(right, group, parts, looks)
     return figure

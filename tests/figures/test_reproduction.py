@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import arena
+import findings
 import numpy as np
 import page
 import pandas as pd
@@ -145,7 +146,7 @@ def test_accuracies_at_equal_hours_by_hand():
     cells_of = [(row, seed, h, a) for (row, seed), of in each.items() for h, a in of]
     lines = pd.DataFrame(cells_of, columns=["row", "seed", "hours", "accuracy"])
     # of 60 and 40, and of 70 and 40: deviation 14.1421 and 21.2132, over sqrt(2) 10 and 15, t(1) = 12.7062
-    assert cells(page.equal(lines, "hours")) == [
+    assert cells(page.at_equal_cost(lines, "hours")) == [
         ["DPFL", "50.00 (1)", "50.00 ± 127.06 (2)", "55.00 ± 190.59 (2)", "-"],
         ["Local", "-", "65.00 (1)", "65.00 (1)", "-"],
     ]
@@ -235,7 +236,7 @@ def test_what_the_pages_say_of_two_rows_is_what_the_files_say():
 def differences():
     """Yield (size, half width of the 95 % interval) of the difference of any two rows, and of the example's first client."""
     each = {name: frames["clients"] for name, frames in page.folders().items()}
-    each["controls"] = page.long(page.folders()["controls"])["clients"]
+    each["controls"] = findings.long(page.folders()["controls"])["clients"]
     first = each["cifar-10-motivation"].query("client == 0")
     # over seeds, as if each were a client
     each["example"] = first.assign(client=first["seed"], seed=0, partition="", run="")
