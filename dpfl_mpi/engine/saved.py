@@ -63,10 +63,10 @@ def as_trained(result: Result, source: Source) -> Source:
     names = result.listed("class_names")
     if source.sha256 == result.fact("data_sha256") or len(names) not in (0, source.classes):
         return source  # the very same, or no fit: `network_of` says so
-    for i, (trained, here) in enumerate(zip(names, source.class_names, strict=False)):
-        if trained != here:
+    for i, (trained, name) in enumerate(zip(names, source.class_names, strict=False)):
+        if trained != name:
             both = "both must have the same classes"
-            differ = f"class {i} is {here}, and {trained} in the run"
+            differ = f"class {i} is {name}, and {trained} in the run"
             raise UserError(f"--data {source.path}: {differ}; {both}")
     mean, std = (tuple(result.listed(name)) for name in ("mean", "std"))
     if not len(mean) == len(std) == len(source.mean):  # a result does not list very many

@@ -80,14 +80,14 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
         with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
             flags = given(arguments, parser())
             with naming_lines(flags):
-                asked, job = run_and_job(flags)
-                run = asked.resolve()
+                given_run, job = run_and_job(flags)
+                run = given_run.resolve()
             if flags.get("print_config"):
                 import yaml
 
                 # empty: values that depend on the seed, and those that this method does not read
                 names = ("partition_seed", *run.found("method").unread)
-                empty = dict.fromkeys(n for n in names if getattr(asked, n) is None)
+                empty = dict.fromkeys(n for n in names if getattr(given_run, n) is None)
                 settings = as_dict(run) | as_dict(job) | empty
                 print(yaml.safe_dump(settings, sort_keys=False), end="")
                 sys.exit(0)

@@ -71,16 +71,16 @@ class World:
 
         Where it raises `UserError` on any rank, all raise that of the lowest.
         """
-        made: Any = None
+        result: Any = None
         mistake = ""
         try:
-            made = make()
+            result = make()
         except UserError as error:
             where = "" if self.root else f"rank {self.rank} on {MPI.Get_processor_name()}: "
             mistake = f"{where}{error}"
         if first := self.first(mistake):
             raise UserError(first)
-        return made
+        return result
 
     def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return on every rank the arrays by name that `make` returns on root. Collective.
