@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from launch import differences, refused, run_here
+from launch import differences, refused, run_here, text_file
 
 from dpfl_mpi.figures import hours
 from dpfl_mpi.results import Result
@@ -15,7 +15,8 @@ SMALL = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3}
 
 
 def clock_of(step, image=0, down=8, latency=0, staleness=0):
-    return Clock(Speeds(*(np.full(len(step), values, float) for values in (step, image, 8, down, latency))), staleness)
+    values = (np.full(len(step), value, float) for value in (step, image, 8, down, latency))
+    return Clock(Speeds(*values), staleness)
 
 
 def seconds(values):
@@ -23,23 +24,20 @@ def seconds(values):
 
 
 def test_a_round_by_hand():
-    """Megabytes at 8 megabits per second take a second each. Client 0 receives from 1 and 2, client 1 from 0, client 2 from no one."""
+    """A megabyte takes a second. Client 0 receives from 1 and 2, client 1 from 0, 2 from no one."""
     clock = clock_of(step=(1, 2, 3), image=(0.5, 0, 0), latency=(0.25, 0, 0.5), down=(4, 8, 8))
     clock.work(np.array([2, 2, 2]), np.array([2, 0, 0]))
-    assert seconds(clock.ready) == [2, 4, 6]
+    assert seconds(clock.ready_at) == [2, 4, 6]
     assert seconds(clock.now) == [3, 4, 6]
     to, of = np.array([0, 0, 1]), np.array([1, 2, 0])
     here = clock.arrivals(to, of, np.full(3, 10**6), standing=True)
     clock.wait(to, of, here)
-    # 1 to 0: leaves at 4, up 5, latency 5.25, down (2 s) 7.25; 2 to 0: 6, 7, 7.75, 9.75; 0 to 1: 2, 3, 3.25, 4.25
+    # 1 to 0: leaves at 4, up 5, latency 5.25, down (2 s) 7.25
+    # 2 to 0: 6, 7, 7.75, 9.75; 0 to 1: 2, 3, 3.25, 4.25
     assert seconds(here) == [7.25, 9.75, 4.25]
     assert seconds(clock.now) == [9.75, 4.25, 6]
-    assert {name: seconds(spent) for name, spent in clock.spent.items()} == {
-        "train": [2, 4, 6],
-        "choose": [1, 0, 0],
-        "send": [1, 1, 1],
-        "wait": [6.75, 0.25, 0],
-    }
+    expected = {"train": [2, 4, 6], "choose": [1, 0, 0], "send": [1, 1, 1], "wait": [6.75, 0.25, 0]}
+    assert {name: seconds(spent) for name, spent in clock.spent.items()} == expected
     assert clock.waited_for.tolist() == [2, 0, -1]
     clock.begin(np.ones(3, bool))
     clock.work(np.array([1, 1, 1]), np.zeros(3, int))
@@ -50,15 +48,17 @@ def test_a_round_by_hand():
 
 
 def test_what_is_old_by_hand():
-    """Client 1 takes two seconds a step, client 0 one; a model takes two more, one on either link."""
+    """Client 1 takes two seconds a step, client 0 one; a model travels two seconds."""
     clock, to, of = clock_of(step=(1, 2), staleness=1), np.array([0, 1]), np.array([1, 0])
     seen = []
     for t in range(3):
         clock.begin(np.ones(2, bool))
         clock.work(np.ones(2, int), np.zeros(2, int))
-        seen.append((clock.exchange(to, of, np.full(2, 10**6), old=t > 0).tolist(), seconds(clock.now)))
-    # 0: 1 is trained at 2 and there at 4; 0 at 1, there at 3. 1: they are trained at 5 and at 5, and both take round 0's
-    # 2: trained at 6 and 7; 0's of round 1 was there at 7, 1's of round 1 comes at 7, for which client 0 waits
+        ages = clock.exchange(to, of, np.full(2, 10**6), old=t > 0)
+        seen.append((ages.tolist(), seconds(clock.now)))
+    # round 0: 1 is trained at 2 and there at 4; 0 is trained at 1 and there at 3
+    # round 1: both are trained at 5, and take the models of round 0
+    # round 2: trained at 6 and 7; 0's of round 1 is there at 7, and 1's, for which client 0 waits
     assert seen == [([0, 0], [4, 3]), ([1, 1], [5, 5]), ([1, 1], [7, 7])]
 
 
@@ -69,23 +69,27 @@ def test_one_who_was_away_begins_with_the_first_of_the_others():
     clock.begin(np.ones(3, bool))
     assert seconds(clock.now) == [1, 2, 1]
     clock.work(np.array([0, 0, 1]), np.zeros(3, int))
-    for alone, now in ((2, [1, 2, 4]), (None, [1, 2, 4]), (0, [4, 2, 4])):  # nobody of the last round, or nobody at all
+    # nobody of the last round, nobody at all, then client 0
+    for alone, now in ((2, [1, 2, 4]), (None, [1, 2, 4]), (0, [4, 2, 4])):
         clock.begin(np.arange(3) == (3 if alone is None else alone))
         assert seconds(clock.now) == now
 
 
 def test_a_search_is_asked_for_and_a_standing_graph_is_not():
-    for asks, there in ((False, 3), (True, 6)):  # 0 has trained at 1; 1, which is at 4, receives in two seconds more
+    # 0 has trained at 1; 1, which is at 4, receives two seconds later
+    for asks, there in ((False, 3), (True, 6)):
         clock = clock_of(step=(1, 4, 1))
         clock.work(np.ones(3, int), np.zeros(3, int))
         if asks:
             clock.ask()
-        assert seconds(clock.arrivals(np.array([1]), np.array([0]), np.array([10**6]), True)) == [there]
+        arrival = clock.arrivals(np.array([1]), np.array([0]), np.array([10**6]), standing=True)
+        assert seconds(arrival) == [there]
 
 
 def test_a_queue_is_one_message_after_the_other():
     rng = np.random.default_rng(0)
-    ready, link, cost, free = (rng.integers(0, high, n) for high, n in ((9, 60), (5, 60), (4, 60), (6, 7)))
+    sizes = ((9, 60), (5, 60), (4, 60), (6, 7))
+    ready, link, cost, free = (rng.integers(0, high, n) for high, n in sizes)
     other, busy, expected = rng.permutation(60), free.copy(), np.zeros(60, int)
     for edge in sorted(range(60), key=lambda e: (ready[e], other[e])):
         busy[link[edge]] = expected[edge] = max(busy[link[edge]], ready[edge]) + cost[edge]
@@ -95,7 +99,8 @@ def test_a_queue_is_one_message_after_the_other():
 
 def test_the_critical_path_goes_back_over_who_was_waited_for():
     end = np.array([[1, 2, 3], [4, 5, 4], [9, 6, 6]])
-    assert hours.critical_path(end, np.array([[-1, -1, -1], [1, 2, -1], [1, -1, -1]])) == [2, 2, 1]
+    waited_for = np.array([[-1, -1, -1], [1, 2, -1], [1, -1, -1]])
+    assert hours.critical_path(end, waited_for) == [2, 2, 1]
 
 
 @pytest.mark.parametrize("method", ["dpfl", "fedavg", "pairwise", "pfedgraph", "local"])
@@ -103,7 +108,8 @@ def test_clocks_change_no_model_and_add_up(method, tmp_path):
     fields = SMALL | {"method": method}
     plain = run_here(tmp_path / "plain.h5", fields)
     path = run_here(tmp_path / "phones.h5", fields | {"network": "phones"})
-    assert all(name.startswith(("network/", "traffic/bytes_sent", "/")) for name in differences(plain, path))
+    of_network = ("network/", "traffic/bytes_sent", "/")
+    assert all(name.startswith(of_network) for name in differences(plain, path))
     with Result(path) as result:
         parts = {name: result[f"network/{name}"] for name in ("train", "choose", "wait", "end")}
         sent = result["traffic/bytes_sent"].sum(1) / (4 * int(result.fact("parameters")))
@@ -126,33 +132,45 @@ def test_speeds_are_drawn_once_by_the_seed():
 
 
 def test_a_file_of_speeds(tmp_path):
-    (tmp_path / "net.csv").write_text("step,image,up,down,latency\n" + "0.1,0,inf,inf,0\n" * 6)
-    run = Run(**SMALL, network=str(tmp_path / "net.csv")).resolve()
+    lines = "step,image,up,down,latency\n" + "0.1,0,inf,inf,0\n" * 6
+    run = Run(**SMALL, network=text_file(tmp_path / "net.csv", lines)).resolve()
     assert speeds_of(str(run.network), run.network.table, 6, 42).up.tolist() == [np.inf] * 6
     assert run.key()["network"] == run.network.sha256
 
 
 class Made(dict):
-    """What a result with clocks of three clients has: two rounds, of which client 2 ends the last, waited for by client 0."""
+    """Two rounds of three clients: client 2 ends last, and client 0 waits for it."""
 
     path, last_round, benign = "made.h5", 1, np.array([True, True, False])
 
     def __init__(self):
-        of = "round/best_test_acc", "network/end", "network/wait", "network/waited_for", "traffic/bytes_sent"
-        best, end, wait = [[0.5, 0.7, 0], [0.8, 0.9, 0]], [[36, 72, 36], [108, 72, 360]], [[0, 0, 0], [36, 0, 72]]
-        whom, sent = [[-1, -1, -1], [2, -1, 1]], [[1e9, 0, 0], [1e9, 5e8, 5e8]]
-        super().__init__((name, np.array(value)) for name, value in zip(of, (best, end, wait, whom, sent), strict=True))
-        self |= {"network/train": np.full((2, 3), 36.0), "network/choose": np.full((2, 3), 6.0)}
+        values = {
+            "round/best_test_acc": [[0.5, 0.7, 0], [0.8, 0.9, 0]],
+            "network/end": [[36, 72, 36], [108, 72, 360]],
+            "network/wait": [[0, 0, 0], [36, 0, 72]],
+            "network/waited_for": [[-1, -1, -1], [2, -1, 1]],
+            "network/train": [[36.0] * 3] * 2,
+            "network/choose": [[6.0] * 3] * 2,
+            "traffic/bytes_sent": [[1e9, 0, 0], [1e9, 5e8, 5e8]],
+        }
+        super().__init__({name: np.array(value) for name, value in values.items()})
 
 
 def test_who_came_by_age_by_hand():
-    """Client 0 stays, 1 comes in round 1 and is absent in round 2, 2 leaves in round 2 and comes back in round 3; 3 comes, and lies."""
+    """Client 1 comes in round 1 and is absent in 2; 2 leaves in 2 and is back in 3; 3 lies."""
     there = [[1, 0, 1, 0], [1, 1, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
-    scored = [[0.5, np.nan, 0.5, np.nan], [0.6, 0.3, 0.6, 0.1], [0.7, np.nan, np.nan, 0.1], [0.8, 0.7, 0.5, 0.1]]
+    nan = np.nan
+    scored = [
+        [0.5, nan, 0.5, nan],
+        [0.6, 0.3, 0.6, 0.1],
+        [0.7, nan, nan, 0.1],
+        [0.8, 0.7, 0.5, 0.1],
+    ]
     made = Made()
     made.last_round, made.benign = 3, np.array([True, True, True, False])
     made |= {"round/there": np.array(there, bool), "round/test_acc": np.array(scored)}
-    # at age 0 client 1 in round 1, of a mean of 50, and client 2 in round 3, of 66.7; at age 2 client 1 in round 3
+    # at age 0 client 1 in round 1, of a mean of 50, and client 2 in round 3, of 66.7
+    # at age 2 client 1 in round 3
     found = hours.arrivals(made)
     assert found.index.tolist() == [0, 2]
     assert found.to_numpy() == pytest.approx(np.array([[40, (50 + 200 / 3) / 2], [70, 200 / 3]]))
@@ -166,8 +184,10 @@ def test_hours_and_gigabytes_by_hand():
     assert lines["gigabytes"].tolist() == pytest.approx([1.5, 3])
     assert hours.waits(Made()).tolist() == pytest.approx([0, 0.02, 0.01])
     row = hours.row_of(Made(), lines, 80)
-    # 252 s of work and 108 of waiting; 72 of 108 for client 1; the last way is client 2, who waited for client 1, from round 0 on
-    expected = {"accuracy": 85, "hours": 0.1, "gigabytes": 3, "hours to 80 %": 0.1, "gigabytes to 80 %": 3}
+    # 252 s of work, 108 of waiting, 72 of them for client 1; client 2 waited for it and ends last
+    expected = {"accuracy": 85, "hours": 0.1, "gigabytes": 3}
+    expected |= {"hours to 80 %": 0.1, "gigabytes to 80 %": 3}
     assert row == pytest.approx(expected | {"waiting, %": 30, "longest": 200 / 3, "critical": 100})
     assert np.isnan(hours.row_of(Made(), lines, 90)["hours to 90 %"])
-    refused("no simulated time; compute it with --network", hours.measure, type("Plain", (dict,), {"path": "x"})())
+    without = type("Plain", (dict,), {"path": "x"})()
+    refused("no simulated time; compute it with --network", hours.measure, without)

@@ -1,4 +1,4 @@
-"""What every method does where models are late (--staleness), and where clients come and leave (--churn); who is there then, and what it costs."""
+"""Methods where models are late (--staleness) and clients come and leave (--churn)."""
 
 import numpy as np
 import pytest
@@ -9,10 +9,15 @@ from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 
-WORKS, SAME_ROUND, SERVER = "", "sends more than models, of the same round: allowed is 0", "waits for all: allowed is 0"
+WORKS = ""
+SAME_ROUND = "sends more than models, of the same round: allowed is 0"
+SERVER = "waits for all: allowed is 0"
+# what a method says of --staleness
 LATE = dict.fromkeys(names("method"), SERVER)
-LATE |= dict.fromkeys(("dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest"), SAME_ROUND)
-LATE |= dict.fromkeys(("dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle", "pens", "pfedsv", "local"), WORKS)
+LATE |= dict.fromkeys("dac fedsim dfedpgp facade sketch nearest".split(), SAME_ROUND)
+LATE |= dict.fromkeys(
+    "dpfl dpfl_choice random_graph pairwise oracle pens pfedsv local".split(), WORKS
+)
 del LATE["replay"]  # whose graphs are given
 GRAPH = [name for name in LATE if find("method", name).topology == "graph"]
 MORE = {
@@ -31,7 +36,7 @@ def fields_of(method, **fields):
 
 @pytest.mark.parametrize("method", LATE)
 def test_who_has_left_is_in_no_round(method, result_of, tmp_path):
-    """Of graphs that stand, who came chooses, and who lost a neighbour replaces it."""
+    """In a standing graph a client that comes chooses, and one that lost a sender replaces it."""
     result = result_of(fields_of(method, churn=text_file(tmp_path / "churn.csv", EVENTS)))
     graphs, there = [result.chosen(t) for t in range(4)], result["round/there"]
     assert there.astype(int).tolist() == THERE
@@ -62,9 +67,9 @@ def test_who_has_left_is_in_no_round(method, result_of, tmp_path):
 
 
 def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(tmp_path):
-    """Client 0 is slow, so the others take what it had before; who refuses that takes the rest: a codec, bodies alone, clients that come and leave."""
-    (tmp_path / "slow.csv").write_text("10,0.01,5,5,0.1\n" + "1,0.001,5,5,0.1\n" * 5)
-    network, runs = {"network": str(tmp_path / "slow.csv"), "churn": "0.2:0.6"}, {}
+    """Client 0 is slow, so the others take what it had before, if their method allows it."""
+    slow = text_file(tmp_path / "slow.csv", "10,0.01,5,5,0.1\n" + "1,0.001,5,5,0.1\n" * 5)
+    network, runs = {"network": slow, "churn": "0.2:0.6"}, {}
     for method in GRAPH:
         declared = find("method", method)
         send = {} if declared.asks_all or declared.sends else {"send": "layers=body"}
@@ -80,38 +85,44 @@ def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(t
 
 @pytest.mark.parametrize("method", [name for name, sentence in LATE.items() if sentence])
 def test_who_takes_no_old_models_says_so(method):
-    refused(f"--staleness is 1; ...{LATE[method]}", Run(**fields_of(method, network="phones", staleness=1)).resolve)
+    run = Run(**fields_of(method, network="phones", staleness=1))
+    refused(f"--staleness is 1; ...{LATE[method]}", run.resolve)
 
 
-# --churn ------------------------------------------------------------------------------------------------------------------
 def test_who_is_there_by_a_file(tmp_path):
     with federation(SMALL | {"churn": text_file(tmp_path / "churn.csv", EVENTS)}) as fed:
         seen = []
         for t in range(5):
             fed._parts.begin_round(t)
-            seen.append(("".join(map(str, fed.members.joined.astype(int))), np.flatnonzero(fed.members.yet_to_choose).tolist()))
+            joined = "".join(map(str, fed.members.joined.astype(int)))
+            seen.append((joined, np.flatnonzero(fed.members.yet_to_choose).tolist()))
             fed.members.yet_to_choose[:] = False
-    # who joins later is not there at first
-    assert seen == [("111100", []), ("011110", [4]), ("011111", [5]), ("101111", [0]), ("101111", [])]
+    # a client that joins later is absent at first
+    expected = [("111100", []), ("011110", [4]), ("011111", [5]), ("101111", [0]), ("101111", [])]
+    assert seen == expected
 
 
 def test_who_is_there_by_draws():
-    limits = limits_of(Run(clients=400, rounds=60, churn="0.1:0.3").resolve(), federation(SMALL).world)
+    run = Run(clients=400, rounds=60, churn="0.1:0.3").resolve()
+    limits = limits_of(run, federation(SMALL).world)
     drawn = [np.zeros(400, bool)]
     for t in range(61):
         drawn.append(limits.joined(t, t, drawn[-1]))
     drawn = np.array(drawn[1:])
-    assert drawn.mean() == pytest.approx(0.75, abs=0.02)  # 0.3 of 0.1 + 0.3, from the first round on
+    assert drawn.mean() == pytest.approx(
+        0.75, abs=0.02
+    )  # 0.3 of 0.1 + 0.3, from the first round on
     assert drawn[0].mean() == pytest.approx(0.75, abs=0.07)
     assert drawn[1:][~drawn[:-1]].mean() == pytest.approx(0.3, abs=0.02)
     assert 1 - drawn[1:][drawn[:-1]].mean() == pytest.approx(0.1, abs=0.02)
 
 
 def test_by_the_clock(tmp_path, result_of):
-    """With clocks times are simulated seconds: a round of one step takes a second; local work has no preprocessing."""
+    """With clocks the file has simulated seconds; here a round of one step takes a second."""
     equal = text_file(tmp_path / "net.csv", "1,0,inf,inf,0\n" * 6)
     fields = SMALL | {"batch_size": 4096, "network": equal, "method": "local"}
-    result = result_of(fields | {"churn": text_file(tmp_path / "churn.csv", "0.5 0 leave\n2 1 leave\n2.5 0 join\n")})
+    events = text_file(tmp_path / "churn.csv", "0.5 0 leave\n2 1 leave\n2.5 0 join\n")
+    result = result_of(fields | {"churn": events})
     assert result["round/there"][:, :2].tolist() == [[1, 1], [1, 1], [0, 1], [0, 0], [1, 0]]
     assert np.isfinite(result["round/test_acc"]).tolist() == result["round/there"].tolist()
 
@@ -119,12 +130,15 @@ def test_by_the_clock(tmp_path, result_of):
 def test_who_has_left_is_not_tuned_and_keeps_its_best(tmp_path, result_of):
     fields = SMALL | {"method": "local", "churn": text_file(tmp_path / "churn.csv", "2 1 leave\n")}
     before, tuned = result_of(fields), result_of(fields | {"finetune_epochs": 1})
-    assert tuned["best/round"].tolist() == [5, before["best/round"][1], 5, 5, 5, 5] and before["best/round"][1] < 2
+    last = before["best/round"][1]
+    assert last < 2
+    assert tuned["best/round"].tolist() == [5, last, 5, 5, 5, 5]
     assert tuned["best/test_acc"][1] == before["best/test_acc"][1] > 0
 
 
 def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
-    with federation(SMALL | {"churn": text_file(tmp_path / "churn.csv", EVENTS), "budget": 4}) as fed:
+    events = text_file(tmp_path / "churn.csv", EVENTS)
+    with federation(SMALL | {"churn": events, "budget": 4}) as fed:
         omega = fed.collect([np.array([[1, 2, 3], [0, 2], [0], [1], [], []][k]) for k in fed.ids])
         fed._parts.begin_round(1)  # 0 has left, 4 has come
         room = []
@@ -135,25 +149,32 @@ def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
 
         mended = fed.repaired(omega, choose)
         assert room == [([0, 1, 1, 0, 3, 0], [[], [3, 4], [1, 3, 4], [2, 4], [1, 2, 3]])]
-        assert [mended.of(k).tolist() for k in range(6)] == [[1, 2, 3], [2, 3], [1], [1], [1, 2, 3], []]
+        senders = [mended.of(k).tolist() for k in range(6)]
+        assert senders == [[1, 2, 3], [2, 3], [1], [1], [1, 2, 3], []]
         assert fed.most_senders.tolist() == [3] * 6
         assert fed.repaired(mended, choose) is not None
         assert len(room) == 1  # nobody asks again
 
 
 def test_who_does_not_search_goes_on_with_older_models(tmp_path, result_of):
-    """Client 0 takes a hundred times as long; 5 comes in round 2, for which client 0's models of that round are awaited, by it alone."""
+    """Client 5 comes in round 2. It alone waits for slow client 0's model of that round."""
     fields = SMALL | {"method": "pairwise", "budget": 6, "batch_size": 4096, "staleness": 2}
-    fields |= {"network": text_file(tmp_path / "slow.csv", "100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)}
-    result = result_of(fields | {"churn": text_file(tmp_path / "churn.csv", "100.5 5 join\n")})
+    slow = text_file(tmp_path / "slow.csv", "100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)
+    joins = text_file(tmp_path / "churn.csv", "100.5 5 join\n")
+    result = result_of(fields | {"network": slow, "churn": joins})
     assert result["round/there"][:, 5].tolist() == [0, 0, 1, 1, 1]
     assert result["graph/repair_models"][2].tolist() == [0, 0, 0, 0, 0, 5]
-    assert result["network/age"][:3].tolist() == [[0] * 6, [0, 1, 1, 1, 1, 0], [0, 2, 2, 2, 2, 0]]
+    ages = [[0] * 6, [0, 1, 1, 1, 1, 0], [0, 2, 2, 2, 2, 0]]
+    assert result["network/age"][:3].tolist() == ages
     assert result["network/end"][2].tolist() == [300, 102, 102, 102, 102, 300]
 
 
 def test_somebody_stays(tmp_path):
-    """It is known before anything is computed, but by a clock; a round begins after who comes in it, and none after the last one."""
+    """An empty round is refused before anything is computed; with a clock, in that round."""
+
+    def run(text, **fields):
+        return SMALL | {"churn": text_file(tmp_path / "churn.csv", text)} | fields
+
     leave = "".join(f"1.5 {k} leave\n" for k in range(1, 6))
     for text, number in (
         ("".join(f"1 {k} join\n" for k in range(6)), 0),
@@ -161,9 +182,9 @@ def test_somebody_stays(tmp_path):
         (leave + "2 0 leave\n2.1 3 join\n", 2),
         (leave + "4 0 leave\n", 4),
     ):
-        fields = SMALL | {"churn": text_file(tmp_path / "churn.csv", text)}
-        refused(f"churn.csv; round {number} has no client, allowed is at least one", Run(**fields).resolve)
+        empty = f"churn.csv; round {number} has no client, allowed is at least one"
+        refused(empty, Run(**run(text)).resolve)
     for text in (leave + "2.5 0 leave\n2.9 3 join\n", leave + "4.1 0 leave\n"):
-        assert Run(**SMALL | {"churn": text_file(tmp_path / "churn.csv", text)}).resolve().rounds == 4
-    fields |= {"network": "phones", "churn": text_file(tmp_path / "churn.csv", leave + "2 0 leave\n")}
+        assert Run(**run(text)).resolve().rounds == 4
+    fields = run(leave + "2 0 leave\n", network="phones")
     refused("--churn leaves nobody in round", run_here, tmp_path / "run.h5", fields)
