@@ -118,7 +118,7 @@ class Parts:
         clock = self.mail.ledger.clock
         time: float = number
         if clock:
-            time = float(clock.now[clock.here].min(initial=2**62)) / NS
+            time = float(clock.now[clock.present].min(initial=2**62)) / NS
         self.members.begin(number, time)
         self.log.begin()
         if self.run.churn:

@@ -40,7 +40,7 @@ class Losses:
         lists = [received.graph.of(k) for k in self.members.ids]
         losses = np.full((len(lists), self.members.n), np.nan)
         # else receivers have different versions of a row, or complete it by their own layers
-        alike = self.mail.versions.count == 1 and self.mail.packing.columns is None
+        alike = self.mail.ages.count == 1 and self.mail.packing.columns is None
         for here, batch in received.passes(lists):
             for j in np.unique(np.concatenate([np.zeros(0, np.int64), *batch])):
                 asks = np.array([j in senders for senders in batch])

@@ -25,7 +25,7 @@ class Mail:
     ):
         """`sends` says which setting keeps some columns at home, for error sentences."""
         self.members, self.attack, self.mailroom, self.ledger = members, attack, mailroom, ledger
-        self.packing, self.versions, self.log = mailroom.packing, mailroom.versions, mailroom.log
+        self.packing, self.ages, self.log = mailroom.packing, mailroom.ages, mailroom.log
         self.sends = sends
         self.all_arrived = False  # whether the rows staged last came to all
 
@@ -107,8 +107,8 @@ class Mail:
         members, k = self.members, len(self.members.ids)
         if graph is not None:
             members.check_graph(graph, "the graph of fed.tell")
-        if self.versions.count > 1:
-            stale = f"--staleness is {self.versions.count - 1}"
+        if self.ages.count > 1:
+            stale = f"--staleness is {self.ages.count - 1}"
             brings = "what fed.tell brings is of the same round, for which all wait: allowed is 0"
             raise UserError(f"{stale}; {brings}")
         known = isinstance(values, np.ndarray) and values.dtype.kind in "biuf"

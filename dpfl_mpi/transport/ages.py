@@ -1,4 +1,4 @@
-"""`Versions`: which of a client's rows of the last rounds a receiver gets (--staleness)."""
+"""`Ages`: which of a client's rows of the last rounds a receiver gets (--staleness)."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ from dpfl_mpi.transport.links import Links
 from dpfl_mpi.transport.placement import Placement
 
 
-class Versions:
-    """Numbers of rows: j + a N is what left client j a rounds ago. Every rank has the same."""
+class Ages:
+    """Rows have numbers: j + a N is what left client j a rounds ago. Every rank has the same."""
 
     def __init__(self, placement: Placement, staleness: int):
         self.n, self.count = placement.n, staleness + 1
@@ -20,15 +20,15 @@ class Versions:
 
     def forget(self) -> None:
         """Let all receivers get rows of this round."""
-        self.ages = Links()
+        self.of_edge = Links()
 
-    def set_ages(self, to: np.ndarray, of: np.ndarray, ages: np.ndarray) -> None:
+    def set(self, to: np.ndarray, of: np.ndarray, ages: np.ndarray) -> None:
         """Let receivers of edges `[E]` get rows that are this many rounds old `[E]`."""
-        self.ages.set(to * self.n + of, ages)
+        self.of_edge.set(to * self.n + of, ages)
 
     def numbers(self, to: np.ndarray, of: np.ndarray) -> np.ndarray:
         """Return the numbers of the rows that go along edges `[E]`."""
-        return of if self.count == 1 else of + self.ages.get(to * self.n + of, 0) * self.n
+        return of if self.count == 1 else of + self.of_edge.get(to * self.n + of, 0) * self.n
 
     def graph(self, graph: CollaborationGraph) -> CollaborationGraph:
         """Return the graph with numbers of rows as its senders."""

@@ -8,6 +8,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.ages import Ages
 from dpfl_mpi.transport.clock import Clock
 from dpfl_mpi.transport.codec import Int8, TopK
 from dpfl_mpi.transport.ledger import Ledger
@@ -16,7 +17,6 @@ from dpfl_mpi.transport.mailroom import Mailroom
 from dpfl_mpi.transport.packing import Encoded, Packing
 from dpfl_mpi.transport.placement import Placement
 from dpfl_mpi.transport.speeds import Speeds, speeds_of
-from dpfl_mpi.transport.versions import Versions
 
 
 def transport_of(
@@ -28,11 +28,11 @@ def transport_of(
     budgets: np.ndarray,
 ) -> tuple[Mailroom, Ledger]:
     """Return what moves `budgets` `[N]` models to clients, and what it costs. Collective."""
-    versions, columns = Versions(placement, run.staleness), columns_of(run, ensemble)
-    packing = Packing(ensemble, placement, versions, columns)
+    ages, columns = Ages(placement, run.staleness), columns_of(run, ensemble)
+    packing = Packing(ensemble, placement, ages, columns)
     if codec := codec_of(run, ensemble, columns):
         start = ensemble.initial_row(run.init, streams.stream(run.seed, streams.INIT, 0, 0))
-        packing = Encoded(ensemble, placement, versions, columns, codec, start, budgets)
+        packing = Encoded(ensemble, placement, ages, columns, codec, start, budgets)
     clock = None
     if run.network:
 

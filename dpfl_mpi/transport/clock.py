@@ -29,26 +29,30 @@ class Clock:
         self.step, self.image = nanoseconds(speeds.step), nanoseconds(speeds.image)
         self.latency = nanoseconds(speeds.latency)
         self.now = np.zeros(n, np.int64)  # the end of what a client has done
-        self.ready = np.zeros(n, np.int64)  # since when it has had the model that it sends
-        self.asked = np.zeros(n, np.int64)  # since when its senders have known that it wants theirs
-        self.sent = np.zeros(n, np.int64)  # until when a round's standing messages use its uplink
-        self.here = np.ones(n, bool)  # who takes part in this round
+        self.ready_at = np.zeros(n, np.int64)  # since when it has had the model that it sends
+        self.asked_at = np.zeros(
+            n, np.int64
+        )  # since when its senders have known that it wants theirs
+        self.uplink_free = np.zeros(
+            n, np.int64
+        )  # until when a round's standing messages use its uplink
+        self.present = np.ones(n, bool)  # who takes part in this round
         # by edge when the sender's model of a rounds ago arrived; empty unless models may be old
-        self.came = [Links() for _ in range(staleness + 1 if staleness else 0)]
-        self.begin(self.here)
+        self.arrived = [Links() for _ in range(staleness + 1 if staleness else 0)]
+        self.begin(self.present)
 
     def begin(self, present: np.ndarray) -> None:
         """Start a round of the clients that are present, bool `[N]`.
 
         A client that was absent begins with the first of those that were there in the last round.
         """
-        stayed, arrived = present & self.here, present & ~self.here
-        first = stayed if stayed.any() else self.here
+        stayed, arrived = present & self.present, present & ~self.present
+        first = stayed if stayed.any() else self.present
         self.now[arrived] = np.maximum(self.now[arrived], self.now[first].min())
         if present.any():  # an empty round leaves the last one's clients to the next
-            self.here[:] = present
-        if self.came:
-            self.came = [Links(), *self.came[:-1]]
+            self.present[:] = present
+        if self.arrived:
+            self.arrived = [Links(), *self.arrived[:-1]]
         if self.now.max(initial=0) > LATEST_NS:
             late = f"the clock of client {self.now.argmax()} has passed 73 years"
             raise UserError(f"{late}; --network has too slow a client or link")
@@ -61,14 +65,14 @@ class Clock:
         A model can be sent once it is trained.
         """
         trained, scored = steps * self.step, images * self.image
-        self.ready = np.where(steps > 0, self.now + trained, self.ready)
+        self.ready_at = np.where(steps > 0, self.now + trained, self.ready_at)
         self.now = self.now + trained + scored
         self.spent["train"] += trained
         self.spent["choose"] += scored
 
     def ask(self, who: Any = slice(None)) -> None:
         """Let clients ask for models now: those that they want are new since the last round."""
-        self.asked[who] = self.now[who]
+        self.asked_at[who] = self.now[who]
 
     def exchange(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, old: Any) -> np.ndarray:
         """Send models of these bytes along edges `[E]`; return how many rounds old they are, `[E]`.
@@ -78,10 +82,10 @@ class Clock:
         """
         arrival, age = self.arrivals(to, of, sizes, np.any(old)), np.zeros(len(to), np.int64)
         edges = to * len(self.now) + of
-        if self.came:
-            self.came[0].set(edges, arrival)
-        if self.came and np.any(old):
-            times = np.stack([came.get(edges, NEVER_NS) for came in self.came])
+        if self.arrived:
+            self.arrived[0].set(edges, arrival)
+        if self.arrived and np.any(old):
+            times = np.stack([links.get(edges, NEVER_NS) for links in self.arrived])
             arrived = times <= self.now[to]
             newest = np.where(arrived.any(0), arrived.argmax(0), times.argmin(0))
             age = np.where(old, newest, 0)
@@ -100,11 +104,11 @@ class Clock:
         """
         up = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.up[of])
         down = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.down[to])
-        free = self.sent if standing else np.zeros_like(self.sent)
-        left = queue(np.maximum(self.ready[of], self.asked[to]), of, to, up, free)
+        free = self.uplink_free if standing else np.zeros_like(self.uplink_free)
+        left = queue(np.maximum(self.ready_at[of], self.asked_at[to]), of, to, up, free)
         np.add.at(self.spent["send"], of, up)
         there = left + self.latency[of] + self.latency[to]
-        return queue(there, to, of, down, np.zeros_like(self.sent))
+        return queue(there, to, of, down, np.zeros_like(self.uplink_free))
 
     def wait(self, to: np.ndarray, of: np.ndarray, arrival: np.ndarray) -> None:
         """Let receivers wait for the last of their models, which arrive at these times `[E]`."""
@@ -124,18 +128,19 @@ class Clock:
         who = np.flatnonzero(active)
         up = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.up[who])
         down = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.down[who])
-        left = np.maximum(self.ready[who], self.sent[who]) + up
-        self.sent[who] = left
+        left = np.maximum(self.ready_at[who], self.uplink_free[who]) + up
+        self.uplink_free[who] = left
         at_server = left + self.latency[who]
         answered = at_server.max(initial=0) + self.latency[who] + down
         self.spent["send"][who] += up
         slowest = who[at_server.argmax()] if len(who) else 0
         self.wait(who, np.full(len(who), slowest), answered)
-        self.ready[who] = self.now[who]
+        self.ready_at[who] = self.now[who]
 
     def state(self) -> dict[str, np.ndarray]:
         """Return what a checkpoint stores, by name."""
-        return {name: getattr(self, name) for name in ("now", "ready", "asked", "sent", "here")}
+        ends = {"now": self.now, "ready": self.ready_at, "asked": self.asked_at}
+        return ends | {"sent": self.uplink_free, "here": self.present}
 
 
 def queue(

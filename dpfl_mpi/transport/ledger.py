@@ -15,7 +15,7 @@ class Ledger:
     def __init__(self, packing: Packing, log: Log, *, clock: Clock | None, counts: bool):
         """Count where `counts` says so: with --network, --codec or --send. `clock`: --network's."""
         self.packing, self.log, self.clock, self.counts = packing, log, clock, counts
-        self.placement, self.versions = packing.placement, packing.versions
+        self.placement, self.ages = packing.placement, packing.ages
         self.begin(np.ones(self.placement.n, bool))
 
     def begin(self, awake: np.ndarray) -> None:
@@ -24,7 +24,7 @@ class Ledger:
         self.bytes = np.zeros(n, np.int64)  # that each client has sent in this round
         self.age = np.zeros(n, np.int64)  # in rounds, of what each received, summed
         self.standing = np.ones(n, bool)  # whose senders send without being asked
-        self.versions.forget()
+        self.ages.forget()
         if self.clock:
             self.clock.begin(awake)
 
@@ -42,7 +42,7 @@ class Ledger:
 
         A search is no standing order: it takes models of its round.
         """
-        self.versions.forget()
+        self.ages.forget()
         self.standing &= ~asks
         if clock := self.settle():
             clock.ask(asks)
@@ -57,7 +57,7 @@ class Ledger:
         if clock := self.settle():
             ages = clock.exchange(to, of, sizes, self.standing[to])
             np.add.at(self.age, to, ages)
-            self.versions.set_ages(to, of, ages)
+            self.ages.set(to, of, ages)
 
     def tell(self, graph: CollaborationGraph, size: int) -> None:
         """Send values of this round, so many bytes, along a graph. Collective."""
@@ -75,9 +75,11 @@ class Ledger:
     @property
     def links(self) -> dict[str, Links]:
         """What a checkpoint stores of edges, by name."""
-        came = self.clock.came if self.clock else []
-        links = {f"came{a}": of_age for a, of_age in enumerate(came)}
-        return links | ({"held": self.packing.held} if isinstance(self.packing, Encoded) else {})
+        arrived = self.clock.arrived if self.clock else []
+        links = {f"came{age}": of_age for age, of_age in enumerate(arrived)}
+        if isinstance(self.packing, Encoded):
+            links["held"] = self.packing.latest
+        return links
 
     def state(self) -> dict[str, np.ndarray]:
         """Return what a checkpoint stores, by name."""

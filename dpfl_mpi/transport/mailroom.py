@@ -24,8 +24,8 @@ class Mailroom:
 
         With `own_code` all ranks meet before each pass: a method that is not shipped may break off.
         """
-        placement, count = packing.placement, packing.versions.count
-        self.packing, self.placement, self.versions = packing, placement, packing.versions
+        placement, count = packing.placement, packing.ages.count
+        self.packing, self.placement, self.ages = packing, placement, packing.ages
         self.log, self.window_gb, self.own_code = log, window_gb, own_code
         self.bytes_put = 0  # by this rank into windows, in this round
         self.sendings = 0  # rows are here until the next one; the same on every rank
@@ -65,8 +65,8 @@ class Mailroom:
     def route(self, graph: CollaborationGraph) -> Route:
         """Return who puts which row where along a graph."""
         world = self.placement.world
-        numbered = self.versions.graph(graph)
-        return route(numbered, self.versions.owner, self.versions.place, world.rank, world.size)
+        numbered = self.ages.graph(graph)
+        return route(numbered, self.ages.owner, self.ages.place, world.rank, world.size)
 
     def plan(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
         """Return the route of a graph, and how many models per client fit one pass.
@@ -77,7 +77,7 @@ class Mailroom:
             UserError: not even one fits.
         """
         for known, planned in self._routes:
-            if known is graph and self.versions.count == 1:  # else ages differ
+            if known is graph and self.ages.count == 1:  # else ages differ
                 return planned
         whole, clients = self.route(graph), self.placement.per_rank
         width = models_per_pass(whole.need, self.capacities[0], clients)
@@ -150,7 +150,7 @@ class Arrived:
     """The rows that are here until the next are put: this rank's, and those in its windows."""
 
     def __init__(self, mailroom: Mailroom, route: Route):
-        self.mailroom, self.packing, self.versions = mailroom, mailroom.packing, mailroom.versions
+        self.mailroom, self.packing, self.ages = mailroom, mailroom.packing, mailroom.ages
         self.route, self.inbox, self.sending = route, mailroom.inboxes[0], mailroom.sendings
         # unpacked rows of other ranks by number; None: they are read in the window
         self.unpacked = self.packing.stored(route.arriving)
@@ -164,20 +164,20 @@ class Arrived:
         Raises:
             UserError: other models were sent since.
         """
-        if self.versions.count == 1 and self.packing.columns is None:
+        if self.ages.count == 1 and self.packing.columns is None:
             return self.copies(senders)
         if to is None:
             which = "rows(senders, i) must say which of fed.ids receives the models"
             raise UserError(f"with --staleness or --send {which}")
         ids = self.mailroom.placement.ids
-        rows = self.copies(self.versions.numbers(ids[to], np.asarray(senders)))
+        rows = self.copies(self.ages.numbers(ids[to], np.asarray(senders)))
         return self.packing.complete(rows, self.packing.own[to])
 
     def copies(self, numbers: Senders) -> Tensor:
         """Return copies of rows by their numbers, as they were sent, `[k, W]` on the device."""
         self.mailroom.check(self.sending)
-        left, place = self.packing.left, self.versions.place
-        here = self.versions.owner[numbers] == self.mailroom.placement.world.rank
+        left, place = self.packing.left, self.ages.place
+        here = self.ages.owner[numbers] == self.mailroom.placement.world.rank
         if len(numbers) == 1:  # without the gather a search of small models takes a tenth less
             number = numbers[0]
             row = left[place[number]].clone() if here[0] else self._remote(number).to(left.device)
@@ -202,10 +202,10 @@ class Arrived:
         """
         self.mailroom.check(self.sending)
         placement = self.mailroom.placement
-        numbers = self.versions.numbers(placement.ids[to], senders)
+        numbers = self.ages.numbers(placement.ids[to], senders)
         row_bytes = 4 * self.packing.ensemble.width
-        out = self.packing.left.data_ptr() + row_bytes * self.versions.place[numbers]
-        away = self.versions.owner[numbers] != placement.world.rank
+        out = self.packing.left.data_ptr() + row_bytes * self.ages.place[numbers]
+        away = self.ages.owner[numbers] != placement.world.rank
         if self.unpacked is not None:
             out[away] = [self.unpacked[j].data_ptr() for j in numbers[away].tolist()]
         elif away.any():

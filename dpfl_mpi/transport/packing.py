@@ -1,6 +1,6 @@
 """What of a row is put into a window: all of it, some columns (--send), or what a codec encodes.
 
-Rows are known by their numbers, as `Versions` has them.
+Rows are known by their numbers, as `Ages` has them.
 """
 
 import numpy as np
@@ -10,12 +10,12 @@ from torch import Tensor
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.window import Inbox, Route
 from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.transport.ages import Ages
 from dpfl_mpi.transport.codec import Int8, TopK
 from dpfl_mpi.transport.links import Links
 from dpfl_mpi.transport.placement import Placement
-from dpfl_mpi.transport.versions import Versions
 
-SPAN = 2**32  # more than the versions of a client's row
+SPAN = 2**32  # more than the encodings of a client's row
 NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -28,12 +28,12 @@ class Packing:
         self,
         ensemble: Ensemble,
         placement: Placement,
-        versions: Versions,
+        ages: Ages,
         columns_W: Tensor | None = None,
         in_place: bool = True,
     ):
         """Put these columns, bool `[W]`, None: all; `in_place`: as the row lies in memory."""
-        self.ensemble, self.placement, self.versions = ensemble, placement, versions
+        self.ensemble, self.placement, self.ages = ensemble, placement, ages
         self.columns, self.in_place = columns_W, in_place and columns_W is None
         self.k = len(placement.ids)
         self._sent: slice | Tensor = slice(ensemble.size)
@@ -48,18 +48,18 @@ class Packing:
         # still; local receivers read them here: a method may train its rows on before it averages
         self.left = self.staged[0]
         if not self.in_place or ensemble.device.type == "cuda":
-            self.left = ensemble.zeros(versions.count * self.k)
+            self.left = ensemble.zeros(ages.count * self.k)
         self.own = self.left[: self.k]  # the receivers' own rows, where not all columns are sent
         self._store: dict[int, Tensor] = {}  # unpacked rows of other ranks by key
 
     def _add_window(self, width: int) -> None:
         pinned = self.ensemble.device.type == "cuda"
-        rows = self.versions.count * self.k
+        rows = self.ages.count * self.k
         self.staged.append(torch.zeros(rows, width, pin_memory=pinned))
 
     def begin(self) -> None:
         """Start a round: what left in the last one is a round older."""
-        if self.versions.count > 1 and self.k:
+        if self.ages.count > 1 and self.k:
             self.left[self.k :] = self.left[: -self.k].clone()
 
     def leaving(self, w_KW: Tensor, active: np.ndarray, in_rounds: bool) -> Tensor:
@@ -116,16 +116,16 @@ class Packing:
 
     def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
         """Return what a checkpoint stores: of this rank's clients `[K, ...]`, and of all ranks."""
-        if self.versions.count == 1:
+        if self.ages.count == 1:
             return {}, {}
-        rows = self.left.view(self.versions.count, self.k, self.ensemble.width)
+        rows = self.left.view(self.ages.count, self.k, self.ensemble.width)
         return {"versions": rows.transpose(0, 1)}, {}
 
 
 class Encoded(Packing):
     """What a codec makes of a row's change is put through a second window.
 
-    A rank that lacks the version before gets the row whole, through the first window.
+    A rank that lacks the row before gets the new one whole, through the first window.
     """
 
     encodes = True
@@ -134,29 +134,29 @@ class Encoded(Packing):
         self,
         ensemble: Ensemble,
         placement: Placement,
-        versions: Versions,
+        ages: Ages,
         columns_W: Tensor | None,
         codec: Int8 | TopK,
         start_W: Tensor,
         budgets: np.ndarray,
     ):
         """Encode from the common initial row; a client stores `budgets` `[N]` rows of others."""
-        super().__init__(ensemble, placement, versions, columns_W, in_place=False)
+        super().__init__(ensemble, placement, ages, columns_W, in_place=False)
         self._add_window(-(-codec.bytes // 4))
         self.codec, self.start, self.budgets = codec, start_W, budgets
         self.known = start_W.repeat(self.k, 1)  # what others know of this rank's clients [K, W]
         self.encoded = torch.zeros_like(self.known)  # the rows that were encoded last
-        # of this round and of those before that count still: messages, and how often each client's
-        # row had been encoded; version 0 is the initial row, which everyone knows
-        self.messages = np.zeros((versions.count, self.k, codec.bytes), np.uint8)
-        self.version = np.zeros((versions.count, placement.n), np.int64)
-        self.held = Links(2)  # by edge which version the receiver has, and when it came
+        # of this round and of those before that count still: messages, and the number of each
+        # client's encoding; 0 is the initial row, which everyone knows
+        self.messages = np.zeros((ages.count, self.k, codec.bytes), np.uint8)
+        self.encodings = np.zeros((ages.count, placement.n), np.int64)
+        self.latest = Links(2)  # by edge which encoding the receiver has, and when it arrived
         self._rank_keys = NO_KEYS  # rank * N * SPAN + key of all that ranks store
 
     def begin(self) -> None:
         super().begin()
         self.messages[1:] = self.messages[:-1].copy()
-        self.version[1:] = self.version[:-1].copy()
+        self.encodings[1:] = self.encodings[:-1].copy()
 
     def leaving(self, w_KW: Tensor, active: np.ndarray, in_rounds: bool) -> Tensor:
         """Return what others will know of this rank's rows, `[K, W]`. Collective.
@@ -164,43 +164,43 @@ class Encoded(Packing):
         Rows that changed are encoded once. After the rounds all rows are sent whole.
         """
         if not in_rounds:
-            self.version[0] += 2  # nobody has the one before
+            self.encodings[0] += 2  # nobody has the row before
             return w_KW
         changed = not self.same(w_KW, self.encoded, active)
         if self.placement.world.agree(changed):
             self.encoded.copy_(w_KW.detach())
-            self.version[0] += active
+            self.encodings[0] += active
             with torch.no_grad():
                 for i in np.flatnonzero(active[self.placement.ids]):
                     self.messages[0, i] = self.codec.encode(w_KW[i].detach(), self.known[i])
         return self.known
 
     def sizes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
-        """Return the bytes that go along edges `[E]`: all versions that a receiver missed."""
+        """Return the bytes that go along edges `[E]`: all encodings that a receiver missed."""
         if not in_rounds:
             return super().sizes(to, of, in_rounds)
-        edges, latest = to * self.placement.n + of, self.version[0, of]
-        missed = np.maximum(latest - self.held.get(edges, 0), 1)
-        self.held.set(edges, latest, self.held.table[:, 2].max(initial=0) + 1)
-        self.held.trim(self.budgets)
+        edges, newest = to * self.placement.n + of, self.encodings[0, of]
+        missed = np.maximum(newest - self.latest.get(edges, 0), 1)
+        self.latest.set(edges, newest, self.latest.table[:, 2].max(initial=0) + 1)
+        self.latest.trim(self.budgets)
         return np.minimum(missed * self.codec.bytes, self.row_bytes)
 
     def split(self, graph: CollaborationGraph) -> tuple[list[CollaborationGraph], np.ndarray]:
         """Return which edges need whole rows and which encoded ones, and what ranks store then.
 
-        A rank stores the versions that may still be taken, of senders that its clients have or get.
+        A rank stores the rows that may still be taken, of senders that its clients have or get.
         """
-        n, to, held = graph.n, graph.receivers(), self.held.table
+        n, to, latest = graph.n, graph.receivers(), self.latest.table
         owner = self.placement.owner
-        numbers = self.versions.numbers(to, graph.senders)
+        numbers = self.ages.numbers(to, graph.senders)
         keys = owner[to] * n * SPAN + self._keys(numbers)
         lacks = ~np.isin(keys, self._rank_keys)
         has_previous = np.isin(keys - 1, np.concatenate([self._rank_keys, keys]))
-        follows = has_previous | (keys % SPAN == 1)  # version 0 is everywhere
+        follows = has_previous | (keys % SPAN == 1)  # the initial row is everywhere
         stored = np.union1d(self._rank_keys, keys)
         pairs = stored // SPAN
-        wanted = np.concatenate([keys // SPAN, owner[held[:, 0] // n] * n + held[:, 0] % n])
-        stays = np.isin(pairs, wanted) & (stored % SPAN >= self.version[-1, pairs % n])
+        wanted = np.concatenate([keys // SPAN, owner[latest[:, 0] // n] * n + latest[:, 0] % n])
+        stays = np.isin(pairs, wanted) & (stored % SPAN >= self.encodings[-1, pairs % n])
         return [graph.only(lacks & ~follows), graph.only(lacks & follows)], stored[stays]
 
     def pack(self, window: int) -> None:
@@ -216,7 +216,7 @@ class Encoded(Packing):
             self._store |= self._unpacked(route, inbox)
             return
         keys = self._keys(route.arriving).tolist()
-        for slot in reversed(range(len(keys))):  # older versions first
+        for slot in reversed(range(len(keys))):  # older rows first
             key = keys[slot]
             row = (self.start if key % SPAN == 1 else self._store[key - 1]).clone()
             self.codec.decode(inbox.take(slot).view(np.uint8)[: self.codec.bytes], row)
@@ -228,11 +228,11 @@ class Encoded(Packing):
         self._store = {key: row for key, row in self._store.items() if key in mine}
 
     def _keys(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the keys of rows in the store: client * SPAN + version."""
-        return numbers % self.placement.n * SPAN + self.version.ravel()[numbers]
+        """Return the keys of rows in the store: client * SPAN + encoding."""
+        return numbers % self.placement.n * SPAN + self.encodings.ravel()[numbers]
 
     def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
         mine, shared = super().state()
         mine |= {"known": self.known, "told": self.encoded}
         mine["messages"] = self.messages.swapaxes(0, 1)
-        return mine, shared | {"version": self.version}
+        return mine, shared | {"version": self.encodings}
