@@ -1,4 +1,7 @@
-"""Rooms lie on floors: a module uses its own room and the floors below it, no two modules use each other. Imports in functions and for types count."""
+"""Rooms lie on floors: a module uses its own room and the floors below it, never in a circle.
+
+Imports in functions and for types count.
+"""
 
 import ast
 import graphlib
@@ -28,31 +31,31 @@ FLOORS = (
     "commands",
     "sweep",  # starts the command of one run
 )
-COMMANDS = ["__main__", "prepare", "describe", "show", "export", "evaluate", "api", "given", "testing"]
+COMMANDS = "__main__ prepare describe show export evaluate api given testing".split()
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
-# all that a room may use: methods call the verbs of the Federation that they are handed, and import it for types alone
+# all that a room may use; methods are handed a Federation, and import it for types alone
 ALLOWED = {
     "methods": "methods errors streams plugins graph settings",
     "figures": "figures settings errors methods plugins results graph storage",
 }
 # what a room may never import, not even inside a function ...
+BARE = "errors version streams plugins graph storage settings results"
 NEVER = {
-    "torch": "errors streams plugins graph storage settings mpi data results datasets figures prepare show export sweep",
-    "mpi4py": "errors streams plugins graph storage settings data results datasets numerics models transport federation methods survival engine __main__ "
-    "plan figures prepare describe show export evaluate sweep api",
-    "h5py": "errors streams plugins graph mpi numerics models transport federation methods",
+    "torch": f"{BARE} mpi data datasets figures prepare show export sweep",
+    "mpi4py": f"{BARE} data datasets numerics models transport federation methods survival engine "
+    "plan figures __main__ prepare describe show export evaluate sweep api",
+    "h5py": "errors version streams plugins graph mpi numerics models transport federation methods",
     "os": "methods",
     "pathlib": "methods",
 }
-# ... and which load nothing heavy when they are imported, and none of the libraries that only a command line needs
-LIGHT = (
-    "errors streams plugins graph storage settings data results datasets methods prepare show export sweep __main__ api"
-)
+# ... and which load nothing heavy when they are imported, nor what only a command line needs
+LIGHT = f"{BARE} data datasets methods prepare show export sweep __main__ api"
 
 
 def module_of(path: Path) -> str:
-    """Return a file's name as a module below the package: "federation", "federation.greedy", "" for the package itself."""
-    return ".".join(part for part in path.relative_to(PACKAGE).with_suffix("").parts if part != "__init__")
+    """Return a file's name as a module below the package, such as "federation.greedy"."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
 
 
 FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -68,21 +71,25 @@ def imported(path: Path, types: bool = True) -> frozenset[str]:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: the package's own modules are imported by their whole name"
+            assert node.level == 0, f"{path}: modules are imported by their whole name"
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
         nodes += ast.iter_child_nodes(node)
     return frozenset(found)
 
 
 def own(path: Path, types: bool = True) -> set[str]:
-    """Return the package's own modules that a file imports; `from dpfl_mpi.graph import CASES` is the module `graph`."""
-    names = {name.removeprefix("dpfl_mpi.") for name in imported(path, types) if name.startswith("dpfl_mpi.")}
-    return {name if name in FILES else name.rpartition(".")[0] for name in names} - {""}  # the package: its version
+    """Return the package's modules that a file imports: `graph` where it imports `graph.CASES`."""
+    found = imported(path, types)
+    names = {name.removeprefix("dpfl_mpi.") for name in found if name.startswith("dpfl_mpi.")}
+    return {name if name in FILES else name.rpartition(".")[0] for name in names}
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def room(module: str) -> str:
-    top = module.split(".")[0]
-    return "commands" if top in COMMANDS else top
+    return "commands" if top(module) in COMMANDS else top(module)
 
 
 def test_every_room_has_a_floor_and_no_arrow_runs_up():
@@ -99,16 +106,19 @@ def test_no_modules_use_each_other():
 
 @pytest.mark.parametrize("library", NEVER)
 def test_who_never_imports(library):
-    rooms = {module: path for module, path in FILES.items() if module.split(".")[0] in NEVER[library].split()}
-    assert [m for m, path in rooms.items() if library in {name.split(".")[0] for name in imported(path)}] == []
+    rooms = NEVER[library].split()
+    paths = [path for module, path in FILES.items() if top(module) in rooms]
+    assert [path for path in paths if library in map(top, imported(path))] == []
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_a_room_uses_these_alone(name):
-    mine = {module: path for module, path in FILES.items() if room(module) == name}
-    assert {room(used) for path in mine.values() for used in own(path, name == "figures")} <= {*ALLOWED[name].split()}
-    odd = ("open(", "fed._") if name == "methods" else ()  # neither files nor parts of the Federation
-    assert [module for module, path in mine.items() if any(part in path.read_text() for part in odd)] == []
+    paths = [path for module, path in FILES.items() if room(module) == name]
+    used = {module for path in paths for module in own(path, types=name == "figures")}
+    assert {*map(room, used)} <= {*ALLOWED[name].split()}
+    # methods use neither files nor parts of the Federation
+    odd = ("open(", "fed._") if name == "methods" else ()
+    assert [path for path in paths if any(part in path.read_text() for part in odd)] == []
 
 
 def test_commands_that_draw_are_figures_alone():
@@ -119,14 +129,17 @@ def test_commands_that_draw_are_figures_alone():
 
 
 def test_light_rooms_and_resolving_a_run_load_nothing_heavy():
-    """In a fresh interpreter, through every data set and method: what a laptop without MPI would run."""
-    light = [f"dpfl_mpi.{module}".rstrip(".") for module in FILES if module.split(".")[0] in LIGHT.split()]
+    """In a fresh interpreter, with every data set and method, as on a laptop without MPI."""
+    light = [f"dpfl_mpi.{module}" for module in FILES if top(module) in LIGHT.split()]
     code = f"""
 import importlib, sys, dpfl_mpi.__main__
 assert not {{'yaml', 'h5py'}} & set(sys.modules)
 for module in {light}: importlib.import_module(module)
 from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import names
-all(Run(dataset=d, method=m).resolve() for d in names('dataset') for m in names('method')) and Run().slug()
+for d in names('dataset'):
+    for m in names('method'):
+        Run(dataset=d, method=m).resolve()
+Run().slug()
 print(sorted(set({HEAVY}) & set(sys.modules)))"""
     done = ended(sys.executable, "-c", code, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
