@@ -1,4 +1,4 @@
-"""What follows the rounds: +FT (--finetune_epochs), from the base Run's models or not; --newcomers."""
+"""What follows the rounds: +FT (--finetune_epochs), from a base Run's models, and --newcomers."""
 
 from unittest.mock import Mock
 

@@ -57,7 +57,7 @@ def test_place_by_hand():
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
 def test_no_rank_has_much_more_work_than_the_mean(work, ranks):
-    """Every client once; no rank has more than one client above the mean, the greedy rule's bound."""
+    """Every client once; no rank is more than one client above the mean, the greedy bound."""
     work = np.array(work)
     owner = place(work, ranks)
     loads = np.bincount(owner, work, minlength=ranks)
@@ -287,7 +287,7 @@ def test_rma_without_shared_memory():
     assert (done.returncode, done.stdout.count("done")) == (0, 3), done.stderr
 
 
-# memory that a node still gives: the cgroups of both versions above this process, on a faked /sys ----
+# memory that a node still gives: cgroups of both versions, on a faked /sys -------------------------
 GB = 10**9
 VERSION_2 = "memory.max", "memory.current", "inactive_file"
 VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"

@@ -80,7 +80,7 @@ def test_a_plan_has_the_steps_of_the_run(name, result_of):
 
 
 def test_time_by_hand(monkeypatch):
-    """The rank with most steps: 300 of half a second; twice as long where two ranks share a core."""
+    """The slowest rank: 300 steps of half a second; twice as long where ranks share a core."""
     plan = dataclasses.replace(planned(FEW, 2), steps=np.array([100, 300]))
     for cores, took, crowded in (({0, 1}, "2 min", ""), ({0}, "5 min", ", 2.0 ranks per core")):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: cores)
@@ -119,8 +119,11 @@ def test_the_window_of_methods_that_send_all_rows_to_all_ranks(monkeypatch):
 
 
 def test_a_plan_counts_what_root_writes():
-    """Of 9 clients on 3 ranks: 3 each, of 12 bytes per pair of classes. Root writes 9 matrices of 400
-    bytes and 9 models of 4 D, and has twice what it receives at a time: the models, or 2 ** 26 bytes."""
+    """Nine clients on 3 ranks: 3 each, of 12 bytes per pair of classes.
+
+    Root writes 9 matrices of 400 bytes and 9 models of 4 D bytes, and holds twice what it receives
+    at a time: the models, or 2 ** 26 bytes.
+    """
     plans = {save: planned(FEW | {"clients": 9}, 3, save_models=save) for save in (False, True)}
     of_rank, models = plans[True].clients * 1200, 9 * 4 * plans[True].parameters
     for save, root in ((False, 3 * 9 * 400), (True, 9 * 400 + 3 * models)):
@@ -219,7 +222,7 @@ def test_many_classes_and_many_clients(tmp_path, capsys):
 
 
 def test_more_results_than_root_can_hold_are_refused_before_the_first_round(monkeypatch):
-    """Of 9 clients and 10 classes 3 * 3600 bytes; with 9 models of 4 D bytes 3600 and 3 times these."""
+    """3 * 3600 bytes for 9 clients and 10 classes; with models 3600, and 3 times these."""
     parameters = planned(FEW).parameters
     for save, need in ((False, 10_800), (True, 3600 + 3 * 9 * 4 * parameters)):
         monkeypatch.setattr(needs, "node_memory", lambda shared, need=need: (need, "a test"))
