@@ -197,5 +197,5 @@ def test_sketches_and_who_is_nearest():
     for most in (1, 2, 7, 60):
         nearest = sketches.nearest(ids, found, among.__getitem__, most)
         for k, chosen in zip(ids, nearest, strict=True):
-            by_cosine = lambda j, own=expected[k]: (-alike(own, expected[j]), j)  # noqa: E731
+            by_cosine = lambda j, own=expected[k]: (-alike(own, expected[j]), j)
             assert chosen.tolist() == sorted(sorted(among[k].tolist(), key=by_cosine)[:most])
