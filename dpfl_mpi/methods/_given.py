@@ -1,4 +1,4 @@
-"""DPFL's schedule along graphs that are given, not searched: what `random_graph`, `oracle`, `pairwise` and `replay` have in common."""
+"""DPFL's schedule along a given graph: shared by random_graph, oracle, pairwise, replay, nearest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,17 +6,18 @@ from typing import Any
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Candidates, Federation, Method, State, Tensor, dpfl
 
-Choose = Callable[[Tensor], CollaborationGraph]
+Choose = Callable[[Tensor], CollaborationGraph]  # from the trained rows [K, W]
 ChooseAmong = Callable[[Tensor, Candidates], CollaborationGraph]
 
 
 def method(title: str, ignores: tuple[str, ...], **more: Any) -> Method:
-    """Return what such a method declares: it preprocesses as DPFL does."""
-    return Method(title, dpfl.METHOD.citation, searches=False, preprocesses=True, ignores=ignores, **more)
+    """Return the declaration of such a method, which preprocesses as DPFL does."""
+    citation = dpfl.METHOD.citation
+    return Method(title, citation, searches=False, preprocesses=True, ignores=ignores, **more)
 
 
 def init(fed: Federation, choose: Choose) -> State:
-    """Return the state after preprocessing: the rows mixed along Omega, which `choose` returns from the trained rows `[K, W]`."""
+    """Return the state after preprocessing: the rows mixed along Omega, which `choose` returns."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
     fed.evaluate(w)
     omega = choose(w)
@@ -25,13 +26,18 @@ def init(fed: Federation, choose: Choose) -> State:
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
 
 
-def round(fed: Federation, state: State, choose: Choose, anew: ChooseAmong | None = None) -> State:
-    """Return the state after a round whose graph `choose` returns from the trained rows `[K, W]`; `anew` chooses where --churn asks for it."""
+def round(
+    fed: Federation, state: State, choose: Choose, choose_among: ChooseAmong | None = None
+) -> State:
+    """Return the state after a round along the graph that `choose` returns.
+
+    `choose_among` chooses for clients whose senders changed under --churn.
+    """
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)  # trained, not yet mixed, as DPFL
     chosen = choose(w)
-    if anew:
-        chosen = fed.repaired(chosen, lambda candidates: anew(w, candidates))
+    if choose_among:
+        chosen = fed.repaired(chosen, lambda candidates: choose_among(w, candidates))
     w = fed.average(w, chosen)
     fed.evaluate(w, "mixed")
     return {"client": {"w": w}, "shared": {"omega": state["shared"]["omega"], "chosen": chosen}}

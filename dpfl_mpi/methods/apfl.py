@@ -22,34 +22,42 @@ CITATION = """@article{deng2020apfl,
   author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
   journal = {arXiv:2003.13461}, year = {2020}
 }"""
-METHOD = Method("APFL", CITATION, topology="server", models=2, colour="#D55E00", line="--", marker="v")
+METHOD = Method(
+    "APFL", CITATION, topology="server", models=2, colour="#D55E00", line="--", marker="v"
+)
+PULL = 0.02  # of a learned alpha to 0
 
 
 @dataclass(frozen=True)
 class Options:
-    alpha: float = option(0.5, "alpha, the weight of the personal model in the mixture, from 0 to 1", low=0, high=1)
-    adaptive: bool = option(False, "let every client learn its alpha, one step per batch by f(mixture)'s derivative")
+    alpha: float = option(
+        0.5, "alpha, the weight of the personal model, from 0 to 1", low=0, high=1
+    )
+    adaptive: bool = option(False, "each client learns its alpha, one step per batch")
 
 
 def init(fed: Federation) -> State:
     state = fedavg.personal(fed, "v")
-    state["client"]["alpha"] = state["client"]["v"].new_full((len(fed.ids), 1), fed.options["alpha"])
+    alpha = state["client"]["v"].new_full((len(fed.ids), 1), fed.options["alpha"])
+    state["client"]["alpha"] = alpha
     return state
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t; each batch moves w_i by grad f(w_i) and v_i by alpha grad f(mixture)."""
+    """Return the state after round t.
+
+    Each batch moves w_i by grad f(w_i), then v_i by alpha grad f(mixture).
+    """
     v_i, alpha_i = state["client"]["v"], state["client"]["alpha"]
     w_i = fed.copies(state["shared"]["w"])
-    learn = partial(learned, fed, alpha_i) if fed.options["adaptive"] else None
-    # w_i <- w_i - eta grad f(w_i), then v_i <- v_i - eta alpha grad f(mixture)
+    learn = partial(learn_alpha, fed, alpha_i) if fed.options["adaptive"] else None
     w_i, v_i = fed.mixed_opt(w_i, v_i, alpha_i, fed.run.tau_train, learn)
     fed.evaluate(alpha_i * v_i + (1 - alpha_i) * w_i)
     return {"client": {"v": v_i, "alpha": alpha_i}, "shared": {"w": fed.mean(w_i)}}
 
 
-def learned(fed: Federation, alpha_i: Tensor, w, v, mixed) -> None:
-    """Move alpha along the derivative of f(mixture) by it, with a small pull to 0."""
+def learn_alpha(fed: Federation, alpha_i: Tensor, w, v, mixed) -> None:
+    """Move alpha in place against the slope of f(mixture), with a small pull to 0."""
     alpha = alpha_i[w.rows]
-    slope = ((v.w - w.w) * mixed.g).sum(1, keepdim=True) + 0.02 * alpha
+    slope = ((v.w - w.w) * mixed.g).sum(1, keepdim=True) + PULL * alpha
     alpha_i[w.rows] = (alpha - fed.lr * slope).clamp(0, 1)

@@ -28,7 +28,13 @@ CITATION = """@inproceedings{hashemi2024cobo,
   note = {arXiv:2409.05539}
 }"""
 METHOD = Method(
-    "CoBo", CITATION, topology="server", sends_models=False, every_row=12, colour="#E69F00", line="-."
+    "CoBo",
+    CITATION,
+    topology="server",
+    sends_models=False,
+    every_row=12,
+    colour="#E69F00",
+    line="-.",
 )
 
 
@@ -48,55 +54,80 @@ def round(fed: Federation, state: State, t: int) -> State:
     x, w = state["client"]["x"], state["client"]["w"]
     select(fed, x, w)  # Client-Selection
     fed.note_received(2)  # x_i up, sum_k w_ik x_k down
-    total, degree = x.double() * 0, np.zeros(len(x))
+    total = x.double() * 0
+    degree = np.zeros(len(x))
     for k, row in fed.every_row(x):
         for i in np.flatnonzero((w[:, k] > 0) & (fed.ids != k)):
             total[i] += w[i, k] * row.double()
             degree[i] += w[i, k]
-    pull = partial(pulled, fed, total.float(), fed.column(degree).float())
-    x = fed.local_opt(x, epochs=fed.run.tau_train, gradient=pull)
+    gradient = partial(pulled_gradient, fed, total.float(), fed.column(degree).float())
+    x = fed.local_opt(x, epochs=fed.run.tau_train, gradient=gradient)
     fed.evaluate(x)
-    near = [np.flatnonzero((w[i] > 0) & fed.active & (np.arange(fed.n) != k)) for i, k in enumerate(fed.ids)]
-    return {"client": {"x": x, "w": w}, "shared": {"chosen": fed.collect(near)}}
+    collaborators = []
+    for i, k in enumerate(fed.ids):
+        others = fed.active & (np.arange(fed.n) != k)
+        collaborators.append(np.flatnonzero((w[i] > 0) & others))
+    return {"client": {"x": x, "w": w}, "shared": {"chosen": fed.collect(collaborators)}}
 
 
-def pulled(fed: Federation, total: Tensor, degree: Tensor, block, batch) -> Tensor:
-    """The gradient g_i + rho sum_k w_ik (x_i - x_k), of which `total` `[K, W]` is sum_k w_ik x_k and `degree` `[K, 1]` sum_k w_ik."""
+def pulled_gradient(fed: Federation, total: Tensor, degree: Tensor, block, batch) -> Tensor:
+    """Compute g_i + rho sum_k w_ik (x_i - x_k) and return the losses.
+
+    `total` `[K, W]` is sum_k w_ik x_k, and `degree` `[K, 1]` is sum_k w_ik.
+    """
     loss = fed.gradient(block, batch)
     block.g.add_(fed.options["rho"] * (degree[block.rows] * block.w - total[block.rows]))
     return loss
 
 
 def select(fed: Federation, x: Tensor, w: np.ndarray) -> None:
-    """Update the weights w `[K, N]` of the pairs that are drawn in this round, in place (Client-Selection). Collective."""
-    partners = pairs(fed)
-    mine = [partners[k] for k in fed.ids]
+    """Update the weights `w` `[K, N]` of this round's pairs in place. Collective."""
+    partners = draw_pairs(fed)
+    local = [partners[k] for k in fed.ids]
+    gradients = midpoint_gradients(fed, x, local, turns=max(map(len, partners)))
+    for turn, g in enumerate(gradients):
+        for j, g_j in fed.every_row(g):
+            for i, partners_i in enumerate(local):
+                if partners[j][turn : turn + 1] == [fed.ids[i]]:
+                    g_i = gradients[partners_i.index(j)][i]
+                    # one product at a time: the same bits on any number of ranks
+                    product = float(g_i.double().dot(g_j.double()))
+                    w[i, j] = np.clip(w[i, j] + fed.options["gamma"] * product, 0, 1)  # Proj
+    pairs = np.array([len(partners_i) for partners_i in local])
+    fed.notes["models_received"] += 2 * pairs  # z_ij down, its gradient up
+
+
+def midpoint_gradients(
+    fed: Federation, x: Tensor, partners: list[list[int]], turns: int
+) -> list[Tensor]:
+    """Return the gradients `[K, W]` at the midpoints with each client's first partner, second, ...
+
+    One mini-batch of a client serves all its midpoints. Collective.
+    """
     rows: dict[tuple[int, int], Tensor] = {}
     for j, row in fed.every_row(x):
-        rows |= {(i, j): row.clone() for i, with_i in enumerate(mine) if j in with_i}
-    gradients = []  # at the midpoints with every client's first partner, second partner, ...
-    for turn in range(max(map(len, partners))):
+        for i, partners_i in enumerate(partners):
+            if j in partners_i:
+                rows[i, j] = row.clone()
+    gradients = []
+    for turn in range(turns):
         z = x * 0
-        for i, with_i in enumerate(mine):
-            if turn < len(with_i):
-                z[i] = (x[i] + rows[i, with_i[turn]]) / 2  # z_ij
+        for i, partners_i in enumerate(partners):
+            if turn < len(partners_i):
+                z[i] = (x[i] + rows[i, partners_i[turn]]) / 2  # z_ij
         g = z * 0
         for batch, block in fed.batches(1, {"w": z}, advance=False, most=1):
             fed.gradient(block, batch)  # g_i at z_ij
             g[block.rows] = block.g
         gradients.append(g)
-    for turn, g in enumerate(gradients):
-        for j, g_j in fed.every_row(g):
-            for i, with_i in enumerate(mine):
-                if partners[j][turn : turn + 1] == [fed.ids[i]]:
-                    g_i = gradients[with_i.index(j)][i]
-                    along = float(g_i.double().dot(g_j.double()))  # one at a time: the same bits on any ranks
-                    w[i, j] = np.clip(w[i, j] + fed.options["gamma"] * along, 0, 1)  # Proj
-    fed.notes["models_received"] += 2 * np.array([len(with_i) for with_i in mine])  # z_ij down, its gradient up
+    return gradients
 
 
-def pairs(fed: Federation) -> list[list[int]]:
-    """Return the partners of every client in this round, ascending: each ordered pair of those that take part with probability 1 / N."""
+def draw_pairs(fed: Federation) -> list[list[int]]:
+    """Return the partners of every client in this round, ascending.
+
+    Each ordered pair of clients that take part is drawn with probability 1 / N.
+    """
     drawn = np.zeros((fed.n, fed.n), bool)
     for i in np.flatnonzero(fed.active):
         coins = streams.stream(fed.run.seed, streams.PAIRS, int(i), fed.round).random(fed.n)

@@ -20,81 +20,111 @@ import numpy as np
 
 from dpfl_mpi import streams
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
+from dpfl_mpi.methods._senders import highest
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{listozec2022dac,
   title = {Decentralized adaptive clustering of deep nets is beneficial for client collaboration},
-  author = {Listo Zec, Edvin and Ekblom, Ebba and Willbo, Martin and Mogren, Olof and Girdzijauskas, Sarunas},
+  author = {Listo Zec, Edvin and Ekblom, Ebba and Willbo, Martin and Mogren, Olof and
+            Girdzijauskas, Sarunas},
   booktitle = {International Workshop on Trustworthy Federated Learning at IJCAI}, year = {2022},
   note = {arXiv:2206.08839}
 }"""
-METHOD = Method("DAC", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#E69F00", line=":")
+METHOD = Method(
+    "DAC",
+    CITATION,
+    searches=False,
+    sends_models=False,
+    ignores=OWN_GRAPH,
+    colour="#E69F00",
+    line=":",
+)
 GROWTH = 0.2  # of tau, per round
-LEAST = 1e-12  # a loss or a distance of 0 is taken for this
+LEAST = 1e-12  # stands for a loss or a distance of 0
 
 
 @dataclass(frozen=True)
 class Options:
     tau: float = option(30.0, "a: the temperature goes from 1 to 1 + a", low=0)
     similarity: Literal["loss", "cosine", "update", "l2"] = option(
-        "loss", "1 / loss, cosine of the weights, of what they have moved, or 1 / distance"
+        "loss", "1 / loss; cosine of the weights, or of their changes; 1 / distance"
     )
 
 
 def init(fed: Federation) -> State:
-    k, n = len(fed.ids), fed.n
-    return local.init(fed, s=np.zeros((k, n)), met=np.zeros((k, n), bool))
+    shape = len(fed.ids), fed.n
+    return local.init(fed, s=np.zeros(shape), met=np.zeros(shape, bool))
 
 
 def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
-    """Return the state after round t; `weigh(fed, w, s)` returns weights `[K, N]` for the averages, in place of p."""
+    """Return the state after round t.
+
+    `weigh(fed, w, s)` returns weights `[K, N]` of the averages, in place of p.
+    """
     w, s, met = state["client"]["w"], state["client"]["s"].copy(), state["client"]["met"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
-    tau = 2 * fed.options["tau"] / (1 + np.exp(-GROWTH * (t - 2))) - fed.options["tau"] + 1 if t > 1 else 0
-    chosen = fed.collect([drawn(fed, k, tau * s[i]) for i, k in enumerate(fed.ids)])
-    received, told = fed.exchange(w, chosen), fed.tell(s, chosen)
+    tau = temperature(fed.options["tau"], t)
+    chosen = fed.collect([draw_senders(fed, k, tau * s[i]) for i, k in enumerate(fed.ids)])
+    received = fed.exchange(w, chosen)
+    s_of_senders = fed.tell(s, chosen)
     senders = [chosen.of(k) for k in fed.ids]
-    for here, now in received.passes(senders):
-        for i, j in enumerate(now):
+    for rows, arrived in received.passes(senders):
+        for i, j in enumerate(arrived):
             if len(j):
-                s[i, j] = similarity(fed, i, w[i], here.rows(j, i))
+                s[i, j] = similarity(fed, i, w[i], rows.rows(j, i))
     for i, j in enumerate(senders):
         met[i, j] = True
-        hop(s[i], ~met[i] & (np.arange(fed.n) != fed.ids[i]), told[j], s[i, j])
+        unknown = ~met[i] & (np.arange(fed.n) != fed.ids[i])
+        second_hop(s[i], unknown, s_of_senders[j], s[i, j])
     w = fed.average(w, chosen, received, weights=weigh and weigh(fed, w, s))
     return {"client": {"w": w, "s": s, "met": met}, "shared": {"chosen": chosen}}
 
 
-def drawn(fed: Federation, k: int, log_weight: np.ndarray) -> np.ndarray:
-    """Return B_c - 1 clients in reach without replacement, with probabilities as exp(log_weight `[N]`): the largest after Gumbel's noise."""
-    noise = streams.stream(fed.run.seed, streams.PEERS, int(k), fed.round).gumbel(size=fed.n)
-    near = fed.reachable(k)
-    return near[np.argsort(-(log_weight + noise)[near], kind="stable")[: fed.most_senders[k]]]
+def temperature(a: float, t: int) -> float:
+    """Return tau_t: 0 in the first round, where all clients are equally likely, then 1 to 1 + a."""
+    return 2 * a / (1 + np.exp(-GROWTH * (t - 2))) - a + 1 if t > 1 else 0
+
+
+def draw_senders(fed: Federation, k: int, log_weight: np.ndarray) -> np.ndarray:
+    """Return B_c - 1 reachable clients, drawn without replacement by exp(log_weight `[N]`).
+
+    The largest weights after adding Gumbel noise are such a draw.
+    """
+    stream = streams.stream(fed.run.seed, streams.PEERS, int(k), fed.round)
+    noise = stream.gumbel(size=fed.n)
+    return highest(fed.reachable(k), log_weight + noise, fed.most_senders[k])
 
 
 def similarity(fed: Federation, i: int, w_W: Tensor, w_mW: Tensor) -> np.ndarray:
-    """Return how similar m models are to local client i's, float64 `[m]`, as --options.similarity says."""
+    """Return the similarity of m models to local client i's, float64 `[m]`."""
     kind = fed.options["similarity"]
     if kind == "loss":
         return 1 / np.maximum(fed.training_losses(i, w_mW), LEAST)
     start = fed.initial_row() if kind == "update" else w_W * 0
-    mine, out = (w_W - start).double(), []
+    own = (w_W - start).double()
+    out = []
     for row in w_mW:  # one at a time: the same bits for any number of ranks
         other = (row - start).double()
         if kind == "l2":
-            out.append(1 / max(float((mine - other).square().sum().sqrt()), LEAST))
+            out.append(1 / max(float((own - other).square().sum().sqrt()), LEAST))
         else:
-            size = float(mine.dot(mine).sqrt() * other.dot(other).sqrt())
-            out.append(float(mine.dot(other)) / max(size, LEAST))
+            norms = float(own.dot(own).sqrt() * other.dot(other).sqrt())
+            out.append(float(own.dot(other)) / max(norms, LEAST))
     return np.array(out)
 
 
-def hop(s_N: np.ndarray, unknown: np.ndarray, told: np.ndarray, s_n: np.ndarray) -> None:
-    """Fill s of the `unknown` (bool `[N]`) in place by what senders, of similarity `s_n` `[n]`, have told `[n, N]`: of those that know it, the most similar."""
+def second_hop(
+    s_N: np.ndarray, unknown: np.ndarray, s_of_senders: np.ndarray, s_n: np.ndarray
+) -> None:
+    """Fill the similarities of the `unknown` clients, bool `[N]`, in place.
+
+    A similarity is that of the most similar of the n senders that knows the client: `s_n` `[n]` are
+    the senders' similarities, `s_of_senders` `[n, N]` are those that they sent.
+    """
     if not len(s_n):
         return
-    knows = told > 0
+    knows = s_of_senders > 0
     best = np.where(knows, s_n[:, None], -np.inf).argmax(0)
-    who = np.flatnonzero(unknown & knows.any(0))
-    s_N[who] = told[best[who], who]
+    clients = np.flatnonzero(unknown & knows.any(0))
+    s_N[clients] = s_of_senders[best[clients], clients]

@@ -22,48 +22,60 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
+from dpfl_mpi.methods._senders import random_graph
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{liu2024dfedpgp,
   title = {Decentralized Directed Collaboration for Personalized Federated Learning},
-  author = {Liu, Yingqi and Shi, Yifan and Li, Qinglun and Wu, Baoyuan and Wang, Xueqian and Shen, Li},
+  author = {Liu, Yingqi and Shi, Yifan and Li, Qinglun and Wu, Baoyuan and Wang, Xueqian and
+            Shen, Li},
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)}, year = {2024}
 }"""
 METHOD = Method(
-    "DFedPGP", CITATION, searches=False, sends_models=False, sends="body", ignores=OWN_GRAPH, colour="#000000", line=":"
+    "DFedPGP",
+    CITATION,
+    searches=False,
+    sends_models=False,
+    sends="body",
+    ignores=OWN_GRAPH,
+    colour="#000000",
+    line=":",
 )
 
 
 @dataclass(frozen=True)
 class Options:
-    head_epochs: int = option(1, "epochs of a round that train the head; the other of tau_train train the body", low=0)
+    head_epochs: int = option(1, "epochs of tau_train that train the head, not the body", low=0)
 
 
 def init(fed: Federation) -> State:
-    epochs, most = fed.options["head_epochs"], fed.run.tau_train
-    if epochs > most:
-        raise UserError(f"--options.head_epochs is {epochs}; allowed is 0 to {most}, all of tau_train")
+    epochs, limit = fed.options["head_epochs"], fed.run.tau_train
+    if epochs > limit:
+        allowed = f"allowed is 0 to {limit}, all of tau_train"
+        raise UserError(f"--options.head_epochs is {epochs}; {allowed}")
     return local.init(fed, mu=np.ones(len(fed.ids)))
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     u, mu = state["client"]["w"], state["client"]["mu"]
     head, epochs = fed.columns("head"), fed.options["head_epochs"]
-    share = fed.column(mu).float()
-    z = fed.local_opt((u / share).where(~head, u), epochs=epochs, trained=head, momentum="head")
+    mu_K1 = fed.column(mu).float()
+    z = (u / mu_K1).where(~head, u)
+    z = fed.local_opt(z, epochs=epochs, trained=head, momentum="head")
     u = z.where(head, u)
-    at_z = partial(debiased, fed, share, head)
-    u = fed.local_opt(u, epochs=fed.run.tau_train - epochs, trained=~head, gradient=at_z)
-    fed.evaluate((u / share).where(~head, u))
-    chosen = fed.collect([fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids])
+    at_z = partial(debiased_gradient, fed, mu_K1, head)
+    body_epochs = fed.run.tau_train - epochs
+    u = fed.local_opt(u, epochs=body_epochs, trained=~head, gradient=at_z)
+    fed.evaluate((u / mu_K1).where(~head, u))
+    chosen = random_graph(fed)
     u, mu = push(fed, u, mu, chosen, head)
     return {"client": {"w": u, "mu": mu}, "shared": {"chosen": chosen}}
 
 
-def debiased(fed: Federation, share: Tensor, head: Tensor, block, batch) -> Tensor:
-    """The gradient at (u_i / mu_i, v_i) for a step of (u_i, v_i); `share` `[K, 1]` is mu."""
+def debiased_gradient(fed: Federation, mu_K1: Tensor, head: Tensor, block, batch) -> Tensor:
+    """Compute the gradient at (u_i / mu_i, v_i) for a step of (u_i, v_i); return the losses."""
     u = block.w.clone()
-    block.w.copy_((u / share[block.rows]).where(~head, u))
+    block.w.copy_((u / mu_K1[block.rows]).where(~head, u))
     loss = fed.gradient(block, batch)
     block.w.copy_(u)
     return loss
@@ -72,15 +84,17 @@ def debiased(fed: Federation, share: Tensor, head: Tensor, block, batch) -> Tens
 def push(
     fed: Federation, u: Tensor, mu: np.ndarray, graph: CollaborationGraph, head: Tensor
 ) -> tuple[Tensor, np.ndarray]:
-    """Return the bodies and mu after each client has shared its own evenly; heads stay. Collective."""
-    part = 1 / (1 + np.bincount(graph.senders, minlength=fed.n))  # of what a client has, to each receiver and itself
+    """Return the bodies and mu after each client shared its own evenly; heads stay. Collective."""
+    share = 1 / (1 + np.bincount(graph.senders, minlength=fed.n))  # to each receiver and itself
     weights = np.zeros((len(u), fed.n))
     for i, k in enumerate(fed.ids):
-        weights[i, [k, *graph.of(k)]] = part[[k, *graph.of(k)]]
+        sources = [k, *graph.of(k)]
+        weights[i, sources] = share[sources]
     mean = fed.average(u, graph, weights=weights)
-    told = fed.tell(mu, graph)
-    new = np.array([weights[i, j] @ told[j] for i, j in enumerate(map(np.flatnonzero, weights))])
-    # who takes no part keeps both: shared on and on, and never sent back, they would come to nothing
-    here = fed.learners[fed.ids]
-    moves = ~head & (fed.column(here) > 0)
-    return (mean.double() * fed.column(weights.sum(1))).float().where(moves, u), np.where(here, new, mu)
+    total = (mean.double() * fed.column(weights.sum(1))).float()
+    mu_N = fed.tell(mu, graph)
+    new_mu = np.array([row[row > 0] @ mu_N[row > 0] for row in weights])
+    # A client that is absent keeps both. Otherwise its mu would shrink to nothing.
+    learners = fed.learners[fed.ids]
+    moves = ~head & (fed.column(learners) > 0)
+    return total.where(moves, u), np.where(learners, new_mu, mu)

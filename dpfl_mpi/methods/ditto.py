@@ -15,7 +15,9 @@ CITATION = """@inproceedings{li2021ditto,
   author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2021}
 }"""
-METHOD = Method("Ditto", CITATION, topology="server", models=2, elementwise=True, colour="#E69F00", marker="<")
+METHOD = Method(
+    "Ditto", CITATION, topology="server", models=2, elementwise=True, colour="#E69F00", marker="<"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t; both models see the same batches, and v_i the w that was received."""
+    """Return the state after round t; both models see the same batches."""
     v, w = state["client"]["v"], state["shared"]["w"]
     pull = fed.proximal(w, fed.options["lam"])
     v = fed.local_opt(v, epochs=fed.run.tau_train, gradient=pull, momentum="v", advance=False)

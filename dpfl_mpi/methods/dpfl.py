@@ -10,13 +10,20 @@ from dpfl_mpi.methods import Federation, Method, State
 CITATION = """@inproceedings{kharrat2025dpfl,
   title = {{DPFL}: Decentralized Personalized Federated Learning},
   author = {Kharrat, Salma and Canini, Marco and Horv{\\'a}th, Samuel},
-  booktitle = {Proceedings of The 28th International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  booktitle = {Proceedings of The 28th International Conference on Artificial Intelligence and
+            Statistics (AISTATS)},
   series = {Proceedings of Machine Learning Research},
   volume = {258}, pages = {5086--5094}, publisher = {PMLR}, year = {2025},
   note = {arXiv:2406.06520}
 }"""
 METHOD = Method(
-    "DPFL", CITATION, ignores=("graphs",), preprocesses=True, elementwise=True, colour="#0072B2", marker="X"
+    "DPFL",
+    CITATION,
+    ignores=("graphs",),
+    preprocesses=True,
+    elementwise=True,
+    colour="#0072B2",
+    marker="X",
 )
 
 
@@ -36,9 +43,11 @@ def round(fed: Federation, state: State, t: int) -> State:
     w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8
     fed.evaluate(w)  # the model the paper reports: trained, not yet mixed
-    # Paper: all clients stay; with --churn who came searches (line 3), and who lost neighbours looks for as many others
+    # Paper: all clients stay; with --churn new clients search (line 3), and clients that lost
+    # neighbours look for as many others
     omega = fed.repaired(omega, lambda candidates: fed.bggc(w, candidates))
-    # Paper: Omega is searched once, which is the default; with --omega_period lines 3 and 4 come again, in place of lines 9 to 11
+    # Paper: Omega is searched once, the default; with --omega_period lines 3 and 4 come again, in
+    # place of lines 9 to 11
     if t % fed.run.omega_period == 0:
         with fed.clock("graph"):
             found = fed.bggc(w)
@@ -48,9 +57,11 @@ def round(fed: Federation, state: State, t: int) -> State:
     elif t % fed.run.ggc_period == 0:
         received = fed.exchange(w, omega)  # line 9
         with fed.clock("graph"):
-            chosen = fed.ggc(w, received).where(fed.learners, chosen)  # line 10; an absent client's choice stays
+            found = fed.ggc(w, received)  # line 10
+        chosen = found.where(fed.learners, chosen)  # an absent client's choice stays
         w = fed.average(w, chosen, received)  # line 11; Omega itself never shrinks
     elif fed.run.ggc_off_rounds == "reuse":
-        w = fed.average(w, chosen)  # Paper: only line 10 is periodic, so the last choice is fetched and averaged
+        # Paper: only line 10 is periodic, so the last choice is fetched and averaged
+        w = fed.average(w, chosen)
     fed.evaluate(w, "mixed")
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": chosen}}

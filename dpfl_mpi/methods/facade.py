@@ -18,15 +18,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State
+from dpfl_mpi.methods._senders import random_graph
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{biswas2025facade,
   title = {Fair Decentralized Learning},
-  author = {Biswas, Sayan and Kermarrec, Anne-Marie and Sharma, Rishi and Trinca, Thibaud and de Vos, Martijn},
+  author = {Biswas, Sayan and Kermarrec, Anne-Marie and Sharma, Rishi and Trinca, Thibaud and
+            de Vos, Martijn},
   booktitle = {IEEE Conference on Secure and Trustworthy Machine Learning (SaTML)}, year = {2025},
   note = {arXiv:2410.02541}
 }"""
-METHOD = Method("Facade", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#0072B2", line="-.")
+METHOD = Method(
+    "Facade",
+    CITATION,
+    searches=False,
+    sends_models=False,
+    ignores=OWN_GRAPH,
+    colour="#0072B2",
+    line="-.",
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,8 @@ def init(fed: Federation) -> State:
     for number in range(1, k):
         heads[:, number] = fed.initial_row(number)[head]
     fed.evaluate(w)
-    return {"client": {"w": w, "heads": heads, "cluster": np.zeros(len(w), np.int32)}, "shared": {}}
+    cluster = np.zeros(len(w), np.int32)
+    return {"client": {"w": w, "heads": heads, "cluster": cluster}, "shared": {}}
 
 
 def round(fed: Federation, state: State, t: int) -> State:
@@ -55,14 +66,16 @@ def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
     heads[np.arange(len(w)), cluster] = w[:, head]
-    chosen = fed.collect([fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids])
-    received, told = fed.exchange(w, chosen), fed.tell(cluster, chosen)
+    chosen = random_graph(fed)
+    received = fed.exchange(w, chosen)
+    cluster_N = fed.tell(cluster, chosen)
     core = fed.average(w, chosen, received, weights=np.ones((len(w), fed.n)))
     for number in range(heads.shape[1]):
-        mine = w.clone()
-        mine[:, head] = heads[:, number]
-        weights = np.tile(told == number, (len(w), 1)).astype(float)
+        own = w.clone()
+        own[:, head] = heads[:, number]
+        weights = np.tile(cluster_N == number, (len(w), 1)).astype(float)
         weights[np.arange(len(w)), fed.ids] = 1
-        heads[:, number] = fed.average(mine, chosen, received, weights=weights)[:, head]
+        heads[:, number] = fed.average(own, chosen, received, weights=weights)[:, head]
     core[:, head] = heads[np.arange(len(w)), cluster]
-    return {"client": {"w": core, "heads": heads, "cluster": cluster}, "shared": {"chosen": chosen}}
+    client = {"w": core, "heads": heads, "cluster": cluster}
+    return {"client": client, "shared": {"chosen": chosen}}

@@ -22,73 +22,91 @@ import numpy as np
 from dpfl_mpi.methods import Federation, Method, State, Tensor, fedavg
 from dpfl_mpi.settings import option
 
-LOSSES = 10  # whose standard deviation says that W_i has converged
+LOSSES = 10  # W_i has converged when these last losses hardly differ
 CITATION = """@inproceedings{zhang2023fedala,
   title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
-  author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and Guan, Haibing},
+  author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and
+            Ma, Ruhui and Guan, Haibing},
   booktitle = {AAAI Conference on Artificial Intelligence}, year = {2023}
 }"""
-METHOD = Method("FedALA", CITATION, topology="server", elementwise=True, colour="#009E73", line="-.")
+METHOD = Method(
+    "FedALA", CITATION, topology="server", elementwise=True, colour="#009E73", line="-."
+)
 
 
 @dataclass(frozen=True)
 class Options:
     # eta, share and layers are the paper's, the threshold is that of its code
     eta: float = option(1.0, "eta, the rate of the weights W_i", above=0)
-    share: float = option(0.8, "s, the share of a client's mini-batches that W_i learns from", above=0, high=1)
-    layers: str = option("head", "the p higher layers that have weights: head (p = 1), all, or names with commas")
-    threshold: float = option(0.1, "W_i has converged when its losses' standard deviation is below this", above=0)
+    share: float = option(0.8, "s, the share of mini-batches that W_i learns from", above=0, high=1)
+    layers: str = option(
+        "head", "the p layers with weights: head (p = 1), all, or names with commas"
+    )
+    threshold: float = option(0.1, "W_i stops below this standard deviation of losses", above=0)
     passes: int = option(100, "most passes over the sample until W_i has converged", low=1)
 
 
 def init(fed: Federation) -> State:
     """Return the common initial row, as Theta and as every Theta_i; every weight is 1."""
-    fed.columns(fed.options["layers"], option="layers")  # a layer that the model does not have is refused now
+    fed.columns(fed.options["layers"], option="layers")  # refuses a layer that the model lacks
     state = fedavg.personal(fed, "w")
-    state["client"] |= {"W": state["client"]["w"] * 0 + 1, "learned": np.zeros(len(fed.ids), bool)}
+    weight = state["client"]["w"] * 0 + 1
+    state["client"] |= {"W": weight, "learned": np.zeros(len(fed.ids), bool)}
     return state
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t. An absent client keeps its Theta_i and W_i."""
-    w, w_i, weight, learned = state["shared"]["w"], *(state["client"][name] for name in ("w", "W", "learned"))
+    w = state["shared"]["w"]
+    w_i, weight, learned = (state["client"][name] for name in ("w", "W", "learned"))
     if t > 1:  # in round 1 Theta is every Theta_i
         learn(fed, w, w_i, weight, learned)  # lines 6-16 of Algorithm 1 are ALA
-        here = fed.active[fed.ids]
+        active = fed.active[fed.ids]
         start = mixture(fed.columns(fed.options["layers"]), w, w_i, weight)
-        w_i, learned = start.where(fed.column(here) > 0, w_i), learned | here
+        w_i = start.where(fed.column(active) > 0, w_i)
+        learned = learned | active
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)
     fed.evaluate(w_i)
-    return {"client": {"w": w_i, "W": weight, "learned": learned}, "shared": {"w": fed.mean(w_i)}}
+    client = {"w": w_i, "W": weight, "learned": learned}
+    return {"client": client, "shared": {"w": fed.mean(w_i)}}
 
 
 def mixture(columns: Tensor, w: Tensor, w_i: Tensor, weight: Tensor) -> Tensor:
-    """Return Theta_i + (Theta - Theta_i) * W_i in these columns, bool `[W]`, and Theta in the others: rows."""
+    """Return Theta_i + (Theta - Theta_i) * W_i in `columns`, bool `[W]`, and Theta elsewhere."""
     return (w_i + (w - w_i) * weight).where(columns, w)
 
 
 def learn(fed: Federation, w: Tensor, w_i: Tensor, weight: Tensor, learned: np.ndarray) -> None:
-    """Learn the weights W_i `[K, W]` in place: one pass over the sample, and until convergence where a client has not `learned` before."""
+    """Learn the weights W_i `[K, W]` in place.
+
+    A client makes one pass over its sample, and passes until convergence the first time.
+    """
     columns = fed.columns(fed.options["layers"])
-    per_epoch = -(-fed.n_train // fed.run.batch_size)
-    sample = np.ceil(np.round(fed.options["share"] * per_epoch, 9))  # mini-batches; 0.7 of 10 is 7
-    still = fed.active[fed.ids]  # who goes on
+    batches = -(-fed.n_train // fed.run.batch_size)  # of an epoch
+    sample = np.ceil(np.round(fed.options["share"] * batches, 9))  # 0.7 of 10 is 7
+    going_on = fed.active[fed.ids]
     losses: list[list[float]] = [[] for _ in fed.ids]
     for _ in range(fed.options["passes"]):
         last = np.zeros(len(fed.ids))
         for batch, mixed in fed.batches(1, {"w": w_i.clone()}, advance=False):
             rows = mixed.rows
-            learns = still[rows] & (batch.step < sample[rows])
+            learns = going_on[rows] & (batch.step < sample[rows])
             if not learns.any():
                 continue
             mixed.w.copy_(mixture(columns, w, w_i[rows], weight[rows]))
-            last[rows] = np.where(learns, fed.gradient(mixed, batch).cpu().numpy(), last[rows])
+            loss = fed.gradient(mixed, batch).cpu().numpy()
+            last[rows] = np.where(learns, loss, last[rows])
             slope = (w - w_i[rows]) * mixed.g  # of the loss, by W_i
-            better = (weight[rows] - fed.options["eta"] * slope).clamp(0, 1)
-            weight[rows] = better.where(columns & (fed.column(learns) > 0), weight[rows])
-        for i in np.flatnonzero(still):
+            moved = (weight[rows] - fed.options["eta"] * slope).clamp(0, 1)
+            weight[rows] = moved.where(columns & (fed.column(learns) > 0), weight[rows])
+        for i in np.flatnonzero(going_on):
             losses[i].append(float(last[i]))
-        spread = [statistics.pstdev(of[-LOSSES:]) if len(of) > LOSSES else math.inf for of in losses]
-        still = still & ~learned & ~(np.array(spread) < fed.options["threshold"])
-        if not still.any():
+        spread = np.array([deviation(values) for values in losses])
+        going_on = going_on & ~learned & ~(spread < fed.options["threshold"])
+        if not going_on.any():
             break
+
+
+def deviation(losses: list[float]) -> float:
+    """Return the standard deviation of the last losses, infinite while there are too few."""
+    return statistics.pstdev(losses[-LOSSES:]) if len(losses) > LOSSES else math.inf

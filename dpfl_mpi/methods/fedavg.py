@@ -9,10 +9,14 @@ from dpfl_mpi.methods import Federation, Gradient, Method, Predict, State, Tenso
 
 CITATION = """@inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\\"u}era y Arcas, Blaise},
-  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)}, year = {2017}
+  author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
+            Ag{\\"u}era y Arcas, Blaise},
+  booktitle = {International Conference on Artificial Intelligence and
+            Statistics (AISTATS)}, year = {2017}
 }"""
-METHOD = Method("FedAvg", CITATION, topology="server", elementwise=True, colour="#009E73", marker="s")
+METHOD = Method(
+    "FedAvg", CITATION, topology="server", elementwise=True, colour="#009E73", marker="s"
+)
 
 
 def init(fed: Federation, predict: Predict | None = None) -> State:
@@ -22,7 +26,7 @@ def init(fed: Federation, predict: Predict | None = None) -> State:
 
 
 def personal(fed: Federation, own: str, shared: str = "w") -> State:
-    """Return the common initial row, as what is shared and as every client's own, by these names: where the own rows are scored."""
+    """Return the common initial row under two names: the clients' `own` and what is `shared`."""
     w = init(fed)["shared"]["w"]
     return {"client": {own: fed.copies(w)}, "shared": {shared: w}}
 
@@ -34,6 +38,7 @@ def round(fed: Federation, state: State, t: int, gradient: Gradient | None = Non
 
 
 def update(fed: Federation, w: Tensor, gradient: Gradient | None = None) -> Tensor:
-    """Return the next global row `[W]`: every client trains tau_train epochs from w, and the server averages by p."""
-    w_i = fed.local_opt(fed.copies(w), epochs=fed.run.tau_train, gradient=gradient)  # ClientUpdate(i, w)
+    """Return the next global row `[W]`: every client trains from w, the server averages by p."""
+    w_i = fed.copies(w)
+    w_i = fed.local_opt(w_i, epochs=fed.run.tau_train, gradient=gradient)  # ClientUpdate(i, w)
     return fed.mean(w_i)

@@ -21,13 +21,14 @@ METHOD = Method("FedBN", CITATION, topology="server", elementwise=True, colour="
 
 def init(fed: Federation) -> State:
     if not fed.columns("normalisation").any():
-        raise UserError(f"--method fedbn needs GroupNorm, LayerNorm or the like; --model {fed.run.model} has none")
+        needs = "--method fedbn needs GroupNorm, LayerNorm or the like"
+        raise UserError(f"{needs}; --model {fed.run.model} has none")
     return fedavg.personal(fed, "w")
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    # all but the normalisation comes from the server
-    w_i = state["client"]["w"].where(fed.columns("normalisation"), state["shared"]["w"])
+    own = fed.columns("normalisation")
+    w_i = state["client"]["w"].where(own, state["shared"]["w"])
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)
     fed.evaluate(w_i)
     return {"client": {"w": w_i}, "shared": {"w": fed.mean(w_i)}}

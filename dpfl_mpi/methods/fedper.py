@@ -14,15 +14,20 @@ from dpfl_mpi.settings import option
 
 CITATION = """@article{arivazhagan2019fedper,
   title = {Federated Learning with Personalization Layers},
-  author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
+  author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and
+            Choudhary, Sunav},
   journal = {arXiv:1912.00818}, year = {2019}
 }"""
-METHOD = Method("FedPer", CITATION, topology="server", elementwise=True, colour="#56B4E9", line="--")
+METHOD = Method(
+    "FedPer", CITATION, topology="server", elementwise=True, colour="#56B4E9", line="--"
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    head: str = option("head", "what stays personal: head (the model's last layer), none, all, or names with commas")
+    head: str = option(
+        "head", "personal layers: head (the last one), none, all, or names with commas"
+    )
 
 
 def init(fed: Federation) -> State:
@@ -35,4 +40,4 @@ def round(fed: Federation, state: State, t: int) -> State:
     w_i = state["client"]["w"].where(personal, state["shared"]["base"])  # client: (W_B, W_P_i)
     w_i = fed.local_opt(w_i, epochs=fed.run.tau_train)  # client: SGD on both
     fed.evaluate(w_i)
-    return {"client": {"w": w_i}, "shared": {"base": fed.mean(w_i)}}  # server: the mean of the bases, by p
+    return {"client": {"w": w_i}, "shared": {"base": fed.mean(w_i)}}  # server: mean of the bases

@@ -14,10 +14,13 @@ from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{li2020fedprox,
   title = {Federated Optimization in Heterogeneous Networks},
-  author = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith, Virginia},
+  author = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and
+            Talwalkar, Ameet and Smith, Virginia},
   booktitle = {Conference on Machine Learning and Systems (MLSys)}, year = {2020}
 }"""
-METHOD = Method("FedProx", CITATION, topology="server", elementwise=True, colour="#CC79A7", marker="D")
+METHOD = Method(
+    "FedProx", CITATION, topology="server", elementwise=True, colour="#CC79A7", marker="D"
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,6 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def finetune_gradient(fed: Federation, start: Tensor) -> Gradient | None:
-    """Return the gradient of +FT: the proximal term pulls to the rows `[K, W]` that tuning starts from, unless --options.finetune_prox=false."""
-    # Paper: FedProx+FT lies below Local on Patho(3), which suggests that its term was kept while tuning.
+    """Return the gradient of +FT, which pulls to the rows `[K, W]` that tuning starts from."""
+    # Paper: FedProx+FT lies below Local on Patho(3), which suggests that its term was kept.
     return fed.proximal(start, fed.options["mu"]) if fed.options["finetune_prox"] else None

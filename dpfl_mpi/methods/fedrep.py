@@ -19,29 +19,44 @@ CITATION = """@inproceedings{collins2021fedrep,
   author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2021}
 }"""
-METHOD = Method("FedRep", CITATION, topology="server", elementwise=True, colour="#009E73", line="--", marker=">")
+METHOD = Method(
+    "FedRep",
+    CITATION,
+    topology="server",
+    elementwise=True,
+    colour="#009E73",
+    line="--",
+    marker=">",
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    base_epochs: int = option(1, "epochs of a round that train the base; the other of tau_train train the head", low=0)
-    head: str = option("head", "what stays personal: head (the model's last layer), none, all, or names with commas")
+    base_epochs: int = option(1, "epochs of tau_train that train the base, not the head", low=0)
+    head: str = option(
+        "head", "personal layers: head (the last one), none, all, or names with commas"
+    )
 
 
 def init(fed: Federation) -> State:
-    base, most = fed.options["base_epochs"], fed.run.tau_train - bool(fed.columns(fed.options["head"]).any())
-    if base > most:
-        raise UserError(f"--options.base_epochs is {base}; allowed is 0 to {most}: the rest of tau_train is the head's")
+    has_head = bool(fed.columns(fed.options["head"]).any())
+    base, limit = fed.options["base_epochs"], fed.run.tau_train - has_head
+    if base > limit:
+        allowed = f"allowed is 0 to {limit}: the rest of tau_train is the head's"
+        raise UserError(f"--options.base_epochs is {base}; {allowed}")
     return fedavg.personal(fed, "h", "phi")
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    """Return the state after round t; freezing masks weights, momentum, decay and the clipped norm alike."""
+    """Return the state after round t. Frozen columns have no momentum, decay or clipping."""
     head, base_epochs = fed.columns(fed.options["head"]), fed.options["base_epochs"]
+    head_epochs = fed.run.tau_train - base_epochs
     w_i = state["client"]["h"].where(head, state["shared"]["phi"])  # (phi, h_i)
-    w_i = fed.local_opt(w_i, epochs=fed.run.tau_train - base_epochs, trained=head)  # h_i <- GRD(f(phi, h_i))
-    base = "w" if fed.run.optimizer == "sgd" else "base"  # Adam counts the steps of each half by itself
-    w_i = fed.local_opt(w_i, epochs=base_epochs, trained=~head, momentum=base)  # phi_i <- GRD(f(phi, h_i))
+    w_i = fed.local_opt(w_i, epochs=head_epochs, trained=head)  # h_i <- GRD(f(phi, h_i))
+    momentum = "w" if fed.run.optimizer == "sgd" else "base"  # Adam counts each half's steps
+    w_i = fed.local_opt(  # phi_i <- GRD(f(phi, h_i))
+        w_i, epochs=base_epochs, trained=~head, momentum=momentum
+    )
     fed.evaluate(w_i)
     return {"client": {"h": w_i}, "shared": {"phi": fed.mean(w_i)}}
 

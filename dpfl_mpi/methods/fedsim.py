@@ -20,18 +20,27 @@ from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, dac
 from dpfl_mpi.settings import option
 
 CITATION = """@article{listozec2024similarity,
-  title = {On the effects of similarity metrics in decentralized deep learning under distributional shift},
+  title = {On the effects of similarity metrics in decentralized deep learning
+    under distributional shift},
   author = {Listo Zec, Edvin and Hagander, Tom and Ihre-Thomason, Eric and Girdzijauskas, Sarunas},
   journal = {arXiv:2409.10720}, year = {2024}
 }"""
-METHOD = Method("FedSim", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#56B4E9", line=":")
+METHOD = Method(
+    "FedSim",
+    CITATION,
+    searches=False,
+    sends_models=False,
+    ignores=OWN_GRAPH,
+    colour="#56B4E9",
+    line=":",
+)
 init = dac.init
 
 
 @dataclass(frozen=True)
 class Options(dac.Options):
     similarity: Literal["loss", "cosine", "update"] = option(
-        "cosine", "cosine of the weights, of what they have moved, or 1 / loss"
+        "cosine", "cosine of the weights, or of their changes; 1 / loss"
     )
 
 
@@ -43,6 +52,6 @@ def weights(fed: Federation, w: Tensor, s: np.ndarray) -> np.ndarray:
     """Return s_ij, at least 0, and s_ii of each client itself, `[K, N]`."""
     out = np.maximum(s, 0)
     for i, k in enumerate(fed.ids):
-        if fed.learners[k]:  # nobody scores who is absent, or has diverged
+        if fed.learners[k]:  # an absent or diverged client scores nothing
             out[i, k] = dac.similarity(fed, i, w[i], w[i : i + 1])[0]
     return out

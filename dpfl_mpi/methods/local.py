@@ -13,7 +13,7 @@ METHOD = Method(title="Local", topology="none", elementwise=True, colour="#D55E0
 
 
 def init(fed: Federation, **own: Any) -> State:
-    """Return the common initial row of every client, scored, and what else is each client's `own`, by name."""
+    """Return the common initial row of every client, scored, and more of each client's `own`."""
     w = fed.common_row()
     fed.evaluate(w)
     return {"client": {"w": w, **own}, "shared": {}}

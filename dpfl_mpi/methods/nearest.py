@@ -23,7 +23,9 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Candidates, Federation, State, Tensor, _given
 from dpfl_mpi.settings import option
 
-METHOD = _given.method("Nearest", ignores=OWN_GRAPH, sends_models=False, colour="#882255", marker="P")
+METHOD = _given.method(
+    "Nearest", ignores=OWN_GRAPH, sends_models=False, colour="#882255", marker="P"
+)
 
 
 @dataclass(frozen=True)
@@ -31,46 +33,62 @@ class Options:
     entries: int = option(1024, "entries of a sketch, a byte each", low=1)
     until: int = option(5, "the last round that chooses; later ones keep its graph", low=0)
     hubs: float = option(0.5, "how much of r_j is taken off; 0: the plain cosine", low=0, high=1)
-    pool: int = option(2, "of so many times B_c - 1 of the nearest, B_c - 1 are drawn", low=1)
-    alike: float = option(0.5, "the least cosine of those kept, a share of one's largest", low=0, high=1)
+    pool: int = option(2, "B_c - 1 are drawn from so many times as many of the nearest", low=1)
+    alike: float = option(0.5, "least cosine, as a share of one's largest", low=0, high=1)
 
 
 def init(fed: Federation) -> State:
     start = fed.common_row()
     u = start * 0
-    state = _given.init(fed, lambda w: nearest(fed, u.copy_(w - start), fed.candidates()))
+    state = _given.init(fed, lambda w: choose(fed, u.copy_(w - start), fed.candidates()))
     return {"client": {"u": u, **state["client"]}, "shared": state["shared"]}
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     start, u = state["client"]["w"].clone(), state["client"]["u"]
 
-    def choose(w: Tensor) -> CollaborationGraph:
+    def graph(w: Tensor) -> CollaborationGraph:
         u.add_(w - start)
-        return nearest(fed, u, fed.candidates()) if t <= fed.options["until"] else state["shared"]["chosen"]
+        if t > fed.options["until"]:
+            return state["shared"]["chosen"]
+        return choose(fed, u, fed.candidates())
 
-    state = _given.round(fed, state, choose, lambda _, candidates: nearest(fed, u, candidates))
+    state = _given.round(fed, state, graph, lambda _, candidates: choose(fed, u, candidates))
     return {"client": {"u": u, **state["client"]}, "shared": state["shared"]}
 
 
-def nearest(fed: Federation, u: Tensor, candidates: Candidates) -> CollaborationGraph:
+def choose(fed: Federation, u: Tensor, candidates: Candidates) -> CollaborationGraph:
     """Return whom each client averages with, by the sketches of u `[K, W]`. Collective."""
-    cosines = alike(fed.ids, fed.tell(fed.sketches(u, fed.options["entries"])))
-    near, most = [candidates.of(k) for k in fed.ids], candidates.room[fed.ids]
-    there = np.flatnonzero(fed.active)  # all that send: also who has stopped, or does not choose now (--churn)
-    sends = [there if fed.reach is None else np.intersect1d(there, fed.reach.of(k)) for k in fed.ids]
-    sends = [np.setdiff1d(senders, k) for k, senders in zip(fed.ids, sends, strict=True)]
-    largest = [np.sort(row[j])[::-1][:m] for row, j, m in zip(cosines, sends, fed.budget[fed.ids], strict=True)]
-    r = fed.options["hubs"] * fed.tell(np.array([values.sum() / max(len(values), 1) for values in largest]))
-    best = []
-    for row, n, m in zip(cosines, near, most, strict=True):
-        kept = n[row[n] >= fed.options["alike"] * row[n].max(initial=0)]
-        best.append(kept[np.argsort(r[kept] - row[kept], kind="stable")][: fed.options["pool"] * m])
-    return fed.collect([fed.shuffle(k, pool, 0)[:m] for k, pool, m in zip(fed.ids, best, most, strict=True)])
+    options = fed.options
+    cosine_KN = cosines(fed.ids, fed.tell(fed.sketches(u, options["entries"])))
+    r = options["hubs"] * fed.tell(hub_scores(fed, cosine_KN))
+    senders = []
+    for k, cosine in zip(fed.ids, cosine_KN, strict=True):
+        j, room = candidates.of(k), candidates.room[k]
+        j = j[cosine[j] >= options["alike"] * cosine[j].max(initial=0)]
+        pool = j[np.argsort(r[j] - cosine[j], kind="stable")][: options["pool"] * room]
+        senders.append(fed.shuffle(k, pool, 0)[:room])
+    return fed.collect(senders)
 
 
-def alike(ids: np.ndarray, told: np.ndarray) -> np.ndarray:
-    """Return cosines of the sketches of `ids` with all, float64 `[K, N]`; the products are whole numbers, exact in any order."""
-    whole = told.astype(np.float64)
+def hub_scores(fed: Federation, cosine_KN: np.ndarray) -> np.ndarray:
+    """Return r `[K]`: the mean of each client's largest cosines with those that send to it."""
+    # all that send: also clients that have stopped, or do not choose now (--churn)
+    active = np.flatnonzero(fed.active)
+    r = np.zeros(len(fed.ids))
+    for i, k in enumerate(fed.ids):
+        senders = active if fed.reach is None else np.intersect1d(active, fed.reach.of(k))
+        cosine = cosine_KN[i, np.setdiff1d(senders, k)]
+        largest = np.sort(cosine)[::-1][: fed.budget[k]]
+        r[i] = largest.sum() / max(len(largest), 1)
+    return r
+
+
+def cosines(ids: np.ndarray, sketch_N: np.ndarray) -> np.ndarray:
+    """Return cosines of the sketches of `ids` with all, float64 `[K, N]`.
+
+    The products are whole numbers, exact in any order.
+    """
+    whole = sketch_N.astype(np.float64)
     length = np.sqrt(np.maximum((whole**2).sum(1), 1))
     return (whole[ids] @ whole.T) / length / length[ids, None]

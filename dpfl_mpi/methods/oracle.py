@@ -11,9 +11,9 @@ larger p, then to the smaller number. A client that shares no class is left out.
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Candidates, Federation, State, _given
+from dpfl_mpi.methods import OWN_GRAPH, Candidates, Federation, State, _given
 
-METHOD = _given.method("Oracle", ignores=("omega_period", "graphs"), elementwise=True, colour="#D55E00", line=":")
+METHOD = _given.method("Oracle", ignores=OWN_GRAPH, elementwise=True, colour="#D55E00", line=":")
 
 
 def init(fed: Federation) -> State:
@@ -21,17 +21,21 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    return _given.round(fed, state, lambda w: state["shared"]["chosen"], lambda w, candidates: choose(fed, candidates))
+    chosen = state["shared"]["chosen"]
+    return _given.round(fed, state, lambda w: chosen, lambda w, c: choose(fed, c))
 
 
 def choose(fed: Federation, candidates: Candidates) -> CollaborationGraph:
-    held, room = fed.class_counts > 0, candidates.room
-    return fed.collect([best(k, candidates.of(k), held, fed.p, room[k]) for k in fed.ids])
+    holds, room = fed.class_counts > 0, candidates.room
+    return fed.collect([best(k, candidates.of(k), holds, fed.p, room[k]) for k in fed.ids])
 
 
-def best(k: int, candidates: np.ndarray, held: np.ndarray, p: np.ndarray, most: int) -> np.ndarray:
-    """Return of the candidates, ascending, at most `most` that share the most classes with client k; `held` bool `[N, C]`."""
-    shared = (held[candidates] & held[k]).sum(1)
+def best(k: int, candidates: np.ndarray, holds: np.ndarray, p: np.ndarray, limit: int):
+    """Return at most `limit` candidates that share the most classes with client k.
+
+    `holds` `[N, C]` says which client holds which class.
+    """
+    shared = (holds[candidates] & holds[k]).sum(1)
     order = np.lexsort((candidates, -p[candidates], -shared))  # the last key counts first
     order = order[shared[order] > 0]
-    return candidates[order[:most]]
+    return candidates[order[:limit]]

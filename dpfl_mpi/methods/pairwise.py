@@ -14,7 +14,13 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Candidates, Federation, State, Tensor, _given
 
 METHOD = _given.method(
-    "Pairwise", ignores=("graphs",), elementwise=True, asks_all=True, colour="#000000", line="-.", marker="d"
+    "Pairwise",
+    ignores=("graphs",),
+    elementwise=True,
+    asks_all=True,
+    colour="#000000",
+    line="-.",
+    marker="d",
 )
 
 
@@ -23,20 +29,25 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
+    """Return the state after round t; every `omega_period` rounds the choice is made anew."""
     chosen = state["shared"]["chosen"]
-    anew = t % fed.run.omega_period == 0
-    # an absent client's choice stays
-    now = lambda w: choose(fed, w, fed.candidates()).where(fed.learners, chosen) if anew else chosen  # noqa: E731
-    return _given.round(fed, state, now, lambda w, candidates: choose(fed, w, candidates))
+
+    def graph(w: Tensor) -> CollaborationGraph:
+        if t % fed.run.omega_period:
+            return chosen
+        # an absent client's choice stays
+        return choose(fed, w, fed.candidates()).where(fed.learners, chosen)
+
+    return _given.round(fed, state, graph, lambda w, candidates: choose(fed, w, candidates))
 
 
 def choose(fed: Federation, w: Tensor, candidates: Candidates) -> CollaborationGraph:
-    """Return for each client the B_c - 1 reachable clients whose models have the smallest loss on its validation images."""
+    """Return for each client the candidates of the smallest loss on its validation images."""
     loss = fed.losses_of_all(w, candidates)
     fed.notes["models_received"] += (~np.isnan(loss)).sum(1)
     return fed.collect([smallest(loss[i], candidates.room[k]) for i, k in enumerate(fed.ids)])
 
 
-def smallest(loss: np.ndarray, most: int) -> np.ndarray:
-    """Return the numbers of the `most` smallest losses `[N]`, fewer where fewer are not nan."""
-    return np.argsort(loss, kind="stable")[: min(most, int(np.isfinite(loss).sum()))]
+def smallest(loss: np.ndarray, limit: int) -> np.ndarray:
+    """Return the numbers of the `limit` smallest losses `[N]`; those that are NaN are left out."""
+    return np.argsort(loss, kind="stable")[: min(limit, int(np.isfinite(loss).sum()))]

@@ -26,21 +26,30 @@ from dpfl_mpi.settings.values import nearest
 CITATION = """@inproceedings{onoszko2021pens,
   title = {Decentralized federated learning of deep neural networks on non-iid data},
   author = {Onoszko, Noa and Karlsson, Gustav and Mogren, Olof and Listo Zec, Edvin},
-  booktitle = {Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML}, year = {2021},
+  booktitle = {Workshop on Federated Learning for User Privacy and
+            Data Confidentiality at ICML}, year = {2021},
   note = {arXiv:2107.08517}
 }"""
-METHOD = Method("PENS", CITATION, searches=False, ignores=OWN_GRAPH, elementwise=True, colour="#CC79A7", line="-.")
+METHOD = Method(
+    "PENS",
+    CITATION,
+    searches=False,
+    ignores=OWN_GRAPH,
+    elementwise=True,
+    colour="#CC79A7",
+    line="-.",
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    m: int = option(2, "m, how many of the models received are averaged with one's own", low=1)
-    first_step: float = option(0.2, "share of the rounds that search, 20 of 100 as in its code", low=0, high=1)
+    m: int = option(2, "m, how many received models are averaged with one's own", low=1)
+    first_step: float = option(0.2, "share of the rounds that search", low=0, high=1)
 
 
 def init(fed: Federation) -> State:
-    k, n = len(fed.ids), fed.n
-    return local.init(fed, taken=np.zeros((k, n), np.int32), by_chance=np.zeros((k, n)))
+    shape = len(fed.ids), fed.n
+    return local.init(fed, taken=np.zeros(shape, np.int32), by_chance=np.zeros(shape))
 
 
 def round(fed: Federation, state: State, t: int) -> State:
@@ -48,34 +57,40 @@ def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
     if t <= nearest(fed.options["first_step"], fed.run.rounds):
-        sampled = [fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids]
-        received = fed.exchange(w, fed.collect(sampled))
+        sample = [fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids]
+        received = fed.exchange(w, fed.collect(sample))
         with fed.clock("graph"):
-            found = zip(sampled, losses(fed, received, sampled), strict=True)
-            top = [now[np.argsort(of, kind="stable")][: fed.options["m"]] for now, of in found]
+            loss = losses(fed, received, sample)
+        top = []
         for i, k in enumerate(fed.ids):
-            near = fed.reachable(k)
-            taken[i, top[i]] += 1
-            by_chance[i, near] += len(top[i]) / max(len(near), 1)
+            best = sample[i][np.argsort(loss[i], kind="stable")[: fed.options["m"]]]
+            taken[i, best] += 1
+            reachable = fed.reachable(k)
+            by_chance[i, reachable] += len(best) / max(len(reachable), 1)
+            top.append(best)
         chosen = fed.collect(top)
     else:
-        chosen = fed.collect([neighbours(fed, k, taken[i] > by_chance[i]) for i, k in enumerate(fed.ids)])
+        liked = taken > by_chance
+        chosen = fed.collect([neighbours(fed, k, liked[i]) for i, k in enumerate(fed.ids)])
         received = fed.exchange(w, chosen)
     w = fed.average(w, chosen, received)
-    return {"client": {"w": w, "taken": taken, "by_chance": by_chance}, "shared": {"chosen": chosen}}
+    client = {"w": w, "taken": taken, "by_chance": by_chance}
+    return {"client": client, "shared": {"chosen": chosen}}
 
 
-def losses(fed: Federation, received: Received, sampled: Sequence[Senders]) -> list[np.ndarray]:
-    """Return the loss of every model that a client has sampled on its training images, in the order of the sample. Collective."""
-    found: list[list[float]] = [[] for _ in sampled]
-    for here, now in received.passes(sampled):
-        for i, senders in enumerate(now):
+def losses(fed: Federation, received: Received, sample: Sequence[Senders]) -> list[np.ndarray]:
+    """Return the losses of each client's sample on its training images, in order. Collective."""
+    found: list[list[float]] = [[] for _ in sample]
+    for rows, arrived in received.passes(sample):
+        for i, senders in enumerate(arrived):
             if len(senders):
-                found[i].extend(fed.training_losses(i, here.rows(senders, i)))
-    return [np.array(of) for of in found]
+                found[i].extend(fed.training_losses(i, rows.rows(senders, i)))
+    return [np.array(values) for values in found]
 
 
 def neighbours(fed: Federation, k: int, liked: np.ndarray) -> np.ndarray:
-    """Return client k's neighbours in its random order of this round, B_c - 1 at most: of `liked` `[N]`, or of all it can reach where it likes none."""
-    near = fed.reachable(k)
-    return fed.shuffle(k, near[liked[near]] if liked[near].any() else near)[: fed.most_senders[k]]
+    """Return at most B_c - 1 random clients in reach of k: `liked` `[N]` ones, if there are any."""
+    reachable = fed.reachable(k)
+    if liked[reachable].any():
+        reachable = reachable[liked[reachable]]
+    return fed.shuffle(k, reachable)[: fed.most_senders[k]]

@@ -24,13 +24,22 @@ CITATION = """@inproceedings{ye2023pfedgraph,
   author = {Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2023}
 }"""
-METHOD = Method("pFedGraph", CITATION, topology="server", every_row=2, colour="#CC79A7", line="--", marker="P")
+METHOD = Method(
+    "pFedGraph",
+    CITATION,
+    topology="server",
+    every_row=2,
+    colour="#CC79A7",
+    line="--",
+    marker="P",
+)
+ALIKE = -0.9  # a distance below this counts as -1, as in the published code
 
 
 @dataclass(frozen=True)
 class Options:
     # the defaults are those of its cosine variant
-    alpha: float = option(0.8, "alpha, the weight of ||x||^2 and of the pull of x to the data shares p", low=1e-9)
+    alpha: float = option(0.8, "alpha, the weight of ||x||^2 and of the pull of x to p", low=1e-9)
     lam: float = option(0.01, "lambda, the weight of the local term", low=0)
 
 
@@ -47,12 +56,13 @@ def round(fed: Federation, state: State, t: int) -> State:
     x = infer(fed, w)
     w, u = aggregate(fed, w, u, x)
     fed.note_received(2)  # one up, one down
-    chosen = fed.collect([np.setdiff1d(np.flatnonzero(x_i), [k]).tolist() for k, x_i in zip(fed.ids, x, strict=True)])
+    senders = [np.setdiff1d(np.flatnonzero(x_i), [k]) for k, x_i in zip(fed.ids, x, strict=True)]
+    chosen = fed.collect([j.tolist() for j in senders])
     return {"client": {"w": w, "u": u}, "shared": {"chosen": chosen}}
 
 
 def local_objective(fed: Federation, u: Tensor, block, batch) -> Tensor:
-    """The gradient of f_i(w) + lambda <u_i, w> / ||w||, with the sign of its published code; u_i = 0 in the first round."""
+    """Compute the gradient of f_i(w) + lambda <u_i, w> / ||w||; u_i is 0 in the first round."""
     loss = fed.gradient(block, batch)
     w, u_i = block.w, u[block.rows]
     norm = w.square().sum(1, keepdim=True).sqrt()
@@ -62,27 +72,35 @@ def local_objective(fed: Federation, u: Tensor, block, batch) -> Tensor:
 
 
 def infer(fed: Federation, w: Tensor) -> np.ndarray:
-    """Return the weights x of all models for each local client, `[K, N]`; an absent client's are 0, as is everyone's weight of it."""
+    """Return the weights x of all models for each local client, `[K, N]`. Collective.
+
+    An absent client's weights are 0, as is everyone's weight of it.
+    """
     w_0 = fed.initial_row()
     update = (w - w_0).double()
     norm = [row.dot(row).sqrt() for row in update]
-    cos = update.new_zeros(len(w), fed.n)
+    cosine = update.new_zeros(len(w), fed.n)
     for j, row in fed.every_row(w):
         other = (row - w_0).double()
-        size = other.dot(other).sqrt()
-        for i in range(len(w)):  # one dot product at a time: the same bits for any number of ranks
-            cos[i, j] = update[i].dot(other) / (norm[i] * size).clamp(min=1e-12)
-    d = -cos.cpu().numpy()
-    d[d < -0.9] = -1  # as good as equal
+        other_norm = other.dot(other).sqrt()
+        for i in range(len(w)):  # one product at a time: the same bits for any number of ranks
+            cosine[i, j] = update[i].dot(other) / (norm[i] * other_norm).clamp(min=1e-12)
+    d = -cosine.cpu().numpy()
+    d[d < ALIKE] = -1
     d[np.arange(len(w)), fed.ids] = -1
-    x, here = np.zeros((len(w), fed.n)), np.flatnonzero(fed.active)
+    x = np.zeros((len(w), fed.n))
+    active = np.flatnonzero(fed.active)
+    p = fed.p[active] / fed.p[active].sum()
     for i in np.flatnonzero(fed.active[fed.ids]).tolist():
-        x[i, here] = weights(d[i, here], fed.p[here] / fed.p[here].sum(), fed.options["alpha"])
+        x[i, active] = weights(d[i, active], p, fed.options["alpha"])
     return x
 
 
 def aggregate(fed: Federation, w: Tensor, u: Tensor, x: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return w_i <- sum_j x_ij w_j and u_i <- sum_j x_ij w_j / ||w_j||, `[K, W]`; an absent client keeps its own."""
+    """Return w_i <- sum_j x_ij w_j and u_i <- sum_j x_ij w_j / ||w_j||, `[K, W]`.
+
+    An absent client keeps its own. Collective.
+    """
     total, directions = w.double() * 0, w.double() * 0
     for j, row in fed.every_row(w):
         model = row.double()
@@ -96,7 +114,10 @@ def aggregate(fed: Federation, w: Tensor, u: Tensor, x: np.ndarray) -> tuple[Ten
 
 
 def weights(d: np.ndarray, p: np.ndarray, alpha: float) -> np.ndarray:
-    """Return argmin_x alpha ||x||^2 + (d - 2 alpha p) x over {x >= 0, sum x = 1}, `[N]`: p - d / (2 alpha), projected (Duchi et al., ICML 2008, figure 1)."""
+    """Return argmin_x alpha ||x||^2 + (d - 2 alpha p) x over {x >= 0, sum x = 1}, `[N]`.
+
+    That is p - d / (2 alpha), projected (Duchi et al., ICML 2008, figure 1).
+    """
     v = p - d / (2 * alpha)
     u = np.sort(v)[::-1]
     excess = (np.cumsum(u) - 1) / np.arange(1, len(v) + 1)

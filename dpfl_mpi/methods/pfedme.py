@@ -20,8 +20,15 @@ CITATION = """@inproceedings{dinh2020pfedme,
   author = {T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung},
   booktitle = {Advances in Neural Information Processing Systems (NeurIPS)}, year = {2020}
 }"""
-SGD = ("sgd",)  # and of it the rate alone, for w_i
-METHOD = Method("pFedMe", CITATION, topology="server", optimizers=SGD, elementwise=True, colour="#D55E00", line="-.")
+METHOD = Method(
+    "pFedMe",
+    CITATION,
+    topology="server",
+    optimizers=("sgd",),  # of which w_i uses the rate alone
+    elementwise=True,
+    colour="#D55E00",
+    line="-.",
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Options:
     lam: float = option(15.0, "lambda, the weight of the pull of theta_i to w_i", above=0)
     steps: int = option(5, "K, steps of theta_i per mini-batch: each is a gradient", low=1)
     personal_lr: float = option(0.01, "rate of theta_i's steps", above=0)
-    beta: float = option(1.0, "beta, how far the server goes from w to the clients' mean", above=0)
+    beta: float = option(1.0, "beta, how far the server goes to the clients' mean", above=0)
 
 
 def init(fed: Federation) -> State:
@@ -39,14 +46,17 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; lines of Algorithm 1. An absent client keeps its theta_i."""
-    lam, rate, w = fed.options["lam"], fed.options["personal_lr"], state["shared"]["w"]
-    here = fed.column(fed.active[fed.ids]) > 0
+    lam, steps = fed.options["lam"], fed.options["steps"]
+    rate, beta = fed.options["personal_lr"], fed.options["beta"]
+    w = state["shared"]["w"]
+    active = fed.column(fed.active[fed.ids]) > 0
     w_i = fed.copies(w)  # lines 3, 5: w_i,0 = w
-    theta_i = w_i.where(here, state["client"]["theta"])  # the search for theta_i begins at w
-    for batch, w_r, theta in fed.batches(fed.run.tau_train, {"w": w_i, "theta": theta_i}):  # lines 6, 7
-        fed.descents(theta, batch, fed.options["steps"], rate, w_r.w, lam)
-        w_r.w.sub_(fed.lr * lam * (w_r.w - theta.w))  # line 8: w_i <- w_i - eta lambda (w_i - theta_i)
+    theta_i = w_i.where(active, state["client"]["theta"])  # the search for theta_i begins at w
+    models = {"w": w_i, "theta": theta_i}
+    for batch, w_r, theta in fed.batches(fed.run.tau_train, models):  # lines 6, 7
+        fed.descents(theta, batch, steps, rate, w_r.w, lam)
+        w_r.w.sub_(fed.lr * lam * (w_r.w - theta.w))  # line 8
     fed.evaluate(theta_i)
     mean = fed.mean(w_i)  # line 9
-    w = mean if fed.options["beta"] == 1 else fed.options["beta"] * (mean - w) + w  # line 10
+    w = mean if beta == 1 else beta * (mean - w) + w  # line 10
     return {"client": {"theta": theta_i}, "shared": {"w": w}}

@@ -26,6 +26,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
+from dpfl_mpi.methods._senders import highest
 from dpfl_mpi.settings import option
 
 CITATION = """@article{wu2022pfedsv,
@@ -34,14 +35,14 @@ CITATION = """@article{wu2022pfedsv,
   journal = {arXiv:2202.02502}, year = {2022}
 }"""
 METHOD = Method("pFedSV", CITATION, searches=False, ignores=OWN_GRAPH, colour="#CC79A7", line=":")
-ALL_ORDERS = 8  # models: of 12 all orders fill the memory of a machine
-KEPT = 0.2  # of a relevance, when a new value comes
+ALL_ORDERS = 8  # models: all orders of 12 fill the memory of a machine
+DECAY = 0.2  # share of a relevance that stays when a new value comes
 
 
 @dataclass(frozen=True)
 class Options:
     orders: int = option(
-        10, "random orders that a Shapley value is the mean over, 0: all B_c! of them", low=0, high=999
+        10, "random orders per Shapley value; 0: all B_c! of them", low=0, high=999
     )
 
 
@@ -49,7 +50,8 @@ def init(fed: Federation) -> State:
     models = 1 + int(fed.most_senders.max())
     if fed.options["orders"] == 0 and models > ALL_ORDERS:
         allowed = f"allowed are at most {ALL_ORDERS} models, or --options.orders from 1"
-        raise UserError(f"--options.orders is 0, all {models}! orders of {models} models; {allowed}")
+        orders = f"all {models}! orders of {models} models"
+        raise UserError(f"--options.orders is 0, {orders}; {allowed}")
     return local.init(fed, r=np.zeros((len(fed.ids), fed.n)))
 
 
@@ -57,21 +59,25 @@ def round(fed: Federation, state: State, t: int) -> State:
     w, r = state["client"]["w"], state["client"]["r"].copy()
     w = fed.local_opt(w, epochs=fed.run.tau_train)
     fed.evaluate(w)
-    near = [(row, fed.shuffle(k, fed.reachable(k)), fed.most_senders[k]) for row, k in zip(r, fed.ids, strict=True)]
-    chosen = fed.collect([n[np.argsort(-row[n], kind="stable")[:most]] for row, n, most in near])  # the most relevant
+    relevant = []
+    for r_i, k in zip(r, fed.ids, strict=True):
+        candidates = fed.shuffle(k, fed.reachable(k))
+        relevant.append(highest(candidates, r_i, fed.most_senders[k]))
+    chosen = fed.collect(relevant)
     received, senders = fed.exchange(w, chosen), [chosen.of(k) for k in fed.ids]
-    models = [w[i : i + 1].repeat(1 + len(j), 1) for i, j in enumerate(senders)]  # one's own first
-    got = [1] * len(w)
-    for here, now in received.passes(senders):
-        for i, j in enumerate(now):
+    models = [w[i : i + 1].repeat(1 + len(j), 1) for i, j in enumerate(senders)]  # own first
+    filled = [1] * len(w)
+    for rows, arrived in received.passes(senders):
+        for i, j in enumerate(arrived):
             if len(j):
-                models[i][got[i] : got[i] + len(j)] = here.rows(j, i)
-                got[i] += len(j)
+                models[i][filled[i] : filled[i] + len(j)] = rows.rows(j, i)
+                filled[i] += len(j)
     weights = np.zeros((len(w), fed.n))
     for i, k in enumerate(fed.ids):
-        if len(members := np.array([k, *senders[i]])) > 1:
+        if len(senders[i]):
+            members = np.array([k, *senders[i]])
             phi = values(fed, i, models[i])
-            r[i, members] = KEPT * r[i, members] + (1 - KEPT) * phi
+            r[i, members] = DECAY * r[i, members] + (1 - DECAY) * phi
             weights[i, members] = np.maximum(phi, 0)
     w = fed.average(w, chosen, received, weights=weights)
     return {"client": {"w": w, "r": r}, "shared": {"chosen": chosen}}
@@ -80,28 +86,38 @@ def round(fed: Federation, state: State, t: int) -> State:
 def values(fed: Federation, i: int, w_mW: Tensor) -> np.ndarray:
     """Return the Shapley value of each of m models for local client i, float64 `[m]`."""
     m, repeats = len(w_mW), fed.options["orders"]
-    drawn = [fed.shuffle(int(fed.ids[i]), np.arange(m), repeat + 1).tolist() for repeat in range(repeats)]
-    orders = drawn or [list(order) for order in itertools.permutations(range(m))]
-    classes = fed.class_counts.shape[1]
+    if repeats:
+        players = np.arange(m)
+        drawn = [fed.shuffle(int(fed.ids[i]), players, 1 + repeat) for repeat in range(repeats)]
+        orders = [order.tolist() for order in drawn]
+    else:
+        orders = [list(order) for order in itertools.permutations(range(m))]
 
     def worth(coalitions: Sequence[frozenset[int]]) -> np.ndarray:
         means = w_mW[:1].repeat(len(coalitions), 1)
-        for row, s in zip(means, coalitions, strict=True):
-            row.copy_(sum(w_mW[j].double() for j in sorted(s)) / len(s))
+        for row, coalition in zip(means, coalitions, strict=True):
+            row.copy_(sum(w_mW[j].double() for j in sorted(coalition)) / len(coalition))
         return -np.asarray(fed.training_losses(i, means))
 
+    classes = fed.class_counts.shape[1]
     return shapley(orders, worth, -math.log(classes))
 
 
 def shapley(
-    orders: Sequence[Sequence[int]], worth: Callable[[Sequence[frozenset[int]]], np.ndarray], nobody: float
+    orders: Sequence[Sequence[int]],
+    worth: Callable[[Sequence[frozenset[int]]], np.ndarray],
+    nobody: float,
 ) -> np.ndarray:
-    """Return what each of m players adds to those before it, mean over orders (Castro et al., 2009), float64 `[m]`; a coalition is asked for once."""
+    """Return what each of m players adds to those before it, mean over orders, float64 `[m]`.
+
+    Castro et al., 2009. The worth of a coalition is computed once; `nobody` is that of none.
+    """
     before = [[frozenset(order[:n]) for n in range(len(order) + 1)] for order in orders]
-    asked = list(dict.fromkeys(s for row in before for s in row[1:]))
-    of = dict(zip(asked, worth(asked).tolist(), strict=True)) | {frozenset(): nobody}
+    coalitions = list(dict.fromkeys(s for row in before for s in row[1:]))
+    worths = dict(zip(coalitions, worth(coalitions).tolist(), strict=True))
+    worths[frozenset()] = nobody
     phi = np.zeros(len(orders[0]))
     for order, row in zip(orders, before, strict=True):
         for j, smaller, larger in zip(order, row, row[1:], strict=False):
-            phi[j] += of[larger] - of[smaller]
+            phi[j] += worths[larger] - worths[smaller]
     return phi / len(orders)

@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.methods import Candidates, Federation, State, _given
+from dpfl_mpi.methods import Candidates, Federation, State, Tensor, _given
 from dpfl_mpi.settings import option
 
-METHOD = _given.method("Random graph", ignores=("omega_period",), elementwise=True, colour="#000000", marker="*")
+METHOD = _given.method(
+    "Random graph", ignores=("omega_period",), elementwise=True, colour="#000000", marker="*"
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    redraw: bool = option(False, "draw the graph anew each round")  # Paper: does not say; once is DPFL's frozen Omega
+    # Paper: does not say; drawn once is DPFL's frozen Omega
+    redraw: bool = option(False, "draw the graph anew each round")
 
 
 def init(fed: Federation) -> State:
@@ -29,22 +32,30 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    again = fed.options["redraw"] or fed.graphs
-    chosen = state["shared"]["chosen"]
-    now = lambda w: draw(fed, t, fed.candidates()) if again else chosen  # noqa: E731
-    return _given.round(fed, state, now, lambda w, candidates: draw(fed, t, candidates))
+    def graph(w: Tensor) -> CollaborationGraph:
+        if fed.options["redraw"] or fed.graphs:
+            return draw(fed, t, fed.candidates())
+        return state["shared"]["chosen"]
+
+    return _given.round(fed, state, graph, lambda w, candidates: draw(fed, t, candidates))
 
 
 def draw(fed: Federation, t: int, candidates: Candidates) -> CollaborationGraph:
-    """Return the graph of round t: each client's first B_c - 1 reachable clients in its keyed order, with --graphs as many as it had there."""
+    """Return the graph of round t: the first candidates in each client's keyed order.
+
+    With --graphs a client has as many as in that round there.
+    """
     if not fed.graphs:
-        return fed.collect([fed.shuffle(k, candidates.of(k))[: candidates.room[k]] for k in fed.ids])
-    counts = np.minimum(fed.graphs[t].degrees(), candidates.room)
-    return fed.collect([order(fed, int(k), t, candidates)[: counts[k]] for k in fed.ids])
+        orders = [fed.shuffle(k, candidates.of(k)) for k in fed.ids]
+        limits = candidates.room
+    else:
+        orders = [stable_order(fed, int(k), t, candidates) for k in fed.ids]
+        limits = np.minimum(fed.graphs[t].degrees(), candidates.room)
+    return fed.collect([order[: limits[k]] for k, order in zip(fed.ids, orders, strict=True)])
 
 
-def order(fed: Federation, k: int, t: int, candidates: Candidates) -> np.ndarray:
-    """Return whom client k can receive from in round t, in the order that it draws from among all that are ever there."""
-    near = np.arange(fed.n) if fed.reach is None else fed.reach.of(k)
-    drawn = fed.shuffle(k, near[near != k], number=t if fed.options["redraw"] else 0)
-    return drawn[np.isin(drawn, candidates.of(k))]
+def stable_order(fed: Federation, k: int, t: int, candidates: Candidates) -> np.ndarray:
+    """Return client k's candidates in an order that does not depend on who is absent."""
+    reachable = np.arange(fed.n) if fed.reach is None else fed.reach.of(k)
+    order = fed.shuffle(k, reachable[reachable != k], number=t if fed.options["redraw"] else 0)
+    return order[np.isin(order, candidates.of(k))]

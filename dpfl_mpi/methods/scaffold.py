@@ -17,17 +17,24 @@ from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{karimireddy2020scaffold,
   title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
-  author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha},
+  author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and
+            Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha},
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2020}
 }"""
 METHOD = Method(
-    "SCAFFOLD", CITATION, topology="server", sends_models=False, elementwise=True, colour="#000000", line="--"
+    "SCAFFOLD",
+    CITATION,
+    topology="server",
+    sends_models=False,
+    elementwise=True,
+    colour="#000000",
+    line="--",
 )
 
 
 @dataclass(frozen=True)
 class Options:
-    global_lr: float = option(1.0, "eta_g, the server's step: 1 is the mean of the clients' models", above=0)
+    global_lr: float = option(1.0, "eta_g, the server's step; 1: the mean of the models", above=0)
 
 
 def init(fed: Federation) -> State:
@@ -38,20 +45,28 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t; lines of Algorithm 1. An absent client keeps its c_i."""
     x, c, c_i = state["shared"]["w"], state["shared"]["c"], state["client"]["c"]
-    total, steps = c_i * 0, c_i[:, :1] * 0  # sum of a client's gradients, and how many: K
+    rate = fed.options["global_lr"]
+    total = c_i * 0  # sum of a client's gradients
+    steps = c_i[:, :1] * 0  # K of each client
     y_i = fed.copies(x)  # lines 5, 7
-    y_i = fed.local_opt(y_i, fed.run.tau_train, partial(corrected, fed, c, c_i, total, steps))  # lines 8-11
+    gradient = partial(corrected_gradient, fed, c, c_i, total, steps)
+    y_i = fed.local_opt(y_i, fed.run.tau_train, gradient)  # lines 8-11
     c_next = (total / steps.clamp(min=1)).where(steps > 0, c_i)  # line 12, option II
     y = fed.mean(y_i)  # lines 13, 16
     present = float(fed.p[fed.active].sum() / fed.p[fed.participants].sum())  # |S| / N
     c = present * fed.mean(c_next - c_i) + c  # lines 13, 16, 17
-    x = y if fed.options["global_lr"] == 1 else fed.options["global_lr"] * (y - x) + x  # line 17
+    x = y if rate == 1 else rate * (y - x) + x  # line 17
     fed.evaluate(fed.copies(x))
     return {"client": {"c": c_next}, "shared": {"w": x, "c": c}}
 
 
-def corrected(fed: Federation, c: Tensor, c_i: Tensor, total: Tensor, steps: Tensor, block, batch) -> Tensor:
-    """The gradient g_i(y_i) - c_i + c of line 10; g_i is added to `total` `[K, W]`, and 1 to `steps` `[K, 1]`."""
+def corrected_gradient(
+    fed: Federation, c: Tensor, c_i: Tensor, total: Tensor, steps: Tensor, block, batch
+) -> Tensor:
+    """Compute g_i(y_i) - c_i + c of line 10 and return the losses.
+
+    g_i is added to `total` `[K, W]`, and 1 to `steps` `[K, 1]`.
+    """
     loss = fed.gradient(block, batch)  # line 9
     total[block.rows] += block.g
     steps[block.rows] += 1

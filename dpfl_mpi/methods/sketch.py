@@ -16,14 +16,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
+from dpfl_mpi.methods._senders import highest
 from dpfl_mpi.settings import option
 
 CITATION = """@misc{dogani2026semanticdfl,
-  title = {{SemanticDFL}: Similarity-Aware Pull-based Personalized Decentralized Federated Learning},
-  author = {Dogani, Javad and Khastkhodaei, Mostafa and Khunjush, Farshad and Laoutaris, Nikolaos}, year = {2026},
+  title = {{SemanticDFL}: Similarity-Aware Pull-based Personalized Decentralized
+    Federated Learning},
+  author = {Dogani, Javad and Khastkhodaei, Mostafa and Khunjush, Farshad and
+            Laoutaris, Nikolaos}, year = {2026},
   note = {https://hdl.handle.net/20.500.12761/2024}
 }"""
-METHOD = Method("Sketch", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, colour="#0072B2", line=":")
+METHOD = Method(
+    "Sketch",
+    CITATION,
+    searches=False,
+    sends_models=False,
+    ignores=OWN_GRAPH,
+    colour="#0072B2",
+    line=":",
+)
 
 
 @dataclass(frozen=True)
@@ -38,20 +49,25 @@ def round(fed: Federation, state: State, t: int) -> State:
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)
     where, size = signatures(w - fed.initial_row(), fed.options["entries"])
-    alike = cosines(fed.ids, fed.tell(where), fed.tell(size), w.shape[1])
-    near = [(row, fed.reachable(k), fed.most_senders[k]) for row, k in zip(alike, fed.ids, strict=True)]
-    chosen = fed.collect([n[np.argsort(-row[n], kind="stable")[:most]] for row, n, most in near])
+    similarity = cosines(fed.ids, fed.tell(where), fed.tell(size), w.shape[1])
+    senders = []
+    for k, row in zip(fed.ids, similarity, strict=True):
+        senders.append(highest(fed.reachable(k), row, fed.most_senders[k]))
+    chosen = fed.collect(senders)
     return {"client": {"w": fed.average(w, chosen)}, "shared": {"chosen": chosen}}
 
 
 def signatures(moved: Tensor, entries: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the largest entries of each row are, int32 `[K, P]`, and the entries, float32 `[K, P]`."""
+    """Return where each row's largest entries are, int32 `[K, P]`, and the entries, float32."""
     where = moved.abs().sort(dim=1, descending=True, stable=True).indices[:, :entries]
     return where.int().cpu().numpy(), moved.gather(1, where).cpu().numpy()
 
 
 def cosines(ids: np.ndarray, where: np.ndarray, size: np.ndarray, width: int) -> np.ndarray:
-    """Return the cosine of the signatures of local clients with those of all, `[N, P]`, as rows of `width` that are 0 elsewhere: float64 `[K, N]`."""
+    """Return the cosine of local clients' signatures with those of all, float64 `[K, N]`.
+
+    A signature, entries `size` `[N, P]` at `where`, stands for a row of `width`, else 0.
+    """
     size = size.astype(np.float64)
     norm = np.maximum(np.sqrt((size**2).sum(1)), 1e-12)
     out = np.zeros((len(ids), len(size)))

@@ -262,7 +262,7 @@ FOUR = {"clients": 4, "rounds": 1, "tau_train": 1, "budget": 3}
 def test_dac_hears_of_clients_from_the_most_similar_that_knows_them():
     s = np.array([0, 3.0, 2.0, 0, 0, 7.0])
     told = np.array([[1.0, 0, 0, 0, 0, 4.0], [5.0, 0, 0, 6.0, 0, 8.0]])  # by clients 1 and 2
-    dac.hop(s, np.array([False, False, False, True, True, True]), told, np.array([3.0, 2.0]))
+    dac.second_hop(s, np.array([False, False, False, True, True, True]), told, np.array([3.0, 2.0]))
     # of 3 only client 2 knows, of 4 none; client 1 is the more similar, so 5 is as it says
     assert s.tolist() == [0, 3, 2, 6, 0, 4]
 
@@ -273,7 +273,7 @@ def test_dac_draws_as_softmax_says():
         pairs = {}
         for t in range(2000):
             fed.members.round = t
-            pair = tuple(dac.drawn(fed, 0, np.log([9, 1, 2, 3])).tolist())
+            pair = tuple(dac.draw_senders(fed, 0, np.log([9, 1, 2, 3])).tolist())
             pairs[pair] = pairs.get(pair, 0) + 1
     for a, b in ((1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)):
         p = a / 6 * b / (6 - a)
