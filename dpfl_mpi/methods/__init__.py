@@ -1,4 +1,4 @@
-"""The methods, one file each, by the contract of docs/own-method.md: `load` checks a file, `engine/checks.py` what its functions return.
+"""The methods, one file each (docs/extend-methods.md). `load` checks what a file declares.
 
 Axes: N clients in all, K on this rank, W row width, T rounds.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings.fields import NoOptions, options_of
 
-if TYPE_CHECKING:  # names for annotations, for which nothing is loaded: a laptop without PyTorch lists methods
+if TYPE_CHECKING:  # for annotations alone: a laptop without PyTorch lists methods
     from torch import Tensor as Tensor
 
     from dpfl_mpi.federation import Federation as Federation
@@ -25,14 +25,23 @@ else:
     Candidates = Federation = Gradient = Predict = Received = Tensor = Any
 State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]
-CALLS = {"init": "fed", "round": "fed, state, t", "finetune_gradient": "fed, start", "newcomer": "fed, state"}
+PARAMETERS = {
+    "init": "fed",
+    "round": "fed, state, t",
+    "finetune_gradient": "fed, start",
+    "newcomer": "fed, state",
+}
 OPTIONAL = ("finetune_gradient", "newcomer")
-OWN_GRAPH = ("omega_period", "graphs")  # fields that a method does not read whose graph is new in each round
+OWN_GRAPH = ("omega_period", "graphs")  # settings that a graph drawn anew in each round ignores
+OF_GRAPHS = {"budget", "budget_counts_self", "reach", "flipped_run_ggc", *OWN_GRAPH}
+OF_SEARCH = {"ggc_period", "ggc_off_rounds", "ggc_repeats"}
+OPTIMIZERS = ("sgd", "adam", "adamw")
+MOST = 1000  # models per client, or calls of fed.every_row, in a round
 
 
 @dataclasses.dataclass(frozen=True)
 class Newcomer:
-    """How clients start that come after the last round: their rows, and how these are trained and scored (see `Federation`'s verbs)."""
+    """How a client starts that joins after the last round; see the verbs of `Federation`."""
 
     start: Any  # rows [K, W], trained in place
     gradient: Any = None
@@ -44,79 +53,119 @@ class Newcomer:
 class Method:
     """A method: what its file declares, and its functions, which `load` fills in."""
 
-    title: str = ""  # as tables print it; the file's name where empty
+    title: str = ""  # in tables; empty: the file's name
     citation: str = ""  # BibTeX
-    # in figures: "#RRGGBB" (hashed from the name where empty), and a curve's style and marker, as matplotlib names them
-    colour: str = ""
+    # in figures, as matplotlib names line and marker
+    colour: str = ""  # "#RRGGBB"; empty: derived from the title
     line: str = "-"
     marker: str = "o"
-    # between whom models move: no one; clients and a server, one up and one down per client and round; clients along a graph
+    # between whom models move: nobody, clients and a server, or clients along a graph
     topology: Topology = "graph"
-    searches: bool = True  # a graph: it is chosen by the greedy search, so the fields ggc_* count
-    asks_all: bool = False  # a graph: a choice receives and scores the model of each client in reach, whole ones
-    ignores: tuple[str, ...] = ()  # of a graph: fields that it does not read, of OWN_GRAPH
-    preprocesses: bool = False  # init trains tau_init epochs; the paper then runs two rounds fewer
-    finetunes: bool = True  # the rows are all that is scored, so +FT may train them on
-    models: int = 1  # that each client trains, tau_train epochs each, in a round
+    searches: bool = True  # of a graph: the greedy search chooses it, so ggc_* are read
+    asks_all: bool = False  # of a graph: a choice receives and scores every model in reach, whole
+    ignores: tuple[str, ...] = ()  # of a graph: settings of OWN_GRAPH that it does not read
+    preprocesses: bool = False  # init trains tau_init epochs, and a run has two rounds fewer
+    finetunes: bool = True  # only the rows are scored, so +FT may train them
+    models: int = 1  # that each client trains in a round, tau_train epochs each
     sends_models: bool = True  # and nothing else, so --attack can falsify what leaves a client
-    sends: str = ""  # a graph: what leaves a client, as --send layers=; "": all
-    # what is planned counts these two
-    every_row: int = 0  # how often a round calls fed.every_row, by which all rows come to all ranks, whole ones
-    optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")  # fewer where it takes steps of its own
-    # beside the verbs it computes element by element (no sums, exp or log): the native kernels then give it the same bits on all processors
+    sends: str = ""  # of a graph: the layers that leave a client, as --send layers=; empty: all
+    every_row: int = 0  # calls of fed.every_row in a round
+    optimizers: tuple[str, ...] = OPTIMIZERS  # fewer where it takes steps of its own
+    # Besides the verbs it computes without sums, exp or log, so the kernels give it the same bits
+    # on all processors.
     elementwise: bool = False
     init: Callable[[Any], State] = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
     round: Callable[[Any, State, int], State] = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
-    finetune_gradient: Callable[[Any, Any], Any] | None = dataclasses.field(default=None, repr=False)
+    finetune_gradient: Callable[[Any, Any], Any] | None = dataclasses.field(
+        default=None, repr=False
+    )
     newcomer: Callable[[Any, State], Newcomer] | None = dataclasses.field(default=None, repr=False)
     options: type = NoOptions
 
     @property
     def unread(self) -> set[str]:
-        """Names of the fields of `Run` that this method does not read: two Runs that differ in one of them are the same."""
-        out = set(self.ignores) | (set() if self.preprocesses else {"tau_init"})
+        """Names of settings that this method does not read, so they do not tell Runs apart."""
+        out = set(self.ignores)
+        if not self.preprocesses:
+            out.add("tau_init")
         if self.topology != "graph":
-            out |= {"budget", "budget_counts_self", "reach", "flipped_run_ggc", "omega_period", "graphs"}
+            out |= OF_GRAPHS
         if self.topology == "none":
-            out |= {"staleness"}
+            out.add("staleness")
         if self.topology != "graph" or not self.searches:
-            out |= {"ggc_period", "ggc_off_rounds", "ggc_repeats"}
+            out |= OF_SEARCH
         return out
 
 
+def whole(low: int) -> tuple[str, Callable[[Any], bool]]:
+    return (
+        f"whole numbers from {low} to {MOST}",
+        lambda value: type(value) is int and low <= value <= MOST,
+    )
+
+
+def subset(of: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:
+    return (
+        f"tuples of {', '.join(of)}",
+        lambda value: isinstance(value, tuple) and {*value} <= {*of},
+    )
+
+
+TEXT = "texts", lambda value: type(value) is str
+SWITCH = "True and False", lambda value: type(value) is bool
+# what a file may declare: the allowed values, in words and as a test
+RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "title": TEXT,
+    "citation": TEXT,
+    "colour": ("#RRGGBB", lambda value: re.fullmatch("(#[0-9A-Fa-f]{6})?", str(value)) is not None),
+    "line": TEXT,
+    "marker": TEXT,
+    "topology": (", ".join(get_args(Topology)), lambda value: value in get_args(Topology)),
+    "searches": SWITCH,
+    "asks_all": SWITCH,
+    "ignores": subset(OWN_GRAPH),
+    "preprocesses": SWITCH,
+    "finetunes": SWITCH,
+    "models": whole(1),
+    "sends_models": SWITCH,
+    "sends": TEXT,
+    "every_row": whole(0),
+    "optimizers": subset(OPTIMIZERS),
+    "elementwise": SWITCH,
+}
+
+
 def load(name: str, module: ModuleType) -> Method:
-    """Return the method that a module holds; where it breaks the contract, the `UserError` says how."""
+    """Return the method of a module; a `UserError` names what breaks the contract."""
     declared = getattr(module, "METHOD", Method())
     if not isinstance(declared, Method):
-        raise UserError(f"METHOD of the method {name} is {declared!r}; it must be a Method(...) of dpfl_mpi.methods")
-    kinds = {str: "texts", bool: "True and False"}
-    plain = [f for f in dataclasses.fields(Method) if type(f.default) in kinds]
-    rules = {f.name: (type(getattr(declared, f.name)) is type(f.default), kinds[type(f.default)]) for f in plain}
-    rules |= {
-        "topology": (declared.topology in get_args(Topology), ", ".join(get_args(Topology))),
-        "colour": (bool(re.fullmatch("(#[0-9A-Fa-f]{6})?", str(declared.colour))), "#RRGGBB"),
-    }
-    for field, low in (("models", 1), ("every_row", 0)):
+        must = "it must be a Method(...) of dpfl_mpi.methods"
+        raise UserError(f"METHOD of the method {name} is {declared!r}; {must}")
+    for field, (allowed, fits) in RULES.items():
         value = getattr(declared, field)
-        rules[field] = type(value) is int and low <= value <= 1000, f"whole numbers from {low} to 1000"
-    for field, known in (("ignores", OWN_GRAPH), ("optimizers", Method.optimizers)):
-        value = getattr(declared, field)
-        rules[field] = isinstance(value, tuple) and {*value} <= {*known}, f"tuples of {', '.join(known)}"
-    for field, (fits, allowed) in rules.items():
-        if not fits:
-            value = getattr(declared, field)
-            raise UserError(f"METHOD of the method {name} has {field}={value!r}; allowed are {allowed}")
-    functions: dict[str, Any] = {call: getattr(module, call, None) for call in CALLS}
-    for call, function in functions.items():
-        if function is None and call in OPTIONAL:
-            continue
-        if not callable(function):
-            must = "it must define init(fed) and round(fed, state, t)"
-            raise UserError(f"the method {name} has no function {call}; {must}")
-        try:
-            inspect.signature(function).bind(*CALLS[call].split(","))
-        except TypeError:
-            given = f"{call}{inspect.signature(function)}"
-            raise UserError(f"the method {name} defines {given}, which is called as {call}({CALLS[call]})") from None
+        if not fits(value):
+            wrong = f"METHOD of the method {name} has {field}={value!r}"
+            raise UserError(f"{wrong}; allowed are {allowed}")
+    functions = {call: function_of(name, module, call) for call in PARAMETERS}
     options = options_of(f"the method {name}", module)
-    return dataclasses.replace(declared, title=declared.title or name, options=options, **functions)
+    title = declared.title or name
+    return dataclasses.replace(declared, title=title, options=options, **functions)
+
+
+def function_of(name: str, module: ModuleType, call: str) -> Any:
+    """Return a module's function of this name; None where it may be missing."""
+    function = getattr(module, call, None)
+    if function is None and call in OPTIONAL:
+        return None
+    if not callable(function):
+        must = "it must define init(fed) and round(fed, state, t)"
+        raise UserError(f"the method {name} has no function {call}; {must}")
+    try:
+        inspect.signature(function).bind(*PARAMETERS[call].split(","))
+    except TypeError:
+        defined = f"{call}{inspect.signature(function)}"
+        called = f"{call}({PARAMETERS[call]})"
+        raise UserError(
+            f"the method {name} defines {defined}, which is called as {called}"
+        ) from None
+    return function

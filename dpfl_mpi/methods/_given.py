@@ -1,4 +1,4 @@
-"""DPFL's schedule along a given graph: shared by random_graph, oracle, pairwise, replay, nearest."""
+"""DPFL's schedule along a graph that is given: by chance, by a rule, or by another run."""
 
 from collections.abc import Callable
 from typing import Any
