@@ -1,4 +1,4 @@
-"""What a run writes and shows, gathered from all ranks by name."""
+"""What a run writes and prints, gathered from all ranks by name."""
 
 import json
 import time
@@ -38,14 +38,19 @@ BEST = {
 
 
 class Record:
-    """What a run writes into its results file. Every method is collective, and root writes.
+    """What a run writes into its results file and prints, on root. Every method is collective.
 
     `recorder` is None on the other ranks. An error of writing is raised on every rank.
     """
 
-    def __init__(self, parts: Parts, recorder: Recorder | None):
+    def __init__(self, parts: Parts, recorder: Recorder | None, quiet: bool):
+        run = parts.run
         self.parts = parts
         self.recorder = recorder
+        self.prints = parts.world.root and not quiet
+        self.total = run.rounds + run.finetune_epochs
+        self.start = 0.0  # of the round that is printed next
+        self.seconds = list[float]()  # of each round so far
 
     def write(self, on_root: Callable[[Recorder], None]) -> None:
         """Call `on_root` with the Recorder on root."""
@@ -150,6 +155,37 @@ class Record:
             values: Any = self.parts.members.to_root(rows_K, now)  # None but on root
             self.write(partial(Recorder.write_rows, name=name, values=values, n=n, first=first))
 
+    def print_heads(self) -> None:
+        """Print what is computed and the heads of columns; the first round begins."""
+        run, ranks = self.parts.run, self.parts.world.size
+        self.start = time.perf_counter()
+        if self.prints:
+            method = f"{short(run.method)} on {short(run.dataset)}, {run.clients} clients"
+            print(f"{method}, {ranks} rank{'s' * (ranks > 1)}, means over clients")
+            print(f"{'round':>11}{COLUMNS}{'  simulated' if run.network else ''}", flush=True)
+
+    def print_round(self, t: int) -> None:
+        """Print a round and the time left."""
+        members, notes = self.parts.members, self.parts.log.notes
+        best, clock = self.parts.scoring.best_test, self.parts.mail.ledger.clock
+        scores = {"val": notes["val_acc"], "test": notes["test_acc"], "best": best}
+        clients = members.gather(scores | {"received": notes["models_received"]})
+        if not self.prints:
+            return
+        now = time.perf_counter()
+        seconds, self.start = now - self.start, now
+        left = ""
+        if t:  # preprocessing tells nothing about a round
+            self.seconds.append(seconds)
+            left = duration((self.total - t) * float(np.mean(self.seconds)))
+        means = (100 * mean(clients[name][members.benign]) for name in scores)
+        percents = "".join(f"{value:8.2f}" for value in means).replace("nan", "  -")
+        received = clients["received"].mean()
+        simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
+        place = f"{t}/{self.total}"
+        cost = f"{received:10.1f}{seconds:9.2f}{left:>8}{simulated}"
+        print(f"{place:>11}{percents}{cost}", flush=True)
+
     def finish(self, job: Job) -> None:
         """Write what is known at the end, save the models where asked or small, close the file."""
         parts, ensemble = self.parts, self.parts.backend.ensemble
@@ -181,9 +217,10 @@ def open_record(
     start: dict[str, Any],
     snapshot: Path | None,
     still_ours: Callable[[], object],
+    quiet: bool,
 ) -> Record:
     """Return the Record of a run; arguments and errors are those of the Recorder. Collective."""
-    record = Record(parts, None)
+    record = Record(parts, None, quiet)
     clients = {} if snapshot else facts_of_clients(parts)
 
     def create() -> None:
@@ -226,42 +263,3 @@ def best_of(parts: Parts) -> dict[str, np.ndarray]:
     """Return this rank's best and last scores and epochs, `[K]` each, by name in the file."""
     arrays, _ = parts.state()
     return {dataset: arrays[name] for name, dataset in BEST.items()}
-
-
-class Progress:
-    """One line per round, printed by root; all ranks take part in the means."""
-
-    def __init__(self, parts: Parts, quiet: bool):
-        run, ranks = parts.run, parts.world.size
-        self.parts = parts
-        self.shows = parts.world.root and not quiet
-        self.total = run.rounds + run.finetune_epochs
-        self.start = time.perf_counter()
-        self.seconds = list[float]()  # of each round so far
-        if self.shows:
-            method = f"{short(run.method)} on {short(run.dataset)}, {run.clients} clients"
-            plural = "s" if ranks > 1 else ""
-            print(f"{method}, {ranks} rank{plural}, means over clients")
-            print(f"{'round':>11}{COLUMNS}{'  simulated' if run.network else ''}", flush=True)
-
-    def line(self, t: int) -> None:
-        """Print a round and the time left. Collective."""
-        members, notes = self.parts.members, self.parts.log.notes
-        best, clock = self.parts.scoring.best_test, self.parts.mail.ledger.clock
-        scores = {"val": notes["val_acc"], "test": notes["test_acc"], "best": best}
-        clients = members.gather(scores | {"received": notes["models_received"]})
-        if not self.shows:
-            return
-        now = time.perf_counter()
-        seconds, self.start = now - self.start, now
-        left = ""
-        if t:  # preprocessing tells nothing about a round
-            self.seconds.append(seconds)
-            left = duration((self.total - t) * float(np.mean(self.seconds)))
-        means = (100 * mean(clients[name][members.benign]) for name in scores)
-        percents = "".join(f"{value:8.2f}" for value in means).replace("nan", "  -")
-        received = clients["received"].mean()
-        simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
-        place = f"{t}/{self.total}"
-        cost = f"{received:10.1f}{seconds:9.2f}{left:>8}{simulated}"
-        print(f"{place:>11}{percents}{cost}", flush=True)

@@ -54,29 +54,29 @@ def find_finished(
     With --fresh there is none, and its checkpoints are deleted; but a requeued job, which has the
     same command line, goes on from them. Raises `UserError` where another file is in the way.
     """
+
+    def date() -> str | None:
+        if not os.path.lexists(path):
+            return None
+        try:
+            result = result_of(run, path)
+        except UserError as error:
+            # a checkpoint has a copy of what a torn result recorded
+            if isinstance(error, Unreadable) and checkpoints.folder.is_dir() and is_torn(path):
+                return None
+            again = "move it away, and the same command computes it anew"
+            raise UserError(f"{error}; {again}") from None
+        with result:
+            if not result.finished:
+                return None
+            check_current(result, run, job)
+            starts = result.starts()
+        return str(starts[-1].get("time", ""))[:16].replace("T", " ") if starts else ""
+
     requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0  # on root, at least
     if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
         world.decide(lambda: check_replaceable(path))
         checkpoints.clear(sure=True)
         return None
-    date: str | None = world.decide(lambda: finished_at(path, run, job, checkpoints.folder))
-    return date
-
-
-def finished_at(path: Path, run: Resolved, job: Job, checkpoints: Path) -> str | None:
-    """Return when the result at this path was computed, as `find_finished`. On root."""
-    if not os.path.lexists(path):
-        return None
-    try:
-        result = result_of(run, path)
-    except UserError as error:
-        # a checkpoint has a copy of what a torn result recorded
-        if isinstance(error, Unreadable) and checkpoints.is_dir() and is_torn(path):
-            return None
-        raise UserError(f"{error}; move it away, and the same command computes it anew") from None
-    with result:
-        if not result.finished:
-            return None
-        check_current(result, run, job)
-        starts = result.starts()
-    return str(starts[-1].get("time", ""))[:16].replace("T", " ") if starts else ""
+    found: str | None = world.decide(date)
+    return found

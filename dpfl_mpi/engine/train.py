@@ -7,7 +7,7 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.follow import Followers
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
-from dpfl_mpi.engine.record import Progress, Record, open_record
+from dpfl_mpi.engine.record import Record, open_record
 from dpfl_mpi.engine.start import agree, find_finished
 from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError
 from dpfl_mpi.federation import Parts
@@ -65,7 +65,7 @@ def compute(
         may_copy = run.finetune_epochs and not (state or run.newcomers or run.churn)
         if may_copy and after.from_base(job, parts, record):
             first = run.rounds + 1
-        progress = Progress(parts, job.quiet)
+        record.print_heads()
         for t in range(first, run.rounds + 1):
             watch.begin(t)
             parts.begin_round(t)
@@ -73,7 +73,7 @@ def compute(
                 break
             state = state_after(parts, method, state)
             record.round(state)
-            progress.line(t)
+            record.print_round(t)
             followers.tell(t)
             more = t < run.rounds
             due, stop = checkpoints.due(t, watch.stop(more, checkpoints.seconds))
@@ -87,7 +87,7 @@ def compute(
         if run.finetune_epochs:
             for t in after.tune(record, parts, method):
                 watch.begin(t)
-                progress.line(t)
+                record.print_round(t)
         if run.newcomers:
             assert state is not None
             for t in after.add_newcomers(record, parts, state, method):
@@ -121,7 +121,8 @@ def begin(
             print(f"starts over: {why}", flush=True)
     if checkpoints.note_start():
         watch.code = STALLED  # unless this start keeps a checkpoint
-    record = open_record(path, parts, start, checkpoints.results, checkpoints.still_ours)
+    snapshot, still_ours = checkpoints.results, checkpoints.still_ours
+    record = open_record(path, parts, start, snapshot, still_ours, job.quiet)
     if record.recorder and checkpoints.results:
         warn_of_change(record.recorder.starts[-1], start)
     return state, record
