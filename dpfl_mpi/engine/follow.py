@@ -45,7 +45,6 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
         self.path, self.job = path, job
         self.followers: list[Log | Callback] = []
         self.seconds = CALL_S
-        self.seen = (0, 0)  # inode and time of the results file when it was last read
         if job.log or job.callback:
             world.decide(self._start)
 
@@ -64,10 +63,6 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
         """Tell of the rounds that are new in the results file; round t was computed last."""
         if not self.followers or not self.path.exists():
             return
-        there = self.path.stat()
-        if self.seen == (there.st_ino, there.st_mtime_ns):
-            return  # the recorder still keeps the newest rounds in memory
-        self.seen = there.st_ino, there.st_mtime_ns
         for follower in [*self.followers]:
             try:
                 with limited(self.seconds), Result(self.path) as result:

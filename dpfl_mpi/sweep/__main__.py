@@ -17,10 +17,10 @@ from dpfl_mpi.results.result import Result, check_current
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.command_line import given, naming_lines, run_and_job
 from dpfl_mpi.settings.fields import fields
-from dpfl_mpi.sweep.entries import ASK_S, Entry, Queue, load_submissions
+from dpfl_mpi.sweep.entries import ASK_S, Entry, load_submissions
 from dpfl_mpi.sweep.local import LOOK_S, Local
 from dpfl_mpi.sweep.slurm import GRACE_S, flags_of, minutes, sbatch_text, submit
-from dpfl_mpi.sweep.table import Changes, interrupts, table, watch
+from dpfl_mpi.sweep.table import Monitor, interrupts, table
 from dpfl_mpi.sweep.wanted import GRID, bases, choose, grid, only, parser, runs_of, trials
 
 LEAST = {"ranks": 1, "nodes": 1, "cpus": 1, "max_parallel": 0}  # of whole numbers
@@ -61,8 +61,8 @@ def sweep(args: argparse.Namespace) -> int:
     for line in left_out:
         complain(line)
     load_submissions(entries, Path(job.results) / "sweeps")
-    queue, changes = Queue(entries), Changes()
-    states = {entry: entry.status(queue.jobs).state for entry in entries}
+    monitor = Monitor(entries)
+    states = {entry: monitor.state(entry) for entry in entries}
     for entry in (entry for entry in entries if states[entry] == "finished"):
         with Result(entry.path) as result:
             check_current(result, entry.run, job)
@@ -72,14 +72,14 @@ def sweep(args: argparse.Namespace) -> int:
         print(preview(args, job, todo, entries))
         return 0
     if todo and not args.list and args.cluster == "slurm":
-        submit(args, job, todo, entries, queue.jobs)
-        queue = Queue(entries)  # the last answer does not have these jobs
+        submit(args, job, todo, entries, monitor.queue.jobs)
+        monitor = Monitor(entries)  # the last answer does not have these jobs
     elif todo and not args.list:
-        Local(args, job, todo, entries, changes, queue).run()
+        Local(args, job, todo, monitor).run()
     if args.watch:
         pause_s = ASK_S if any(entry.on_slurm for entry in entries) else LOOK_S
-        watch(entries, changes, queue, pause_s)
-    failed = report(entries, queue)
+        monitor.watch(pause_s)
+    failed = report(monitor)
     for line in left_out:  # again: the first time may be hours ago
         print(f"\n{line}")
     if args.tune:
@@ -152,13 +152,13 @@ def preview(
     return "\n".join([*lines, *(f"# {by}: python -m dpfl_mpi {flags}" for flags in commands)])
 
 
-def report(entries: Sequence[Entry], queue: Queue) -> bool:
+def report(monitor: Monitor) -> bool:
     """Print how far all Runs are and why some failed; return whether one did."""
-    queue.ask()
-    statuses = [entry.status(queue.jobs) for entry in entries]
+    monitor.queue.ask()
+    statuses = monitor.statuses()
     print(table(statuses), flush=True)
     failed = False
-    for entry, status in zip(entries, statuses, strict=True):
+    for entry, status in zip(monitor.entries, statuses, strict=True):
         if status.state in ("failed", "unreadable"):
             failed = True
             how = "is unreadable"

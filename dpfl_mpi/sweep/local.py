@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 
@@ -16,9 +16,9 @@ from dpfl_mpi.mpi.node import visible_gpus
 from dpfl_mpi.settings import Job
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.storage.lock import Lock, born
-from dpfl_mpi.sweep.entries import Entry, Queue, Submission, load_submissions
+from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
 from dpfl_mpi.sweep.slurm import flags_of, new_folder
-from dpfl_mpi.sweep.table import Changes, watch
+from dpfl_mpi.sweep.table import Monitor
 from dpfl_mpi.sweep.wanted import bases
 
 LOOK_S = 0.5  # between two looks at the Runs
@@ -57,9 +57,10 @@ class Process:
         # Open MPI binds one or two ranks to the first cores: all Runs would share those
         launch = [mpirun(), "--bind-to", "none", "-n", str(args.ranks)]
         command = [*launch, sys.executable, "-m", "dpfl_mpi", *flags]
-        how = {"env": env, "stdin": DEVNULL, "start_new_session": True}
         with explained("mpirun cannot be started"), open(log, "ab") as out:
-            self.process = Popen(command, stdout=out, stderr=out, **how)
+            self.process = Popen(
+                command, env=env, stdin=DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
         self.born = born(self.process.pid)
         self.told_to_leave = False
 
@@ -80,22 +81,14 @@ class Process:
 class Local:
     """Computes Runs here: of all `entries` those that are `left` to begin; `begun` have a process."""
 
-    def __init__(
-        self,
-        args: Namespace,
-        job: Job,
-        todo: Sequence[Entry],
-        entries: Sequence[Entry],
-        changes: Changes,
-        queue: Queue,
-    ):
-        self.args, self.job, self.entries = args, job, entries
-        self.changes, self.queue = changes, queue
+    def __init__(self, args: Namespace, job: Job, todo: Sequence[Entry], monitor: Monitor):
+        self.args, self.job, self.monitor = args, job, monitor
+        self.entries = monitor.entries
         self.groups = gpu_groups(args, job)
         cores = len(os.sched_getaffinity(0)) // (args.ranks * args.cpus)
         most = args.max_parallel or max(1, cores)
         self.at_once = min(most, len(self.groups)) if self.groups else most
-        self.base_of = bases(entries)
+        self.base_of = bases(self.entries)
         self.left = sorted(todo, key=lambda entry: entry not in self.base_of.values())
         self.folder = new_folder(job)
         self.begun: list[Process] = []
@@ -108,18 +101,19 @@ class Local:
         """
         try:
             while self.left:
-                self.watch(lambda: len(self.going()) >= self.at_once or not self.ready())
+                self.monitor.watch(LOOK_S, self.full)
                 for entry in self.ready()[:1]:  # none if another sweep took up its base meanwhile
                     self.left.remove(entry)
                     if self.may_begin(entry):
                         self.begin(entry)
-            self.watch(lambda: bool(self.going()))
+            self.monitor.watch(LOOK_S, lambda: bool(self.going()))
         except BaseException:
             self.leave()
             raise
 
-    def watch(self, busy: Callable[[], bool]) -> None:
-        watch(self.entries, self.changes, self.queue, LOOK_S, busy)
+    def full(self) -> bool:
+        """Return whether nothing can begin: there is no room, or every base is still computed."""
+        return len(self.going()) >= self.at_once or not self.ready()
 
     def going(self) -> list[Process]:
         going = [process for process in self.begun if process.goes_on()]
@@ -129,9 +123,6 @@ class Local:
             self.save()  # or the table would call them failed
         return going
 
-    def state(self, entry: Entry) -> str:
-        return entry.status(self.queue.jobs).state
-
     def ready(self) -> list[Entry]:
         """Return the Runs to begin whose base, if any, is neither computed nor waited for."""
         return [entry for entry in self.left if not self.awaits_base(entry)]
@@ -140,15 +131,15 @@ class Local:
         base = self.base_of.get(entry.path.name)
         if base is None:
             return False
-        return base in self.left or self.state(base) in ("running", "waiting")
+        return base in self.left or self.monitor.state(base) in ("running", "waiting")
 
     def may_begin(self, entry: Entry) -> bool:
         """Return whether no other sweep has begun a Run meanwhile, and its base has not failed."""
         load_submissions(self.entries, self.folder.parent)
-        if self.state(entry) in ("finished", "running", "waiting"):
+        if self.monitor.state(entry) in ("finished", "running", "waiting"):
             return False
         base = self.base_of.get(entry.path.name)
-        state = self.state(base) if base else ""
+        state = self.monitor.state(base) if base else ""
         if base and state in ("failed", "stopped", "missing"):
             why = f"it goes on from {base.path.stem}, {state}"
             print(f"{entry.path.stem} is not begun: {why}", flush=True)

@@ -33,11 +33,32 @@ def table(statuses: Sequence[Status]) -> str:
     return "\n".join([*lines, f"{counted} of {len(statuses)}"])
 
 
-class Changes:
-    """Prints a line whenever a Run changes its state."""
+class Monitor:
+    """Looks at the Runs of a sweep; prints a line whenever one changes its state."""
 
-    def __init__(self) -> None:
-        self.states: dict[str, str] = {}
+    def __init__(self, entries: Sequence[Entry]):
+        self.entries, self.queue = entries, Queue(entries)
+        self.states: dict[str, str] = {}  # by the name of the Run, as last shown
+
+    def state(self, entry: Entry) -> str:
+        return entry.status(self.queue.jobs).state
+
+    def statuses(self) -> list[Status]:
+        return [entry.status(self.queue.jobs) for entry in self.entries]
+
+    def watch(self, pause_s: float, busy: Callable[[], bool] | None = None) -> None:
+        """Print changes until `busy` returns False; by default until no Run waits or runs."""
+        while True:
+            if _received:
+                raise KeyboardInterrupt
+            going = busy() if busy else None
+            statuses = self.statuses()
+            self.show(statuses)
+            if going is None:
+                going = any(status.state in ("waiting", "running") for status in statuses)
+            if not going:
+                return
+            self.queue.pause(pause_s)
 
     def show(self, statuses: Sequence[Status]) -> None:
         for status in statuses:
@@ -52,7 +73,7 @@ class Changes:
 def interrupts() -> Iterator[None]:
     """Raise KeyboardInterrupt on TERM and HUP, too; an ignored signal (nohup) stays ignored.
 
-    Python drops an exception that is raised in a destructor: `watch` raises it again.
+    Python drops an exception that is raised in a destructor: `Monitor.watch` raises it again.
     """
 
     def interrupt(number: int, _: object) -> NoReturn:
@@ -62,24 +83,3 @@ def interrupts() -> Iterator[None]:
     _received.clear()
     with handled([n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN], interrupt):
         yield
-
-
-def watch(
-    entries: Sequence[Entry],
-    changes: Changes,
-    queue: Queue,
-    pause_s: float,
-    busy: Callable[[], bool] | None = None,
-) -> None:
-    """Print changes until `busy` returns False; by default until no Run waits or runs."""
-    while True:
-        if _received:
-            raise KeyboardInterrupt
-        going = busy() if busy else None
-        statuses = [entry.status(queue.jobs) for entry in entries]
-        changes.show(statuses)
-        if going is None:
-            going = any(status.state in ("waiting", "running") for status in statuses)
-        if not going:
-            return
-        queue.pause(pause_s)

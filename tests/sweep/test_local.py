@@ -23,7 +23,7 @@ from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.sweep import __main__ as sweep
 from dpfl_mpi.sweep import entries, table
-from dpfl_mpi.sweep.entries import Entry, Queue, Status, Submission, load_submissions
+from dpfl_mpi.sweep.entries import Entry, Status, Submission, load_submissions
 
 SWEEP = (sys.executable, "-m", "dpfl_mpi.sweep")
 
@@ -149,7 +149,7 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch, numbe
         assert not table._received  # a second sweep starts without the first one's signal
         Interrupted()
         assert dropped == [KeyboardInterrupt]
-        table.watch([], table.Changes(), Queue([]), 0.0, lambda: True)
+        table.Monitor([]).watch(0.0, lambda: True)
 
 
 def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):
@@ -301,7 +301,7 @@ def test_the_table_word_for_word():
 
 
 def test_a_line_for_each_change_of_a_state(capsys):
-    changes = table.Changes()
+    changes = table.Monitor([])
     changes.show(STATUSES)
     changes.show([STATUSES[0], Status(NAMES[1], "running", 8, 20, 0.91), STATUSES[2]])
     assert capsys.readouterr().out == ""
