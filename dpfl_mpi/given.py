@@ -20,12 +20,13 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import INSTALLED, top
+from dpfl_mpi.plugins.code import top
 from dpfl_mpi.prepare import packed
 from dpfl_mpi.settings.command_line import run_and_job
 from dpfl_mpi.storage.files import explained, write
 from dpfl_mpi.storage.foreign import read_bytes, refused_as
 
+INSTALLED = ("site-packages", "dist-packages")
 # the file of a function round(fed, state, t); a method that declares more is written as a file
 METHOD = """{imports}
 from dpfl_mpi.methods import Method

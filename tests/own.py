@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dpfl_mpi.settings import option
 from dpfl_mpi.methods import Method
 from dpfl_mpi.methods.local import init
-import helper
+from . import helper
 
 METHOD = Method(title="Mine", topology="none", models=2, citation="@misc{mine, title = {Mine}}")
 
@@ -76,6 +76,7 @@ def folder(at: Path, **files: str) -> Path:
     """Write a folder with a method `mine.py`, a model `nets/net.py`, a data set `trees.py` and what they import; return it."""
     texts = {
         "mine": METHOD,
+        "__init__": "",
         "helper": "SCALE = 1.0\n",
         "nets/__init__": "",
         "nets/net": MODEL,

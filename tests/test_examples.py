@@ -31,7 +31,7 @@ NOISE = {"rounds": 1, "lr": 1e-8}  # nobody changes anything: the server's model
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, terminal):
     """A copy of the examples, with the backbone that one of them makes."""
-    at = tmp_path_factory.mktemp("examples") / "copy"
+    at = tmp_path_factory.mktemp("copy") / "examples"
     shutil.copytree(EXAMPLES, at, ignore=shutil.ignore_patterns("base.pt", "__pycache__"))
     script(at / "backbone.py").main(ranks=1, results=at.parent, quiet=True)
     return at

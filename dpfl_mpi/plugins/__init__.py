@@ -1,6 +1,7 @@
 """Data sets, methods and models by what a Run calls them, as docs/own-code.md says.
 
-`find` executes only what was admitted. A resolved Run has admitted what it names; results and checkpoints are never resolved.
+`find` executes only what was admitted. Resolving a Run admits what it names. The Run of a result or
+a checkpoint is never resolved.
 """
 
 import contextlib
@@ -34,11 +35,12 @@ LOADED: dict[tuple[str, str, str], Any] = {}  # what `find` returned, by kind, n
 def shipped(kind: str) -> list[str]:
     """Return the names of this package's own datasets, methods or models."""
     package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    modules = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    return sorted(name for name in modules if not name.startswith("_"))
 
 
 def names(kind: str) -> list[str]:
-    """Return all names: the shipped ones, then those that installed packages announce. No file is executed."""
+    """Return the shipped names, then those that installed packages announce; execute nothing."""
     own = shipped(kind)
     return own + sorted({point.name for point in announced(kind)} - {*own})
 
@@ -55,17 +57,20 @@ def is_path(name: str) -> bool:
 
 
 def short(name: Any) -> str:
-    """Return a name for tables, file names and messages: of a path its stem, of MODULE:OBJECT the object."""
+    """Return a name for tables, files and messages: the stem of a path, OBJECT of MODULE:OBJECT."""
     text = str(name)
     text = Path(text).stem if is_path(text) else text.rpartition(":")[2]
     return re.sub(r"[^\w.+-]", "_", text)
 
 
 def admit(kind: str, name: str) -> str:
-    """Check that there is such a data set, method or model, and allow `find` to execute it. Nothing is executed here.
+    """Check a data set, method or model, and allow `find` to execute it. Nothing is executed here.
 
-    Returns "" for a shipped one, else `code:` and the SHA-256 of its source (see `code`): what stands for it in the key of a Run. Where there is
-    none, or its source does not compile, the sentence of the `UserError` names the file and the line.
+    Returns:
+        "" for a shipped one, else `code:` and the SHA-256 of its code, as the key of a Run has it.
+
+    Raises:
+        UserError: there is none, or it does not compile (with the file and the line).
     """
     flag = f"--{kind} is {name}"
     if not isinstance(name, str):
@@ -73,11 +78,16 @@ def admit(kind: str, name: str) -> str:
     if not is_path(name) and ":" not in name and name in shipped(kind):
         return ""
     try:
-        code = in_path(flag, Path(name)) if is_path(name) else in_module(flag, target(kind, name, flag))
+        if is_path(name):
+            code = in_path(flag, Path(name))
+        else:
+            code = in_module(flag, target(kind, name, flag))
     except OSError as error:
-        raise UserError(f"{flag}, of which {error.filename} cannot be read: {error.strerror}") from None
-    if top(code.start) == PACKAGE:
-        raise UserError(f"{flag}, a file of dpfl_mpi itself; call it by its name, --{kind} {short(name)}")
+        why = f"{error.filename} cannot be read: {error.strerror}"
+        raise UserError(f"{flag}, of which {why}") from None
+    if top(code.module) == PACKAGE:
+        how = f"call it by its name, --{kind} {short(name)}"
+        raise UserError(f"{flag}, a file of dpfl_mpi itself; {how}")
     ADMITTED[kind, name] = code
     return admitted(kind, name)
 
@@ -86,46 +96,54 @@ def target(kind: str, name: str, flag: str) -> str:
     """Return what a name stands for, as `MODULE` or `MODULE:OBJECT`."""
     if ":" in name:
         return name
-    if not (found := {point.value: point for point in announced(kind) if point.name == name}):
+    points = {point.value: point for point in announced(kind) if point.name == name}
+    if not points:
         raise UserError(f"{flag}; allowed are {', '.join(names(kind))}, or {FORMS}")
-    if len(found) > 1:
-        who = " and ".join(sorted(f"{p.dist.name if p.dist else 'a package'} ({v})" for v, p in found.items()))
+    if len(points) > 1:
+        packages = {v: p.dist.name if p.dist else "a package" for v, p in points.items()}
+        who = " and ".join(sorted(f"{package} ({v})" for v, package in packages.items()))
         raise UserError(f"{flag}, a name that {who} announce; write --{kind} MODULE:OBJECT")
-    return str(next(iter(found)))
+    return next(iter(points))
 
 
 def find(kind: str, name: str) -> Any:
-    """Return a data set's or model's module, or a `methods.Method`; a model's imports torch. Not shipped: only what was admitted."""
+    """Return the module of a data set or a model (which imports torch), or a `methods.Method`.
+
+    Code that is not shipped must have been admitted.
+    """
     package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
-    if (code := ADMITTED.get((kind, name))) is None:
-        if name not in shipped(kind):
-            if not is_path(name):
-                target(kind, name, f"--{kind} is {name}")
-            raise UserError(f"the {kind} {name} is own code, executed only where a command line or a Run names it")
-        return package.load(name, importlib.import_module(f"{package.__name__}.{name}"))
+    code = ADMITTED.get((kind, name))
+    if code is None:
+        if name in shipped(kind):
+            return package.load(name, importlib.import_module(f"{package.__name__}.{name}"))
+        if not is_path(name):
+            target(kind, name, f"--{kind} is {name}")
+        where = "executed only where a command line or a Run names it"
+        raise UserError(f"the {kind} {name} is own code, {where}")
     key = kind, name, code.sha256
     if key not in LOADED:
-        inside, found = execute(f"--{kind} is {name}", code)
-        if kind == "model" and callable(found) and not hasattr(found, "build"):  # MODULE:FUNCTION is a model's build
-            found = SimpleNamespace(**vars(inside) | {"build": found})
+        module, found = execute(f"--{kind} is {name}", code)
+        if kind == "model" and callable(found) and not hasattr(found, "build"):
+            found = SimpleNamespace(**vars(module) | {"build": found})  # MODULE:FUNCTION
         if kind == "dataset":
-            found.OWN_DATA = getattr(found, "OWN_DATA", True)  # its name says nothing about the content
-            for made_by in (f for f in ("load", "read") if callable(getattr(found, f, None))):
-                sentence = failing_as(f"{made_by} of the data set {short(name)}", code)
-                setattr(found, made_by, sentence(getattr(found, made_by)))
+            found.OWN_DATA = getattr(found, "OWN_DATA", True)  # its name says not what is in it
+            for function in ("load", "read"):
+                if callable(getattr(found, function, None)):
+                    sentence = failing_as(f"{function} of the data set {short(name)}", code)
+                    setattr(found, function, sentence(getattr(found, function)))
         LOADED[key] = package.load(short(name), found)
     return LOADED[key]
 
 
 def forget() -> None:
-    """Let `find` execute the code of one's own anew."""
+    """Let `find` execute the code of one's own again."""
     LOADED.clear()
     forget_modules()
 
 
 @contextlib.contextmanager
 def failing_as(what: str, code: Code) -> Iterator[None]:
-    """Turn an error inside, but for too little memory, into one sentence that begins with `what` and names file and line of this code."""
+    """Turn an error inside into a sentence with the file and the line; not too little memory."""
     try:
         yield
     except (UserError, MemoryError):
@@ -135,7 +153,7 @@ def failing_as(what: str, code: Code) -> Iterator[None]:
 
 
 def admitted(kind: str, name: str) -> str:
-    """Return the hash of the code that `find` would execute, as `admit` returned it; "": none."""
+    """Return the hash of the code that `find` would execute, as `admit` does; "" for none."""
     return CODE + ADMITTED[kind, name].sha256 if (kind, name) in ADMITTED else ""
 
 

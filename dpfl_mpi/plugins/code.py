@@ -1,10 +1,12 @@
-"""Source code of one's own as a value: a file, what it imports from its own folder, and the hash of all of it; and its execution, from those very bytes.
-Executed, each code is a package of its own in `sys.modules`, whose name has the hash: an edited file is executed anew, and two folders may both have
-a `helper.py`. Neither `sys.path` nor the bytecode beside a file, which is told from an older one by whole seconds, plays a part.
+"""Code of one's own: its files, their hash, and its execution.
+
+The code of a file is that file. The code of a file in a package, a folder with an `__init__.py`, is
+all of the outermost package: its modules import each other as `from . import helper`. Each content
+is imported under a name of its own. So an edited file is executed again, and there can be two files
+or packages of one name.
 """
 
 import ast
-import builtins
 import contextlib
 import hashlib
 import importlib
@@ -12,46 +14,40 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
-from importlib.util import find_spec, spec_from_file_location
+from importlib.abc import MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from dpfl_mpi.errors import LONGEST, UserError
 
-PACKAGE = "dpfl_mpi"  # never part of somebody's code, although it may lie in the same folder
-INSTALLED = ("site-packages", "dist-packages")  # folders of many packages that do not belong together
-
-
-class Source(NamedTuple):
-    """A module: its file and the bytes of that, or a folder without an `__init__.py`, which has none."""
-
-    path: Path
-    data: bytes | None
-
-    @property
-    def is_package(self) -> bool:
-        return self.data is None or self.path.name == "__init__.py"
+PACKAGE = "dpfl_mpi"  # never the user's code
+OWN = "dpfl_mpi_own_"  # before the hash, in the names of modules
+# hash and place of an installed MODULE when it was imported, by its outermost package
+IMPORTED: dict[str, tuple[str, Path]] = {}
 
 
 class Code(NamedTuple):
-    """A module, what it imports from its folder, by name from there on ("mine", "helper", "package.part"), what of it is meant, the files it reads."""
+    """A module, and all files that count as its code."""
 
-    start: str
-    modules: dict[str, Source]
+    path: Path  # of the module
+    root: Path  # the same file, or the folder of its outermost package
+    module: str  # its name, from the outermost package on
     attribute: str  # the object that MODULE:OBJECT names, or ""
-    files: dict[str, str]  # SHA-256 by name
+    installed: bool  # Python finds it by its name
+    files: tuple[str, ...]  # that the module lists in FILES
+    sha256: str
 
     @property
-    def sha256(self) -> str:
-        """The hash of all modules and files by their names; that of the first module does not count, so it may be renamed."""
-        hashes = {n: hashlib.sha256(m.data or b"").hexdigest() for n, m in self.modules.items()}
-        parts = [["" if n == self.start else n, sha] for n, sha in hashes.items()]
-        parts += [[f"file {name}", sha] for name, sha in self.files.items()]
-        return hashlib.sha256(json.dumps([self.attribute, *sorted(parts)]).encode()).hexdigest()
+    def name(self) -> str:
+        """The name under which it is imported, one for each content and place."""
+        if self.installed:
+            return self.module
+        _, dot, inner = self.module.partition(".")
+        own = hashlib.sha256(f"{self.sha256} {self.root}".encode()).hexdigest()
+        return f"{OWN}{own[:16]}{dot}{inner}"
 
 
 def top(name: str) -> str:
@@ -60,172 +56,192 @@ def top(name: str) -> str:
 
 
 def in_path(flag: str, path: Path) -> Code:
-    """Return the code of a file; `UserError`, beginning with `flag`, where there is none, or a module does not compile."""
+    """Return the code of a file.
+
+    Raises:
+        UserError: there is none, or it does not compile. The sentence begins with `flag`.
+    """
     if not path.is_file():
         raise UserError(f"{flag}; there is no such file")
     path = path.resolve()
-    folder, parts = path.parent, [] if path.stem == "__init__" else [path.stem]
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    if (found := locate(folder, name := ".".join(parts))) is None or found.path != path:
-        instead = f"takes {found.path} in its place" if found else "cannot import it"
-        raise UserError(f"{flag}, which is {path}; by the name {name} Python {instead}: rename it")
-    return collect(flag, folder, name)
+    root, parts = path, [] if path.stem == "__init__" else [path.stem]
+    while (root.parent / "__init__.py").is_file():
+        root = root.parent
+        parts.insert(0, root.name)
+    code = code_of(flag, path, root, ".".join(parts))
+    if root == path:
+        refuse_beside(flag, path)
+    return code
 
 
 def in_module(flag: str, target: str) -> Code:
-    """Return the code of `MODULE` or `MODULE:OBJECT`, as `in_path` does; of an installed package only what lies in that package."""
+    """Return the code of `MODULE` or `MODULE:OBJECT`, as `in_path` does. Nothing is executed."""
     name, _, attribute = target.partition(":")
-    try:
-        spec = find_spec(top(name))
-    except (ImportError, ValueError):
-        spec = None
+    specs = (finder.find_spec(top(name), None) for finder in sys.meta_path)  # as on disk now
+    spec = next(filter(None, specs), None)
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
-    if not places or not places[0] or locate(Path(places[0]).parent, name) is None:
+    root = Path(places[0] or "") if places else Path()
+    base = root.parent.joinpath(*name.split("."))
+    endings = ["/__init__.py", ".py", *EXTENSION_SUFFIXES]
+    path = next((p for end in endings if (p := Path(f"{base}{end}")).is_file()), None)
+    if not places or path is None:
         raise UserError(f"{flag}; Python finds no module {name}")
-    return collect(flag, Path(places[0]).parent, name, attribute)
+    return code_of(flag, path, root, name, attribute, installed=True)
 
 
-def collect(flag: str, folder: Path, start: str, attribute: str = "") -> Code:
-    """Return a module of a folder with all that it imports from there."""
-    todo, modules, files = [start], dict[str, Source](), dict[str, str]()
-    while todo:
-        name = todo.pop()
-        foreign = top(name) != top(start) and (top(name) == PACKAGE or folder.name in INSTALLED)
-        source = None if foreign or name in modules else locate(folder, name)
-        if source is not None:
-            modules[name] = source
-            tree = parsed(flag, source)
-            todo += [*above(name), *imported(name, source, tree)]
-            files |= listed(flag, source, tree) if name == start else {}
-    for name in [*modules]:
-        for package in above(name):
-            modules.setdefault(package, Source(folder.joinpath(*package.split(".")), None))
-    return Code(start, dict(sorted(modules.items())), attribute, files)
+def code_of(
+    flag: str, path: Path, root: Path, module: str, attribute: str = "", installed: bool = False
+) -> Code:
+    """Return the code of a module; the hash has no absolute path, and no name of a single file."""
+    modules = [root]
+    if root.is_dir():
+        endings = (".py", *EXTENSION_SUFFIXES)
+        modules = sorted(p for p in root.rglob("*") if p.name.endswith(endings) and p.is_file())
+    files = files_of(flag, path) if path.suffix == ".py" else ()
+    content = [attribute, str(path.relative_to(root))]
+    content += [f"{digest(p)} {p.relative_to(root)}" for p in modules]
+    content += [f"{digest(path.parent / name)} file {name}" for name in files]
+    sha256 = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return Code(path, root, module, attribute, installed, files, sha256)
 
 
-def above(name: str) -> list[str]:
-    """Return the packages that a module lies in: Python executes them before it."""
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def locate(folder: Path, name: str) -> Source | None:
-    """Return a module by its name from a folder on, in Python's order: a package, a compiled module, a file."""
-    base = folder.joinpath(*name.split("."))
-    for path in (base / "__init__.py", *(base.with_name(base.name + end) for end in (*EXTENSION_SUFFIXES, ".py"))):
-        if path.is_file():
-            return Source(path, path.read_bytes())
-    return None
-
-
-def parsed(flag: str, source: Source) -> ast.Module:
-    try:
-        return ast.parse(source.data or b"" if source.path.suffix == ".py" else b"", source.path)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: of what nests too deep
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        what = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise UserError(f"{flag}, which does not compile: {what} ({source.path}{line})") from None
-
-
-def listed(flag: str, source: Source, tree: ast.Module) -> dict[str, str]:
-    """Return the SHA-256 of each file that a module lists in `FILES`, by name; the bytes are not kept: they may be many."""
-    out = {}
-    for node in (node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)):
+def files_of(flag: str, path: Path) -> tuple[str, ...]:
+    """Return the names of the files that a module lists in `FILES`."""
+    for node in parsed(flag, path).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if "FILES" not in (getattr(target, "id", "") for target in targets):
             continue
         names: Any = None
         with contextlib.suppress(ValueError, TypeError):
             names = ast.literal_eval(node.value)  # type: ignore[arg-type]
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise UserError(f'{flag}; FILES must be a list of names as it stands, such as ["base.pt"] ({source.path})')
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            raise not_listed(flag, path)
         for name in names:
-            path = source.path.parent / name
-            if not path.is_file():
-                raise UserError(f"{flag}, whose FILES name {name}; there is no such file ({path})")
-            with path.open("rb") as file:
-                out[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return out
+            if not (path.parent / name).is_file():
+                why = f"there is no such file ({path.parent / name})"
+                raise UserError(f"{flag}, whose FILES name {name}; {why}")
+        return tuple(names)
+    return ()
 
 
-def imported(name: str, source: Source, tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a module's import statements might mean; an object of a module looks like a module, too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            # one dot is the package that the module is in, which is the module itself where it is a package
-            parts = name.split(".")
-            base = parts[: len(parts) - node.level + source.is_package] if node.level else []
-            base += [node.module] if node.module else []
-            yield from (".".join([*base, *last]) for last in ([], *([alias.name] for alias in node.names)))
+def not_listed(flag: str, path: Path) -> UserError:
+    what = 'FILES must be a list of names as it stands, such as ["base.pt"]'
+    return UserError(f"{flag}; {what} ({path})")
 
 
-# execution --------------------------------------------------------------------------------------------------------------
-class Own(MetaPathFinder, Loader):
-    """Finds the modules of a code below a package whose name has its hash, and executes them from the bytes that were read."""
+def parsed(flag: str, path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), path)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # nested too deep
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UserError(f"{flag}, which does not compile: {what} ({path}{line})") from None
 
-    def __init__(self, code: Code):
-        # a file of the same content under another name is executed under that name
-        self.package = f"dpfl_mpi_own_{hashlib.sha256(f'{code.sha256} {code.start}'.encode()).hexdigest()[:16]}"
-        self.modules = {f"{self.package}.{name}": source for name, source in code.modules.items()}
-        self.builtins = vars(builtins) | {"__import__": self.import_}
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        source = self.modules.get(name)
-        if name == self.package or (source and source.data is None):
-            return ModuleSpec(name, None, is_package=True)
-        if source is None or source.path.suffix != ".py":
-            return source and spec_from_file_location(name, source.path)
-        places = [str(source.path.parent)] if source.is_package else None
-        return spec_from_file_location(name, source.path, loader=self, submodule_search_locations=places)
+def refuse_beside(flag: str, path: Path) -> None:
+    """Raise `UserError` where a single file imports what lies beside it: the hash has it not."""
+    for node in ast.walk(parsed(flag, path)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""] if node.level == 0 else ["."]
+        for name in {top(name) for name in names} - {*sys.stdlib_module_names, PACKAGE}:
+            beside = [path.with_name(f"{name}.py"), path.parent / name / "__init__.py"]
+            if not name or any(file.is_file() for file in beside):
+                how = "put both into a folder with an `__init__.py` and write `from . import ...`"
+                line = f"({path}, line {node.lineno})"  # type: ignore[attr-defined]
+                raise UserError(
+                    f"{flag}, which imports {name or 'a module'} beside it {line}; {how}"
+                )
 
-    def exec_module(self, module: ModuleType) -> None:
-        source = self.modules[module.__name__]
-        vars(module)["__builtins__"] = self.builtins
-        exec(compile(source.data or b"", source.path, "exec", dont_inherit=True), vars(module))
 
-    def import_(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        """Import as Python does, but `import helper` in these modules means the helper of this code."""
-        first = f"{self.package}.{top(name)}"
-        if level or first not in self.modules:
-            return __import__(name, globals, locals, fromlist, level)
-        found = __import__(f"{self.package}.{name}", globals, locals, fromlist)
-        return found if fromlist else sys.modules[first]  # `import a.b` names a
+# execution ----------------------------------------------------------------------------------------
+class FromSource(SourceFileLoader):
+    """Executes the source: Python tells old bytecode from an edited file by whole seconds."""
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+class Own(MetaPathFinder):
+    """Finds the modules of a package of one's own."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if path and name.startswith(OWN) else None
+        if spec and isinstance(spec.loader, SourceFileLoader) and spec.origin:
+            spec.loader = FromSource(name, spec.origin)
+        return spec
+
+
+sys.meta_path.insert(0, Own())
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
-    """Return the module, and the object of it that is meant or the module again; it is executed at most once per content."""
-    own = Own(code)
-    if own.package not in sys.modules:
-        sys.meta_path.insert(0, own)  # Python's own finder would take a package's modules from the disk
+    """Return the module, and the object of it that is meant or the module again.
+
+    It is executed at most once per content.
+    """
+    first = top(code.name)
+    version = code.sha256, code.root
+    if code.installed and IMPORTED.get(first, version) != version:
+        forget_modules(first)
+    importlib.invalidate_caches()  # a file may be younger than the list of its folder
     try:
-        module = importlib.import_module(f"{own.package}.{code.start}")
+        if not code.installed and first not in sys.modules:
+            load_root(first, code)
+        module = importlib.import_module(code.name)
     except (Exception, SystemExit) as error:
-        forget_modules(own.package)  # half executed
+        forget_modules(first)  # half executed
         raise UserError(f"{flag}, which fails: {failure(error, code)}") from None
+    if code_of(flag, *code[:5]).sha256 != code.sha256:
+        forget_modules(first)
+        raise UserError(f"{flag}, which was edited while it was read; start again")
+    if code.installed:
+        IMPORTED[first] = version
+    if module.__file__ and not code.path.samefile(module.__file__):
+        raise UserError(f"{flag}, for which Python takes {module.__file__}: rename it")
     if {*getattr(module, "FILES", ())} - {*code.files}:
-        raise UserError(f'{flag}; FILES must be a list of names as it stands, such as ["base.pt"] ({module.__file__})')
+        raise not_listed(flag, code.path)
     found = getattr(module, code.attribute, None) if code.attribute else module
     if found is None:
-        raise UserError(f"{flag}; the module {code.start} has no {code.attribute} ({module.__file__})")
+        what = f"the module {code.module} has no {code.attribute}"
+        raise UserError(f"{flag}; {what} ({module.__file__})")
     return module, found
 
 
+def load_root(name: str, code: Code) -> None:
+    """Execute the file, or the `__init__.py` of the package, as the module of this name."""
+    package = code.root.is_dir()
+    path = str(code.root / "__init__.py" if package else code.path)
+    places = [str(code.root)] if package else None
+    loader = FromSource(name, path)
+    spec = spec_from_file_location(name, path, loader=loader, submodule_search_locations=places)
+    assert spec
+    sys.modules[name] = module = module_from_spec(spec)
+    loader.exec_module(module)
+
+
 def forget_modules(package: str = "") -> None:
-    """Forget what was executed of a code, whose package this is, or of all."""
-    gone = {finder.package for finder in sys.meta_path if isinstance(finder, Own) and package in ("", finder.package)}
-    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "package", "") not in gone]
-    for name in [n for n in sys.modules if top(n) in gone]:
+    """Forget what was executed of a package, or of all code of one's own."""
+    gone = {package} if package else {*IMPORTED, *(n for n in sys.modules if n.startswith(OWN))}
+    for name in [name for name in sys.modules if top(name) in gone]:
         del sys.modules[name]
+    for name in gone:
+        IMPORTED.pop(name, None)
 
 
 def failure(error: BaseException, code: Code) -> str:
-    """Return the type and the message of an error as one line, and the innermost file and line of the code that raised it."""
-    text = re.sub(r"dpfl_mpi_own_[0-9a-f]{16}\.?", "", str(error))
+    """Return type and message of an error as one line, and the innermost line of this code."""
+    text = re.sub(rf"{OWN}[0-9a-f]{{16}}\.?", "", str(error))
     words = " ".join(text.split())[:LONGEST] or "no message"
-    files = {str(source.path) for source in code.modules.values()}
-    lines = [f"{f.filename}, line {f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
-    return f"{type(error).__name__}: {words} ({lines[-1] if lines else code.modules[code.start].path})"
+    place = str(code.path)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).is_relative_to(code.root):
+            place = f"{frame.filename}, line {frame.lineno}"
+    return f"{type(error).__name__}: {words} ({place})"

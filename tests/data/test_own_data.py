@@ -118,7 +118,7 @@ def test_defaults_of_own_data_follow_from_the_file(tmp_path):
         models[name] = Run(dataset="arrays", data=str(tmp_path / f"{name}.h5")).resolve()
     assert {name: run.model for name, run in models.items()} == {"t": "text", "v": "mlp", "s": "mlp", "i": "cnn"}
     assert {(run.rounds, run.augment, run.batch_size) for run in models.values()} == {(20, False, 16)}
-    found = {name: (str(run.partition), run.clients, run.budget.low) for name, run in models.items()}
+    found = {name: (str(run.partition), run.clients, run.budget.number) for name, run in models.items()}
     assert found["t"] == ("natural", 6, 2) and found["v"] == ("pathological", 20, 5)  # 0.25 x 6, halves up
     run = Run(dataset="arrays", data=str(tmp_path / "t.h5"), min_samples=2)
     assert run.resolve().clients == 6  # of two samples none is left to test
@@ -208,7 +208,8 @@ def test_an_error_of_own_code_names_its_line(tmp_path, line, sentence):
     helper, path = tmp_path / "helper.py", tmp_path / "mine.py"
     for function, arguments in (("load", []), ("read", [tmp_path])):
         helper.write_text(f"import numpy as np; make = lambda: arrays()\ndef arrays(): {line}\n")
-        path.write_text(f"import helper\n\n\ndef {function}(*source):\n    return helper.make()\n")
+        path.with_name("__init__.py").touch()
+        path.write_text(f"from . import helper\n\n\ndef {function}(*source):\n    return helper.make()\n")
         admit("dataset", str(path))
         said = refused("", made_by, str(path), find("dataset", str(path)), function, *arguments)
         assert said == f"{function} of the data set mine fails: {sentence.format(helper=helper)}"

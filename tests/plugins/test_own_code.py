@@ -2,6 +2,7 @@
 
 import json
 import os
+import py_compile
 import sys
 
 import own
@@ -40,77 +41,94 @@ def admitted(path):
     return find("method", str(path))
 
 
-# what belongs to the code -----------------------------------------------------------------------------------------------
+# what belongs to the code -------------------------------------------------------------------------
 FILES = {
-    "start": "import a\nfrom . import b\nfrom .c import x\nimport pack.part as p\ndef later():\n    import d\n",
-    "a": "import e, os\n",
-    "c": "x = 1\n",
+    "__init__": "",
+    "start": "from . import b\nfrom .pack import part, y\ndef later():\n    from . import d\n",
     "pack/__init__": "from .inside import y\n",
     "pack/inside": "y = 1\n",
-    "pack/part": "from ..b import z\n",
-    **dict.fromkeys(("b", "d", "e", "bare/deep", "other", "json"), ""),
+    "pack/part": "from .. import b\n",
+    **dict.fromkeys(("b", "d", "bare/deep"), ""),
 }
 
 
-def test_what_a_file_imports_from_its_folder(tmp_path):
-    """Absolute and relative imports, packages with what runs before their modules, imports inside functions; what it does not import is not its."""
-    own.write(tmp_path, **FILES)
-    code = in_path("--method", tmp_path / "start.py")
-    assert set(code.modules) == {"start", "a", "b", "c", "d", "e", "pack", "pack.inside", "pack.part"}
-    assert code.start == "start"
-    inside = in_path("--method", tmp_path / "pack" / "part.py")  # the folder around the outermost package
-    assert (inside.start, set(inside.modules)) == ("pack.part", {"pack", "pack.part", "pack.inside", "b"})
-    own.write(tmp_path, start="import json, bare.deep, numpy\n")  # its own json.py goes before Python's
-    (tmp_path / "numpy").mkdir()  # a bare folder does not go before an installed package
-    assert set(in_path("--method", tmp_path / "start.py").modules) == {"start", "json", "bare", "bare.deep"}
+def hash_of(path):
+    return in_path("--method", path).sha256
 
 
-def test_every_form_of_an_import_finds_the_file_beside(tmp_path):
-    """A name of several parts, several names, another name, inside a function; what is of Python stays of Python."""
+def test_a_file_alone_is_its_code(tmp_path):
+    """Whatever lies beside it, and whatever its name; it cannot import what lies beside it."""
+    own.write(tmp_path, start="import os, json\n", other="", json="")
+    first = hash_of(tmp_path / "start.py")
+    (tmp_path / "start.py").rename(tmp_path / "renamed.py")
+    own.write(tmp_path, other="x = 1\n")
+    assert hash_of(tmp_path / "renamed.py") == first
+    for line in ("import other", "from other import x", "from . import other", "import other.x"):
+        own.write(tmp_path, start=f"\ndef init(fed):\n    {line}\n")
+        sentence = f"beside it ({tmp_path}/start.py, line 3); put both into a folder with an `__in"
+        refused(sentence, in_path, "--method", tmp_path / "start.py")
+
+
+def test_a_package_is_the_code_of_each_of_its_files(tmp_path):
+    """By all Python files in it and by the file that is meant; not by where it lies."""
+    one = own.write(tmp_path / "one", **FILES)
+    first = hash_of(one / "start.py")
+    assert hash_of(own.write(tmp_path / "two", **FILES) / "start.py") == first
+    assert hash_of(one / "b.py") != first != hash_of(one / "d.py")
+    inside = in_path("--method", one / "pack" / "part.py")
+    assert (inside.module, inside.root) == ("one.pack.part", one)
+    for name in FILES:
+        own.write(one, **{name: FILES[name] + "#\n"})
+        assert hash_of(one / "start.py") != first, name
+        own.write(one, **{name: FILES[name]})
+    (one / "notes.txt").touch()
+    assert hash_of(one / "start.py") == first
+
+
+def test_relative_imports_find_the_files_of_the_package(tmp_path):
+    """Modules, packages, names of modules, inside functions; Python's own stay Python's."""
     start = (
-        '"""Doc."""\nfrom __future__ import annotations\nimport os, helper, json as j\nimport pack.part\nimport pack.part as p\n'
-        "from pack import part as q, y\nfrom helper import *\nfrom bare import deep\ndef init(fed):\n    import pack.late as late, pack.late\n"
-        "    return __doc__, os.sep, j.loads('1'), helper.x, pack.part is p is q, y, x, deep.d, late is pack.late\n"
+        "import os, json as j\nfrom . import helper\nfrom .pack import part as q, y\n"
+        "from .helper import *\nfrom .bare import deep\ndef init(fed):\n    from .pack import late\n"
+        "    return os.sep, j.loads('1'), helper.x, q.__name__[-9:], y, x, deep.d, late.x\n"
         "def round(fed, state, t): pass\n"
     )
-    more = {"pack/__init__": "y = 2\n", "pack/part": "", "pack/late": "import helper\n", "bare/deep": "d = 4\n"}
-    own.write(tmp_path, start=start, helper="x = 3\n", **more)
-    assert admitted(tmp_path / "start.py").init(None) == ("Doc.", "/", 1, 3, True, 2, 3, 4, True)
-
-
-def test_the_hash_is_that_of_all_contents_and_of_no_place(tmp_path):
-    own.write(tmp_path / "one", **FILES)
-    first = in_path("", tmp_path / "one" / "start.py").sha256
-    own.write(tmp_path / "two", **{"renamed" if n == "start" else n: text for n, text in FILES.items()})
-    assert in_path("", tmp_path / "two" / "renamed.py").sha256 == first
-    for name in FILES:
-        own.write(tmp_path / "one", **{name: FILES[name] + "#\n"})
-        changed = in_path("", tmp_path / "one" / "start.py").sha256 != first
-        assert changed == (name not in ("bare/deep", "other", "json")), name
-        own.write(tmp_path / "one", **{name: FILES[name]})
-    assert in_path("", tmp_path / "one" / "start.py").sha256 == first
+    more = {
+        "pack/__init__": "y = 2\n",
+        "pack/part": "",
+        "pack/late": "from ..helper import x\n",
+        "bare/deep": "d = 4\n",
+        "json": "",
+    }
+    own.write(tmp_path, __init__="", start=start, helper="x = 3\n", **more)
+    found = admitted(tmp_path / "start.py").init(None)
+    assert found == ("/", 1, 3, "pack.part", 2, 3, 4, 3)
 
 
 def test_what_was_hashed_is_what_runs(tmp_path):
-    """Under its own name; not a file that was edited meanwhile, and not the bytecode beside it, which Python tells from an older one by whole seconds."""
+    """A file that is edited in between is refused; old bytecode beside it is not executed."""
     text = own.METHOD.replace('title="Mine", ', "")
     own.folder(tmp_path, mine_a=text, mine_b=text)
     runs = [Run(method=str(tmp_path / f"mine_{name}.py"), **own.SMALL).resolve() for name in "ab"]
-    assert runs[0].contents["method"] == runs[1].contents["method"]
     assert [find("method", run.method).title for run in runs] == ["mine_a", "mine_b"]
     method = own.folder(tmp_path) / "mine.py"
-    held = admit("method", str(method))
-    method.write_text("raise RuntimeError\n")
-    assert find("method", str(method)).title == "Mine"
-    method.write_text(own.METHOD.replace('"Mine"', '"Ours"'))  # as long as before
-    os.utime(method, (1, 1))
-    assert admitted(method).title == "Ours" and admit("method", str(method)) != held
-    assert not (tmp_path / "__pycache__").exists()
+    before = admit("method", str(method))
+    method.write_text("x = 1\n")
+    refused("mine.py, which was edited while it was read; start again", find, "method", str(method))
+    for title in ("Mine", "Ours"):  # files of the same length and time
+        method.write_text(own.METHOD.replace('"Mine"', f'"{title}"'))
+        os.utime(method, (1, 1))
+        assert admitted(method).title == title
+        py_compile.compile(str(method))
+    assert admit("method", str(method)) != before
 
 
 def test_two_folders_may_have_helpers_of_one_name(tmp_path):
     """And both are there at once, for imports that happen later, too."""
-    later = "def init(fed):\n    from helper import SCALE\n    return SCALE\n\ndef round(fed, state, t): pass\n"
+    later = (
+        "def init(fed):\n    from .helper import SCALE\n    return SCALE\n\n"
+        "def round(fed, state, t): pass\n"
+    )
     folders = [own.folder(tmp_path / f"v{i}", mine=later, helper=f"SCALE = {i}\n") for i in (1, 2)]
     found = [admitted(folder / "mine.py") for folder in folders]
     assert [method.init(None) for method in found] == [1, 2]
@@ -131,10 +149,15 @@ def package(tmp_path, monkeypatch):
     """An installed package `lab` that announces a method, a model and a data set; executing any of it leaves a mark."""
     site = tmp_path / "site"
     mark = MARK.format(str(tmp_path / "executed"))
-    gossip = own.METHOD.replace("import helper", "from lab import helper")
+    gossip = own.METHOD
     texts = {"gossip": gossip, "nets": own.MODEL, "trees": own.DATA}
-    parts = {"helper": "SCALE = 1.0\n", "parts": "from torch import nn\n\ndef hidden(i):\n    return nn.Linear(i, 8)\n"}
-    own.write(site / "lab", __init__="", **{name: mark + text for name, text in (texts | parts).items()})
+    parts = {
+        "helper": "SCALE = 1.0\n",
+        "parts": "from torch import nn\n\ndef hidden(i):\n    return nn.Linear(i, 8)\n",
+    }
+    own.write(
+        site / "lab", __init__="", **{name: mark + text for name, text in (texts | parts).items()}
+    )
     points = "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
     announce(site, "lab", points + "[dpfl_mpi.datasets]\nlab_trees = lab.trees\n")
     monkeypatch.syspath_prepend(site)
@@ -143,7 +166,11 @@ def package(tmp_path, monkeypatch):
 
 def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, said):
     """Listing and admitting them executes nothing; a shipped name wins over an announced one."""
-    assert names("method")[-1] == "lab_gossip" and "lab_net" in names("model") and "lab_trees" in names("dataset")
+    assert (
+        names("method")[-1] == "lab_gossip"
+        and "lab_net" in names("model")
+        and "lab_trees" in names("dataset")
+    )
     assert "lab_gossip" in said(parse, "--help")
     assert admit("method", "fedavg") == "" and find("method", "fedavg").title == "FedAvg"
     assert admit("model", "lab_net").startswith("code:")
@@ -167,11 +194,16 @@ def test_module_and_object_and_one_name_of_two_packages(package, tmp_path, monke
     refused(f"--model is {named}; the module lab.nets has no build_it", find, "model", named)
     announce(tmp_path / "second", "den", "[dpfl_mpi.methods]\nlab_gossip = den.method\n")
     monkeypatch.syspath_prepend(tmp_path / "second")
-    refused("a name that den (den.method) and lab (lab.gossip) announce; write", admit, "method", "lab_gossip")
+    refused(
+        "a name that den (den.method) and lab (lab.gossip) announce; write",
+        admit,
+        "method",
+        "lab_gossip",
+    )
 
 
 @pytest.mark.parametrize("method, text, sentence", [
-    ("mine.py", "import helper\nhelper.none\n", "--method is {0}, which fails: AttributeError: module 'helper' has no attribute 'none' ({0}, line 2)"),
+    ("mine.py", "from . import helper\nhelper.none\n", "--method is {0}, which fails: AttributeError: module 'helper' has no attribute 'none' ({0}, line 2)"),
     ("mine.py", "import nowhere\n", "--method is {0}, which fails: ModuleNotFoundError: No module named 'nowhere' ({0}, line 1)"),
     ("mine.py", "from . import nowhere\n", "which fails: ImportError: cannot import name 'nowhere' from ''"),
     ("mine.py", "raise SystemExit(3)\n", "--method is {0}, which fails: SystemExit: 3 ({0}, line 1)"),
@@ -194,7 +226,9 @@ def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentenc
 def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
     """Of the file, of what it imports, and of its FILES: of a method, a model and a data set."""
     texts = {"mine": own.METHOD, "nets/net": own.MODEL, "trees": own.DATA}
-    files = {name: f'{text}FILES = ["{name.removeprefix("nets/")}.pt"]\n' for name, text in texts.items()}
+    files = {
+        name: f'{text}FILES = ["{name.removeprefix("nets/")}.pt"]\n' for name, text in texts.items()
+    }
     a, b = (own.folder(tmp_path / place, **files) for place in "ab")
     for at in (a, b):
         for name in texts:
@@ -207,7 +241,11 @@ def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
     assert first.slug().startswith("trees-pathological-mine-s42-") and run(b).slug() == first.slug()
     assert first.key()["method"] == admit("method", str(a / "mine.py")) != str(a / "mine.py")
     slugs = [first.slug()]
-    for name in ("helper.py", "nets/parts.py", *(f"{name}.{end}" for name in texts for end in ("py", "pt"))):
+    for name in (
+        "helper.py",
+        "nets/parts.py",
+        *(f"{name}.{end}" for name in texts for end in ("py", "pt")),
+    ):
         with (a / name).open("a") as file:
             file.write("# edited\n")
         slugs.append(run(a).slug())
@@ -219,7 +257,10 @@ def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_pat
     at = own.folder(tmp_path)
     old = run_of(at)
     (at / "helper.py").write_text("SCALE = 2.0\n")
-    said, fields = f"the name of another Run; this is {run_of(at).slug()}", {"method": str(at / "mine.py")} | own.SMALL
+    said, fields = (
+        f"the name of another Run; this is {run_of(at).slug()}",
+        {"method": str(at / "mine.py")} | own.SMALL,
+    )
     refused(said, run_here, old.path(tmp_path), fields)
     assert not old.path(tmp_path).exists()
     run_here(tmp_path / "mine-s42-20261126.h5", fields)  # a date is no other Run
@@ -229,7 +270,10 @@ def test_options_are_declared_as_the_shipped_ones(tmp_path):
     mine = own.folder(tmp_path) / "mine.py"
     assert parse([f"--method={mine}", "--options.scale=2"])[0].options == {"scale": 2.0}
     tried = wanted.trials([Run()], f"{mine}.scale=0.5,1")
-    assert [run.resolve().options for runs in tried.values() for run in runs] == [{"scale": 0.5}, {"scale": 1}]
+    assert [run.resolve().options for runs in tried.values() for run in runs] == [
+        {"scale": 0.5},
+        {"scale": 1},
+    ]
     assert len({run.resolve().slug() for runs in tried.values() for run in runs}) == 2
 
 
@@ -238,8 +282,16 @@ def test_options_are_declared_as_the_shipped_ones(tmp_path):
 def outside(tmp_path_factory):
     """A folder with a method, a model and a data set, and the result of a run of two ranks that was started in it."""
     at = own.folder(tmp_path_factory.mktemp("outside"))
-    words = ["--method=mine.py", "--model=nets/net.py", "--dataset=trees.py", "--save_models", "--options.scale=0.5"]
-    done = mpirun(2, "-m", "dpfl_mpi", *words, *(f"--{n}={v}" for n, v in own.SMALL.items()), cwd=at)
+    words = [
+        "--method=mine.py",
+        "--model=nets/net.py",
+        "--dataset=trees.py",
+        "--save_models",
+        "--options.scale=0.5",
+    ]
+    done = mpirun(
+        2, "-m", "dpfl_mpi", *words, *(f"--{n}={v}" for n, v in own.SMALL.items()), cwd=at
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "mine on trees, pathological, 4 clients" in done.stdout
     (path,) = (at / "results").glob("*.h5")
@@ -251,7 +303,9 @@ def alone(outside, tmp_path, monkeypatch):
     """The result where the files have become others, which leave a mark when they are executed; the working directory is theirs."""
     _, path, _ = outside
     mark = MARK.format(str(tmp_path / "executed"))
-    own.folder(tmp_path, **{name: mark for name in ("mine", "nets/net", "nets/parts", "trees", "helper")})
+    own.folder(
+        tmp_path, **{name: mark for name in ("mine", "nets/net", "nets/parts", "trees", "helper")}
+    )
     (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.chdir(tmp_path)
     yield tmp_path / path.name
@@ -262,7 +316,12 @@ def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, result_of, monk
     """To the bit; and the same command finds it and says so."""
     at, path, _ = outside
     monkeypatch.chdir(at)
-    fields = {"method": "mine.py", "model": "nets/net.py", "dataset": "trees.py", "options": {"scale": 0.5}} | own.SMALL
+    fields = {
+        "method": "mine.py",
+        "model": "nets/net.py",
+        "dataset": "trees.py",
+        "options": {"scale": 0.5},
+    } | own.SMALL
     with Result(path) as two:
         one = result_of(fields)
         assert Result.same_numbers(one, two) and Result.differences(one, two) == []
@@ -282,11 +341,15 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said):
         assert figure_names.row_name(result.run) == "Mine"
         (row,) = accuracy_table.measure(of_results([result])).to_dict("records")
         assert (row["method"], row["setting"]) == ("Mine", "Trees Patho(2)")
-        assert row["mean"] == pytest.approx(100 * result.test_acc, rel=1e-14)  # summed in another order
+        assert row["mean"] == pytest.approx(
+            100 * result.test_acc, rel=1e-14
+        )  # summed in another order
         assert set(learning_curves.draw(of_results([result])).data["method"]) == {"Mine"}
     assert "mine on trees, finished" in said(show.main, alone)
     assert said(show.main, "--cite", alone).endswith("\n\n@misc{mine, title = {Mine}}\n")
-    refused("executed only where a command line or a Run names it", find, "method", result.run.method)
+    refused(
+        "executed only where a command line or a Run names it", find, "method", result.run.method
+    )
 
 
 def test_a_number_that_no_method_can_declare_is_refused(alone):
@@ -302,12 +365,17 @@ def test_a_number_that_no_method_can_declare_is_refused(alone):
 def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
     model = f"--model={outside[0]}/nets/net.py"
     for words, sentence in (
-        ([], "model and data set are code of their own; name them with --model (nets/net.py) and --dataset (trees.py)"),
+        (
+            [],
+            "model and data set are code of their own; name them with --model (nets/net.py) and --dataset (trees.py)",
+        ),
         (["--model=nets/net.py"], "--model is nets/net.py; other code than the run's"),
         ([model], "the run's data set is code of its own; name it with --dataset (trees.py)"),
     ):
         assert sentence in said(evaluate.main, alone, *words, code=2)
-    assert "the same for 4 of 4 clients" in said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
+    assert "the same for 4 of 4 clients" in said(
+        evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py"
+    )
 
 
 def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
@@ -319,9 +387,14 @@ def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
     other = {"method": str(edited / "mine.py"), "dataset": str(at / "trees.py")}
     third = {"method": str(at / "mine.py"), "dataset": str(edited / "trees.py")}
     with Result(path) as first:
-        rows = accuracy_table.measure(of_results([first, result_of(fields | other), result_of(fields | third)]))
+        rows = accuracy_table.measure(
+            of_results([first, result_of(fields | other), result_of(fields | third)])
+        )
     assert len(rows) == 3 and list(rows["n"]) == [1, 1, 1]
-    assert rows["setting"].nunique() == 2 and len(set(zip(rows["setting"], rows["method"], strict=True))) == 3
+    assert (
+        rows["setting"].nunique() == 2
+        and len(set(zip(rows["setting"], rows["method"], strict=True))) == 3
+    )
     assert sum(name.startswith("Mine, method mine [") for name in rows["method"]) == 2
 
 
@@ -349,7 +422,10 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
     done = mpirun(2, tmp_path / "script.py", a, b, "--method=mine.py", *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("error: rank 1 on ") and done.stderr.count("\n") == 1
-    assert "--method is mine.py, of which this is another version than the one that root read" in done.stderr
+    assert (
+        "--method is mine.py, of which this is another version than the one that root read"
+        in done.stderr
+    )
     own.folder(a, **{"nets/parts": "raise ValueError('no such layer')\n"})
     done = mpirun(2, tmp_path / "script.py", a, a, "--model=nets/net.py", *words)
     said = f"error: --model is nets/net.py, which fails: ValueError: no such layer ({a}/nets/parts.py, line 1)\n"
@@ -359,10 +435,14 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
 # what else takes names --------------------------------------------------------------------------------------------------
 def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):
     """A data set with `read` is staged under its short name; its data count by their content."""
-    text = 'SOURCE, NO_DOWNLOAD = "a file", "none"\n' + own.DATA.replace("TITLE = None", 'TITLE = "data/trees.h5"')
+    text = 'SOURCE, NO_DOWNLOAD = "a file", "none"\n' + own.DATA.replace(
+        "TITLE = None", 'TITLE = "data/trees.h5"'
+    )
     own.folder(tmp_path, trees=text.replace("def load():", "def read(source):"))
     monkeypatch.chdir(tmp_path)
-    assert "data/trees.h5: 240 training and 80 test" in said(prepare.main, "trees.py", "--source=helper.py")
+    assert "data/trees.h5: 240 training and 80 test" in said(
+        prepare.main, "trees.py", "--source=helper.py"
+    )
     assert len(Run(dataset="trees.py", **own.SMALL).resolve().contents["data"]) == 64
     result = result_of({"dataset": "trees.py", "tau_init": 0} | own.SMALL)
     declared = json.loads(str(result.file.attrs["declared"]))["dataset"]
