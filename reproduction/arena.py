@@ -1,12 +1,19 @@
-"""Does the choice of collaborators help? `python -m dpfl_mpi.sweep reproduction/arena.py`, again when that is through, computes the cells.
-With `--collect DIR` arena.csv gets a line of each finished cell, arena-clients.csv one of each client of it; page.py makes the tables of arena.md of them.
-A client's accuracy is on all test images of its classes, weighted as its own are; `own` is that on its own.
-Cells that arena.csv has are not computed again, so the work can go on on another machine; where a row changes, take its lines out.
-`--cell WORDS` prints the commands of the cells whose names have all of these words, and that of their data.
+"""Does the choice of collaborators help? page.py makes the tables of arena.md.
 
-A cell is a setting, a row and a seed. All rows of a setting and seed have the same clients, the budget B_c = 0.1N (HAR's 30 people: 6) and as many local epochs:
-methods that train 10 epochs before round 1 have two rounds of 5 less. Random graphs of DPFL's degrees take those of a result, which the first call computes.
-Exact CIFAR-10 and CIFAR-100 images and HAR: real_images.py. Groups: groups.py, a file per seed.
+    python -m dpfl_mpi.sweep reproduction/arena.py       # compute the cells; again when it ends
+    python reproduction/arena.py --collect results       # add finished cells to the CSV files
+    python reproduction/arena.py --cell "Patho(3) Oracle"   # print the commands of some cells
+
+arena.csv has a line per finished cell, arena-clients.csv a line per client of it. `accuracy` is on
+all test images of a client's classes, weighted as its own are; `own` is on its own test images.
+Cells in arena.csv are not computed again, so another machine can continue. When a row changes,
+remove its lines.
+
+A cell is a setting, a row and a seed. All rows of a setting and seed have the same clients, the
+same budget (B_c = 0.1N; 6 of HAR's 30 people) and the same number of local epochs: methods that
+train 10 epochs before round 1 have two rounds of 5 fewer. Random graphs of DPFL's degrees take these
+from a result that the first call computes. real_images.py makes exact CIFAR-10 and CIFAR-100 images
+and HAR, groups.py the groups, a file per seed.
 """
 
 import argparse
@@ -32,34 +39,38 @@ from dpfl_mpi.settings.fields import changed, to_flags
 HERE = Path(__file__).resolve().parent
 FILE, CLIENTS = HERE / "arena.csv", HERE / "arena-clients.csv"
 KEYS = ["setting", "row", "epochs", "seed"]  # of a cell
-SEEDS = (42, 32, 52)  # a partition each
+SEEDS = (42, 32, 52)  # one partition each
 MORE = (1, 2, 3, 4, 5, 6, 7)
 GROUPS = "groups:" + ";".join(",".join(map(str, range(g, 100, 4))) for g in range(4))
-ALONE = {"method": "random_graph", "reach": GROUPS}  # any of one's own group
+WITHIN_GROUPS = {"method": "random_graph", "reach": GROUPS}
 OWN: dict[str, Any] = {"dataset": str(Path("reproduction/groups.py")), "budget": "0.1N"}
 HAR = "HAR, 30 people"
 DIRICHLET = {"partition": "dirichlet", "dirichlet_alpha": 0.1}
-# what all its cells have in common, and the oracle's
+# the fields of all cells of a setting, and those of its oracle
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "CIFAR-10 Patho(3)": ({"dataset": "cifar10", "budget": "0.1N"}, {}),
     "CIFAR-10 Dir(0.1)": ({"dataset": "cifar10", "budget": "0.1N"} | DIRICHLET, {}),
-    "CIFAR-10, labels moved": (OWN | {"data": "data/labels-{seed}.h5"}, ALONE),
-    "CIFAR-10, rotated": (OWN | {"data": "data/rotation-{seed}.h5"}, ALONE),
+    "CIFAR-10, labels moved": (OWN | {"data": "data/labels-{seed}.h5"}, WITHIN_GROUPS),
+    "CIFAR-10, rotated": (OWN | {"data": "data/rotation-{seed}.h5"}, WITHIN_GROUPS),
     "CIFAR-100, superclasses": (OWN | {"data": "data/superclass-{seed}.h5"}, {}),
     "CIFAR-100 Patho(10)": ({"dataset": "cifar100", "budget": "0.1N"}, {}),
-    HAR: ({"dataset": "pfllib", "data": "data/har.h5", "budget": 6}, None),  # all have the same six classes
+    HAR: (
+        {"dataset": "pfllib", "data": "data/har.h5", "budget": 6},
+        None,
+    ),  # all have the same six classes
 }
-ALIKE = {  # in so many groups, client k in k mod these, are clients who differ in more than their classes
+# groups of clients that differ in more than their classes; client k is in group k mod these
+GROUP_COUNTS = {
     "CIFAR-10, labels moved": 4,
     "CIFAR-10, rotated": 4,
     "CIFAR-100, superclasses": 20,
     HAR: 30,
 }
-FIVE = list(SETTINGS)[2:6]  # partitions of 160 epochs; the first two have 500 epochs
+FIVE_SEEDS = list(SETTINGS)[2:6]  # settings with five partitions of 160 epochs
 FOUR = ("Random graph", "Oracle", "Nearest", "DPFL")
 UNDRAWN = "Nearest, pool 1"
 CHOICE = {"method": "dpfl_choice"}
-LONG = "DPFL, order loss, Omega every 5"  # of DPFL's forms the best of 160 epochs
+BEST_FORM = "DPFL, order loss, Omega every 5"  # of DPFL, after 160 epochs
 FORWARD = {"order": "loss", "search": "forward"}
 ROWS: dict[str, dict[str, Any]] = {
     "DPFL": {"method": "dpfl"},
@@ -82,154 +93,183 @@ SWITCHES = {
     "DPFL, order loss": CHOICE | {"options": {"order": "loss"}},
     "DPFL, neither smaller": CHOICE | {"options": {"neither": "smaller"}},
     "DPFL, neither keep_out": CHOICE | {"options": {"neither": "keep_out"}},
-    "DPFL, order loss, neither smaller": CHOICE | {"options": {"order": "loss", "neither": "smaller"}},
+    "DPFL, order loss, neither smaller": CHOICE
+    | {"options": {"order": "loss", "neither": "smaller"}},
     "DPFL, forward": CHOICE | {"options": FORWARD},
     "DPFL, forward, tolerance 0.02": CHOICE | {"options": FORWARD | {"tolerance": 0.02}},
-    "DPFL, order loss, stop": CHOICE | {"options": {"order": "loss", "neither": "smaller", "stop": True}},
-    LONG: CHOICE | {"options": {"order": "loss"}, "omega_period": 5},
+    "DPFL, order loss, stop": CHOICE
+    | {"options": {"order": "loss", "neither": "smaller", "stop": True}},
+    BEST_FORM: CHOICE | {"options": {"order": "loss"}, "omega_period": 5},
     "DPFL, 20 nearest": {"method": "dpfl", "candidates": 20},
-    "DPFL, 20 nearest, neither smaller": CHOICE | {"options": {"neither": "smaller"}, "candidates": 20},
+    "DPFL, 20 nearest, neither smaller": CHOICE
+    | {"options": {"neither": "smaller"}, "candidates": 20},
 }
 
 
 def cell(setting: str, row: str, seed: int, epochs: int) -> Run | None:
-    """Return the Run of a cell, None where a setting has no oracle, or where it takes its degrees from a result that is not there."""
+    """Return the Run of a cell; None without an oracle, or without the result it replays."""
     same, oracle = SETTINGS[setting]
     fields = (ROWS | RIVALS | SWITCHES)[row]
     if row == "Oracle":
         if oracle is None:
             return None
         fields = oracle or fields
-    later = 10 if find("method", fields["method"]).preprocesses else 0
-    rounds = (epochs - later - fields.get("finetune_epochs", 0)) // 5
+    before = 10 if find("method", fields["method"]).preprocesses else 0
+    rounds = (epochs - before - fields.get("finetune_epochs", 0)) // 5
     fields = same | {"seed": seed, "rounds": rounds} | fields
     if "data" in fields:
         fields["data"] = fields["data"].format(seed=seed)
     if row == DEGREES:
         if "data" in fields and not Path(fields["data"]).is_file():
             return None
-        of = Run(**same | fields | {"method": "dpfl"}).path()
-        if not of.is_file():
+        dpfl = Run(**same | fields | {"method": "dpfl"}).path()
+        if not dpfl.is_file():
             return None
-        fields["graphs"] = str(of)
+        fields["graphs"] = str(dpfl)
     return Run(**fields)
 
 
 def cells() -> Iterator[tuple[str, str, int, Run]]:
     """Yield (setting, row, local epochs, Run), the central ones first."""
-    first, central = list(SETTINGS)[:3], list(SETTINGS)[:2]
-    asked = []
+    first, central, rotated = list(SETTINGS)[:3], list(SETTINGS)[:2], list(SETTINGS)[3:6]
+    wanted = []
     for seed in SEEDS:
-        asked += [(s, row, seed, 160) for s in SETTINGS if s != HAR for row in ROWS]
-        asked += [(s, row, seed, 160) for s in first for row in SWITCHES | RIVALS]
-    asked += [(s, UNDRAWN, seed, 160) for s in list(SETTINGS)[3:6] for seed in SEEDS]
-    asked += [(s, row, seed, 160) for s in FIVE for seed in MORE[:2] for row in FOUR]
-    asked += [(HAR, row, seed, 160) for seed in (*SEEDS, *MORE) for row in ROWS | SWITCHES | RIVALS]  # seconds each
-    asked += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
-    asked += [(s, LONG, seed, 500) for seed in SEEDS for s in central]
-    for setting, row, seed, epochs in asked:
+        wanted += [(s, row, seed, 160) for s in SETTINGS if s != HAR for row in ROWS]
+        wanted += [(s, row, seed, 160) for s in first for row in SWITCHES | RIVALS]
+    wanted += [(s, UNDRAWN, seed, 160) for s in rotated for seed in SEEDS]
+    wanted += [(s, row, seed, 160) for s in FIVE_SEEDS for seed in MORE[:2] for row in FOUR]
+    every_row = ROWS | SWITCHES | RIVALS
+    wanted += [(HAR, row, seed, 160) for seed in (*SEEDS, *MORE) for row in every_row]
+    wanted += [(s, row, seed, 500) for seed in (*SEEDS, *MORE) for s in central for row in ROWS]
+    wanted += [(s, BEST_FORM, seed, 500) for seed in SEEDS for s in central]
+    for setting, row, seed, epochs in wanted:
         if run := cell(setting, row, seed, epochs):
             yield setting, row, epochs, run
 
 
 def known(file: Path) -> pd.DataFrame:
-    """Return the lines of a CSV file that was collected before, none where there is none."""
-    return pd.read_csv(file, dtype={"run": str, "commit": str}) if file.is_file() else pd.DataFrame({"run": []})
+    """Return the lines of a CSV file, none if there is no such file."""
+    if not file.is_file():
+        return pd.DataFrame({"run": []})
+    return pd.read_csv(file, dtype={"run": str, "commit": str})
 
 
 def place(setting: str, row: str, epochs: int, seed: int) -> tuple[int, ...]:
-    """Return where a cell's line comes: by setting, epochs, row, seed."""
-    return list(SETTINGS).index(setting), epochs, list(ROWS | RIVALS | SWITCHES).index(row), seed
+    """Return a cell's key in the order of the file: setting, epochs, row, seed."""
+    rows = list(ROWS | RIVALS | SWITCHES)
+    return list(SETTINGS).index(setting), epochs, rows.index(row), seed
 
 
 CELLS = list(cells())
 DONE = {place(*line) for line in known(FILE).reindex(columns=KEYS).itertuples(index=False)}
 
 
-def lacks(setting: str, row: str, epochs: int, seed: int) -> bool:
-    """Return whether a cell is to be computed: it is not in arena.csv, or the degrees of one that is not are its."""
-    wanted = (row, DEGREES) if row == "DPFL" else (row,)
-    return any(place(setting, name, epochs, seed) not in DONE for name in wanted)
+def is_wanted(setting: str, row: str, epochs: int, seed: int) -> bool:
+    """Return whether a cell, or one that takes its degrees, is not in arena.csv."""
+    rows = (row, DEGREES) if row == "DPFL" else (row,)
+    return any(place(setting, name, epochs, seed) not in DONE for name in rows)
 
 
-RUNS = [run for setting, row, epochs, run in CELLS if lacks(setting, row, epochs, run.seed)]
+RUNS = [run for setting, row, epochs, run in CELLS if is_wanted(setting, row, epochs, run.seed)]
 
 
 def clients_of(setting: str, result: Result) -> pd.DataFrame:
     """Return a cell's lines of arena-clients.csv."""
-    result.run = with_code(result.run, {"dataset": result.run.dataset} if result.run.contents.get("dataset") else {})
+    dataset = {"dataset": result.run.dataset} if result.run.contents.get("dataset") else {}
+    result.run = with_code(result.run, dataset)
     source, n = source_of(result, None), len(result["client/p"])
-    rows, weights = of_classes(result, source, np.arange(n) % ALIKE.get(setting, 1))
+    rows, weights = of_classes(result, source, np.arange(n) % GROUP_COUNTS.get(setting, 1))
     accuracy = accuracies(result, source, rows, "test", "cpu", weights)
-    scores = {"accuracy": accuracy.round(6), "own": result["best/test_acc"].round(6)}
-    return pd.DataFrame({"run": result.path.stem[-8:], "client": np.arange(n)} | scores)
+    columns = {"run": result.path.stem[-8:], "client": np.arange(n)}
+    columns |= {"accuracy": accuracy.round(6), "own": result["best/test_acc"].round(6)}
+    return pd.DataFrame(columns)
 
 
-def line_of(asked: Run, result: Result) -> dict[str, Any]:
-    """Return what a cell cost, per client: models and megabytes received, evaluations of the search, gradient steps; core hours of all."""
-    run, n = result.run, len(result["client/p"])
-    steps = result["finetune/gradient_steps" if run.finetune_epochs else "round/gradient_steps"][-1]
+def line_of(run: Run, result: Result) -> dict[str, Any]:
+    """Return a cell's costs: per client, but core hours of all."""
+    n, start = len(result["client/p"]), result.starts()[-1]
+    tuned = result.run.finetune_epochs
+    steps = result["finetune/gradient_steps" if tuned else "round/gradient_steps"][-1]
     models = float(result["traffic/models_received"].sum(0).mean())
-    ranks = result.starts()[-1]["ranks"]
+    searched = "graph/evaluations" in result
+    seconds = sum(float(result[f"seconds/{phase}"][:, 1].sum()) for phase in PHASES)
     return {
         "run": result.path.stem[-8:],
         "partition": result.fact("partition_sha256")[:12],
         "models": models,
         "megabytes": 4e-6 * models * int(result.fact("parameters")),
-        "evaluations": result["graph/evaluations"].sum() / n if "graph/evaluations" in result else 0.0,
+        "evaluations": result["graph/evaluations"].sum() / n if searched else 0.0,
         "steps": steps / n,
-        "core_hours": sum(float(result[f"seconds/{phase}"][:, 1].sum()) for phase in PHASES) * ranks / 3600,
-        "commit": result.starts()[-1]["commit"],
-        "flags": shlex.join(to_flags(changed(asked))),
+        "core_hours": seconds * start["ranks"] / 3600,
+        "commit": start["commit"],
+        "flags": shlex.join(to_flags(changed(run))),
     }
 
 
 def collect(folder: str) -> None:
-    """Add the cells that arena.csv lacks and whose results are there, and write both files after each."""
+    """Add finished cells that arena.csv lacks; both files are written after each."""
     if not Path(folder).is_dir():
         raise UserError(f"--collect is {folder}; allowed is a folder with results")
     lines, clients = known(FILE).to_dict("records"), known(CLIENTS)
-    for *cell, run in CELLS:
-        for result in gather([run], folder)[0] if place(*cell, run.seed) not in DONE else ():
+    for setting, row, epochs, run in CELLS:
+        if place(setting, row, epochs, run.seed) in DONE:
+            continue
+        for result in gather([run], folder)[0]:
             if result.finished:
-                lines.append(dict(zip(KEYS, (*cell, run.seed), strict=True)) | line_of(run, result))
-                clients = pd.concat([clients[clients["run"] != lines[-1]["run"]], clients_of(cell[0], result)])
+                key = dict(zip(KEYS, (setting, row, epochs, run.seed), strict=True))
+                line = key | line_of(run, result)
+                lines.append(line)
+                others = clients[clients["run"] != line["run"]]
+                clients = pd.concat([others, clients_of(setting, result)])
                 write(lines, clients)
-    print(f"{len(lines)} cells are in {FILE.name}; {len(RUNS)} were still to be computed when this began")
+    print(f"{len(lines)} cells are in {FILE.name}; {len(RUNS)} were missing when this began")
 
 
 def write(lines: list[dict[str, Any]], clients: pd.DataFrame) -> None:
-    made = pd.DataFrame(sorted(lines, key=lambda line: place(*(line[key] for key in KEYS)))).round(4)
-    clients = made[["run"]].merge(clients, on="run").astype({"client": int})  # an empty file's columns are floats
-    made.to_csv(FILE, index=False)
-    clients.to_csv(CLIENTS, index=False)
+    lines = sorted(lines, key=lambda line: place(*(line[key] for key in KEYS)))
+    runs = pd.DataFrame(lines).round(4)
+    clients = runs[["run"]].merge(clients, on="run")
+    runs.to_csv(FILE, index=False)
+    clients.astype({"client": int}).to_csv(CLIENTS, index=False)  # of an empty file they are floats
 
 
 def prepared(data: str) -> str:
-    """Return the command that prepares a setting's own data; CLONES and OUT.zip are as in real_images.py."""
-    by, _, seed = Path(data).stem.partition("-")
-    groups = f"reproduction/groups.py --source OUT.zip --by {by} --seed {seed}"
+    """Return the command that prepares a data file; CLONES, OUT.zip are as in real_images.py."""
+    kind, _, seed = Path(data).stem.partition("-")
+    groups = f"reproduction/groups.py --source OUT.zip --by {kind} --seed {seed}"
     har = "pfllib --source CLONES/TsingZ0/HtFL-OnDevice/dataset/HAR"
     return f"python -m dpfl_mpi.prepare {groups if seed else har} --out {data}"
 
 
-def told(words: str) -> None:
-    named = {f"{setting}, {row}, {epochs} epochs, seed {run.seed}": run for setting, row, epochs, run in CELLS}
-    asked = {name: run for name, run in named.items() if all(word in name for word in words.split())}
-    if not asked:
-        raise UserError(f"--cell is {words}; no cell's name has these words (DPFL's degrees need a result of DPFL)")
-    for name, run in asked.items():
-        before = f"{prepared(run.data)}\n" if run.data else ""
-        print(f"# {name}\n{before}mpirun -n 2 python -m dpfl_mpi {shlex.join(to_flags(changed(run)))}")
+def print_commands(words: str) -> None:
+    """Print the commands of the cells whose names contain all words."""
+    names = {
+        f"{setting}, {row}, {epochs} epochs, seed {run.seed}": run
+        for setting, row, epochs, run in CELLS
+    }
+    found = {n: run for n, run in names.items() if all(word in n for word in words.split())}
+    if not found:
+        note = "DPFL's degrees need a result of DPFL"
+        raise UserError(f"--cell is {words}; no cell's name has these words ({note})")
+    for name, run in found.items():
+        print(f"# {name}")
+        if run.data:
+            print(prepared(run.data))
+        print(f"mpirun -n 2 python -m dpfl_mpi {shlex.join(to_flags(changed(run)))}")
 
 
 @in_a_sentence
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collect", metavar="DIR", help="write the CSV files of the results that are in this folder")
-    parser.add_argument("--cell", metavar="WORDS", default="", help="print the commands of these cells [all]")
-    asked = parser.parse_args()
-    collect(asked.collect) if asked.collect else told(asked.cell)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    add = parser.add_argument
+    add("--collect", metavar="DIR", help="write the CSV files from the results in this folder")
+    add("--cell", metavar="WORDS", default="", help="print the commands of these cells (all)")
+    args = parser.parse_args()
+    if args.collect:
+        collect(args.collect)
+    else:
+        print_commands(args.cell)
 
 
 if __name__ == "__main__":

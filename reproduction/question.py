@@ -73,24 +73,32 @@ def collect(folder: str) -> None:
             if result.finished:
                 line = dict(zip(KEYS, (setting, row, epochs, run.seed), strict=True))
                 runs = pd.concat([runs, pd.DataFrame([line | line_of(run, result)])])
-                clients.append(clients_of(setting, result).assign(last=result["last/test_acc"].round(6)))
+                last = result["last/test_acc"].round(6)
+                clients.append(clients_of(setting, result).assign(last=last))
     if len(runs):  # an empty file's columns are floats
         runs.astype({"epochs": int, "seed": int}).round(4).to_csv(RUNS_FILE, index=False)
         pd.concat(clients).astype({"client": int}).to_csv(CLIENTS_FILE, index=False)
     print(f"{len(runs)} of {len(CELLS)} runs are in {RUNS_FILE.name}")
 
 
-def differences(setting: str, row: str, score: str, runs: pd.DataFrame, clients: pd.DataFrame) -> np.ndarray:
-    """Return a row's score minus the random graph's, points, `[seeds, clients]`; seeds that both have."""
+def differences(
+    setting: str, row: str, score: str, runs: pd.DataFrame, clients: pd.DataFrame
+) -> np.ndarray:
+    """Return a row's score minus the random graph's, points, `[seeds, clients]`.
+
+    Seeds are those that both have.
+    """
     sides = []
     for name in (row, RANDOM):
         mine = runs[(runs["setting"] == setting) & (runs["row"] == name)][["run", "seed"]]
-        sides.append(clients.merge(mine, on="run").pivot(index="seed", columns="client", values=score))
+        sides.append(
+            clients.merge(mine, on="run").pivot(index="seed", columns="client", values=score)
+        )
     return (100 * (sides[0] - sides[1])).dropna(how="all").to_numpy()
 
 
 def units(setting: str, points: np.ndarray) -> list[np.ndarray]:
-    """Return the independent values whose mean is tested: a mean per seed; in HAR also a mean per person.
+    """Return the independent values whose mean is tested: per seed; in HAR also per person.
 
     A seed draws the partition, the first weights and the random graph. The people of HAR are the same
     in every seed, so its seeds say nothing of other people.
@@ -108,7 +116,8 @@ def tail(values: np.ndarray, shift: float) -> float:
 def chances(samples: list[np.ndarray]) -> tuple[float, float]:
     """Return two p-values: that the mean differs from 0, and that it lies within MARGIN of 0.
 
-    The first is of a two-sided t-test, the second the larger of two one-sided ones (Schuirmann, 1987).
+    The first is of a two-sided t-test, the second the larger of two one-sided ones
+    (Schuirmann, 1987).
     Of several samples of units the larger p counts.
     """
     differs = max(2 * min(tail(each, 0), tail(-each, 0)) for each in samples)
@@ -132,18 +141,23 @@ def verdicts(samples: list[list[np.ndarray]]) -> list[str]:
 
 def half_width(samples: list[np.ndarray]) -> float:
     """Return the half width of the 95 % interval, points: the wider one of the samples."""
-    return max(float(stdtrit(len(each) - 1, 0.975) * each.std(ddof=1) / np.sqrt(len(each))) for each in samples)
+    widths = [
+        stdtrit(len(each) - 1, 0.975) * each.std(ddof=1) / np.sqrt(len(each)) for each in samples
+    ]
+    return float(max(widths))
 
 
 def table(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per contrast: for each score the difference, its interval, the seeds and the verdict."""
+    """Return a line per contrast: for each score the difference, its interval and the verdict."""
     out = pd.DataFrame([{"setting": s, "chooser": row} for s, row in CONTRASTS])
     for score, title in SCORES.items():
         found = [differences(s, row, score, runs, clients) for s, row in CONTRASTS]
         ready = [i for i, points in enumerate(found) if len(points) == len(SEEDS)]
         samples = [units(CONTRASTS[i][0], found[i]) for i in ready]
         texts = ["not computed yet"] * len(CONTRASTS)
-        decided = verdicts(samples) if len(ready) == len(CONTRASTS) else ["no verdict before all runs"] * len(ready)
+        decided = ["no verdict before all runs"] * len(ready)
+        if len(ready) == len(CONTRASTS):
+            decided = verdicts(samples)
         for i, each, verdict in zip(ready, samples, decided, strict=True):
             texts[i] = f"{each[0].mean():+.2f} ± {half_width(each):.2f}, {verdict}"
         out[title] = texts
@@ -176,9 +190,11 @@ def power(repetitions: int = 2000) -> pd.DataFrame:
 
 @in_a_sentence
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collect", metavar="DIR", help="add the finished runs of this folder to question.csv")
-    parser.add_argument("--power", action="store_true", help="print how often 12 seeds give each verdict")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    add = parser.add_argument
+    add("--collect", metavar="DIR", help="add the finished runs of this folder to question.csv")
+    add("--power", action="store_true", help="print how often 12 seeds give each verdict")
     args = parser.parse_args()
     if args.collect:
         collect(args.collect)

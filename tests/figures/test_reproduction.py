@@ -313,7 +313,7 @@ def test_rows_of_a_setting_train_as_long_with_the_same_budget():
     names = [(setting, row, epochs, run.seed) for setting, row, epochs, run in arena.CELLS]
     assert len(set(names)) == len(names) > 400
     assert "groups.py --source OUT.zip --by labels --seed 42 --out" in arena.prepared("data/labels-42.h5")
-    refused("--cell is no such; no cell's name has these words", arena.told, "no such")
+    refused("--cell is no such; no cell's name has these words", arena.print_commands, "no such")
 
 
 def test_a_cells_line(tmp_path):
@@ -354,10 +354,10 @@ def test_cells_are_collected_folder_by_folder(tmp_path):
     assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
     assert clients["client"].tolist() == [0, 1, 2, 3] * 2 and clients["client"].dtype == int
     assert clients["accuracy"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
-    lacks = {row: arena.lacks(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}
+    lacks = {row: arena.is_wanted(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")}
     assert lacks == {"DPFL": True, "Local": False, "Ditto": True}  # the random graph's degrees are DPFL's
     arena.DONE.add(arena.place(setting, standings.DEGREES, 160, 42))
-    assert not arena.lacks(setting, "DPFL", 160, 42)
+    assert not arena.is_wanted(setting, "DPFL", 160, 42)
 
 
 # data ---------------------------------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ def test_exact_images_take_the_place_of_the_jpegs(tmp_path, monkeypatch, said):
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(place / f"{i % A_CLASS}.jpg", quality=80)
     told = said(real_images.main, "cifar10", tmp_path, tmp_path / "out.zip", "--jpeg", tmp_path / "jpeg")
-    assert all(s in told for s in ("a/x", "25 images that were not there yet", "14 images", "3 of 4 placed"))
+    assert all(s in told for s in ("a/x", "25 new images", "14 new images", "3 of 4 matched"))
     out, copy = cifar10.read(tmp_path / "out.zip"), cifar10.read(tmp_path / "jpeg")
     test = np.arange(40) % A_CLASS == 3
     np.testing.assert_array_equal(out.train_images[1:], truth[~test][1:])
