@@ -11,9 +11,9 @@ remove its lines.
 
 A cell is a setting, a row and a seed. All rows of a setting and seed have the same clients, the
 same budget (B_c = 0.1N; 6 of HAR's 30 people) and the same number of local epochs: methods that
-train 10 epochs before round 1 have two rounds of 5 fewer. Random graphs of DPFL's degrees take these
-from a result that the first call computes. real_images.py makes exact CIFAR-10 and CIFAR-100 images
-and HAR, groups.py the groups, a file per seed.
+train 10 epochs before round 1 have two rounds of 5 fewer. Random graphs of DPFL's degrees take
+these from a result that the first call computes. real_images.py makes exact CIFAR images and says
+where HAR is, groups.py makes the groups, a file per seed.
 """
 
 import argparse

@@ -10,8 +10,8 @@ bit.
 
 The folder `controls` holds the Runs of controls.py. Its graphs.csv has the measures of each Run's
 Omega and last graph; it also has costs.csv (accuracy of the best models so far, and costs),
-newcomers.csv, and agreement.csv (of Omegas with one another). `run` is the end of the result's name,
-eight hex digits of its key. Lines of Runs without a result here are kept.
+newcomers.csv, and agreement.csv (of Omegas with one another). `run` is the end of the result's
+name, eight hex digits of its key. Lines of Runs without a result here are kept.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The CSV files of a folder, which collect.py writes, as data frames (`dpfl_mpi.figures.frames`).
 
-Beyond the frames of results there is [measures]: homophily and the like of Omega and the last graph,
-one line per Run and graph.
+Beyond the frames of results there is [measures]: homophily and the like of Omega and the last
+graph, one line per Run and graph.
 """
 
 import functools

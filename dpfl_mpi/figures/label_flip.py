@@ -36,7 +36,7 @@ def shares(adjacency: np.ndarray, flipped: np.ndarray) -> np.ndarray:
 
 
 def edge_share(adjacency: np.ndarray, flipped: np.ndarray) -> float:
-    """Return the share of all benign clients' edges that come from flipped ones; 0 without edges."""
+    """Return the share of benign clients' edges that come from flipped ones; 0 without edges."""
     rows = adjacency[~flipped]
     return float(rows[:, flipped].sum() / max(rows.sum(), 1))
 

@@ -15,9 +15,9 @@ from dpfl_mpi.figures.names import wrapped
 from dpfl_mpi.figures.style import COLUMN, DARK, GREY, SKY
 
 EXAMPLE, GROUPS = "motivation", ("groups:0,1;2", "groups:0,2;1", None)
-AVERAGING = {"method": "random_graph", "budget": "inf", "reach": GROUPS}
+AVERAGING = {"method": "random_graph", "budget": "inf"}
 RUNS = cifar10(partition=EXAMPLE, method="local", seed=SEEDS)
-RUNS += cifar10(partition=EXAMPLE, **AVERAGING, seed=SEEDS)
+RUNS += cifar10(partition=EXAMPLE, **AVERAGING, seed=SEEDS, reach=GROUPS)
 
 
 def group_name(others: list[int]) -> str:

@@ -156,7 +156,7 @@ def named(
 
 
 def differences(result: Result, rivals: Sequence[Result], without: Sequence[str]) -> list[str]:
-    """Return "field value" for each field in which a result is unlike its rivals and the default."""
+    """Return "field value" of each field in which a result differs from rivals and the default."""
     defaults = {f.name: f.default for f in dataclasses.fields(Run)}
     run, runs, values = result.run, [r.run for r in rivals], [fields(r) for r in rivals]
     words = []

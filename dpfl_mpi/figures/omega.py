@@ -45,7 +45,7 @@ OPTIONS = {
 
 
 def overlap(counts: np.ndarray) -> np.ndarray:
-    """Return 1 - the total variation distance of each two clients' class distributions, `[N, N]`."""
+    """Return 1 - the total variation distance of clients' class distributions, `[N, N]`."""
     q = counts / counts.sum(1, keepdims=True)
     return np.minimum(q[:, None], q[None]).sum(2)
 

@@ -27,18 +27,19 @@ TABLE_1 = {  # mean and standard deviation over the seeds, percent, by column
     "DPFL (B_c = 0.05N)": "82.91 0.81 82.17 0.54 80.91 1.31 80.11 0.30 93.82 0.17",
 }
 METHODS = list(dict.fromkeys(row.partition(" (")[0].removesuffix("+FT") for row in TABLE_1))
+# DPFL's accuracy by tau_init and by the period P of the greedy search, in the order of BUDGETS
 TAU_INIT = {
     1: "81.86 82.33 82.53 82.30",
     5: "83.03 82.53 82.58 80.90",
     10: "83.04 82.83 82.52 82.17",
-}  # by BUDGETS
-PERIOD = {  # of the greedy search, P
+}
+PERIOD = {
     1: "84.20 83.67 84.20 84.33",
     5: "83.83 84.01 83.31 83.73",
     10: "83.24 84.17 83.31 83.03",
     20: "82.34 82.59 82.08 82.73",
 }
-ORDER = (  # what the paper claims of its methods
+ORDER = (  # claims that one row is better than another
     *((f"DPFL (B_c = {budget})", "FedAvg+FT") for budget in BUDGETS),
     *(("DPFL (B_c = 0.1N)", row) for row in list(TABLE_1)[4:11]),  # FedProx+FT to pFedGraph
     ("DPFL (B_c = inf)", "DPFL (B_c = 0.05N)"),
@@ -48,19 +49,18 @@ ORDER = (  # what the paper claims of its methods
 SPARSITY = {"0.1N": "80 to 88 %", "0.05N": "95 to 96 %"}  # Omega to round 99, by budget
 BOTH_GAIN = "under 1 %"  # of the candidates of the greedy search
 RANDOM_GRAPH = {"CIFAR-10 Dir(0.1)": "about +4"}  # DPFL minus it, points
-FLIPPED = {
-    False: "none in the end",
-    True: "under 10 % in the end",
-}  # edges from flipped clients; True: these search
-SYNERGY = {1: "about -11", 2: "about +6"}  # of the example, points, by the number of collaborators
-VARIANCE = {  # over clients, squared points, by row of Table 1, read by eye off the figures of the paper's code
+# edges from flipped clients, by whether these search
+FLIPPED = {False: "none in the end", True: "under 10 % in the end"}
+SYNERGY = {1: "about -11", 2: "about +6"}  # gain in the example, points, by collaborators
+# variance over clients, squared points, by row of Table 1, read off figures of the paper's code
+VARIANCE = {
     "CIFAR-10 Patho(3)": "99 - 97 - - 103 98 96 103 91 115 81 92 80 91",
     "CIFAR-10 Dir(0.1)": "249 - 191 - - 196 259 191 232 205 225 188 191 174 200",
 }
 
 
 def table_1(setting: str, row: str) -> tuple[str, str] | None:
-    """Return the mean and the standard deviation of a row of Table 1 as they are printed, None where it has none."""
+    """Return mean and deviation of a row of Table 1 as printed, None if it has none."""
     if setting not in COLUMNS or row not in TABLE_1:
         return None
     numbers, at = TABLE_1[row].split(), 2 * COLUMNS.index(setting)
@@ -68,6 +68,6 @@ def table_1(setting: str, row: str) -> tuple[str, str] | None:
 
 
 def by_budget(line: str) -> dict[str, str]:
-    """Return the numbers of a line of `TAU_INIT` or `PERIOD` by budget: as a share, and as a number of 100 clients."""
+    """Return the numbers of a line of `TAU_INIT` or `PERIOD` by budget: shares, and clients of 100."""
     numbers = line.split()
     return dict(zip((*BUDGETS, "20", "10", "5"), (*numbers, *numbers[1:]), strict=True))

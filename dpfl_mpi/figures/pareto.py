@@ -62,7 +62,7 @@ def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> 
 
 
 def mean_curve(lines: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Return `point`, means of columns, and `std` of the accuracy, up to the shortest repetition."""
+    """Return `point`, means of columns and `std` of accuracy, up to the shortest repetition."""
     spread = over_repetitions(lines, "accuracy", "point")["std"]
     means = lines.groupby("point")[list(columns)].agg(lambda column: column.mean(skipna=False))
     return means.join(spread, how="right").reset_index()

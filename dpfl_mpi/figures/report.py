@@ -23,7 +23,7 @@ from dpfl_mpi.figures.names import class_names
 from dpfl_mpi.figures.style import looks, over_repetitions
 from dpfl_mpi.figures.tables import deviation
 from dpfl_mpi.graph import asymmetry, sparsity
-from dpfl_mpi.results.summary import outcome, seconds, texts
+from dpfl_mpi.results.summary import outcome, slowest_seconds, texts
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
@@ -89,7 +89,7 @@ def describe(line: Any) -> dict[str, Any]:
             "train samples": result["client/n_train"].tolist(),
             "test samples": result["client/n_test"].tolist(),
         },
-        "seconds": {phase: rounded(each, 3) for phase, each in seconds(result).items()},
+        "seconds": {phase: rounded(each, 3) for phase, each in slowest_seconds(result).items()},
         "received": rounded(result["traffic/models_received"][rounds].mean(1), 2),
         "mpi": {
             n: rounded(result[f"traffic/bytes_{a}"][rounds] / 2**20, 3) for n, a in MPI.items()

@@ -52,7 +52,7 @@ def measure(frames: Frames) -> pd.DataFrame:
 
 
 def table(data: pd.DataFrame, published: str = "") -> str:
-    """Return the table as markdown; `published` are the paper's numbers, in the order of Table 1."""
+    """Return the table as markdown; `published` are the paper's numbers in Table 1's order."""
     cells = {
         "setting": data["setting"],
         "method": [f"{row} ({n})" for row, n in zip(data["method"], data["n"], strict=True)],
