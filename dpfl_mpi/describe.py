@@ -1,14 +1,13 @@
-"""Show a run before it is trained: the partition, the plan, and whether it can
-run. `python -m dpfl_mpi.describe` takes a run's own flags.
+"""Show a run before it is trained: the partition, the memory, and whether it can
+run. `python -m dpfl_mpi.describe` takes the flags of a run.
 
-Runs in one process, without mpirun: `--ranks 8 --nodes 2` says which job is
-planned. `--save PATH` writes the partition as JSON, which `--partition
-file:PATH` and any other framework can read.
+It needs no mpirun: `--ranks 8 --nodes 2` says which job is planned. `--save
+PATH` writes the partition as JSON, which `--partition file:PATH` and other
+frameworks can read.
 """
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from textwrap import shorten
 
@@ -28,94 +27,122 @@ from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.files import FILES
 from dpfl_mpi.storage.files import check_apart
 
+COLUMNS = "client rank train   val  test    p_k  "  # of the table, before the classes
+
 
 def parser() -> argparse.ArgumentParser:
-    out = Parser(prog="python -m dpfl_mpi.describe", usage="%(prog)s [flags of a run] [flags below]", add_help=False)
-    out.add_argument("--ranks", type=int, default=1, help="ranks that mpirun or srun will start")
-    out.add_argument("--nodes", type=int, default=1, help="nodes they are spread over")
-    out.add_argument("--rows", type=int, default=20, help="clients shown in the table")
-    out.add_argument("--save", type=Path, help="write the partition: client -> train, val and test indices, as JSON")
-    out.add_argument("--wide", action="store_true", help="lines and the table as wide as they are, not of 80 columns")
-    out.add_argument("--no-measure", dest="measure", action="store_false", help="no time estimate")
+    out = Parser(
+        prog="python -m dpfl_mpi.describe",
+        usage="%(prog)s [flags of a run] [flags below]",
+        add_help=False,
+    )
+    add = out.add_argument
+    add("--ranks", type=int, default=1, help="ranks that mpirun or srun will start")
+    add("--nodes", type=int, default=1, help="nodes they are spread over")
+    add("--rows", type=int, default=20, help="clients shown in the table")
+    add("--save", type=Path, help="JSON file for the partition: each client's samples")
+    add("--wide", action="store_true", help="do not fold lines at 80 columns")
+    add("--no-measure", dest="measure", action="store_false", help="no time estimate")
     return out
 
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> int:
-    """Print partition and plan of a command line; return the exit code, 2 for a run that cannot run."""
+    """Print partition and plan of a command line; return 2 if the run cannot run."""
     from dpfl_mpi.mpi.start import parse
 
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
         print(f"{__doc__}\n{parser().format_help()}\nFlags of a run: python -m dpfl_mpi --help")
         return 0
-    own, rest = parser().parse_known_args(arguments)
+    args, rest = parser().parse_known_args(arguments)
     run, job = parse(rest)
     for name, least in (("ranks", 1), ("nodes", 1), ("rows", 0)):
-        if getattr(own, name) < least:
-            raise UserError(f"--{name} is {getattr(own, name)}; allowed is a whole number of at least {least}")
-    read = [getattr(value, "path", value) for value in map(vars(run).get, FILES)]
-    check_apart(own.save, *read, flag="--save")
+        value = getattr(args, name)
+        if value < least:
+            allowed = f"allowed is a whole number of at least {least}"
+            raise UserError(f"--{name} is {value}; {allowed}")
+    files_read = [getattr(value, "path", value) for value in map(vars(run).get, FILES)]
+    check_apart(args.save, *files_read, flag="--save")
     source = open_source(run)
     verify(source)
-    start = time.perf_counter()
     partition = deal(run, source)
-    fit = str if own.wide else fitted
-    print(fit(about(run, source, partition, time.perf_counter() - start)))
-    if own.save:
-        save(partition, own.save, run, source.sha256)
-        print(f"saved to {own.save}: run on it with --partition file:{own.save}")
+    fit = str if args.wide else fitted
+    print(fit(data_text(run, source, partition)))
+    if args.save:
+        save(partition, args.save, run, source.sha256)
+        print(f"saved to {args.save}: run on it with --partition file:{args.save}")
     ensemble = needs.ensemble_of(run, source)
-    plan = needs.needs_of(run, job, source, partition, ensemble, own.ranks, own.nodes)
-    print("\n" + table(source, partition, plan.owner, own.rows, own.wide))
+    plan = needs.needs_of(run, job, source, partition, ensemble, args.ranks, args.nodes)
+    print("\n" + table(source, partition, plan.owner, args.rows, args.wide))
     print("\n" + fit(plan_text(run, plan)))
     needs.refuse(job, plan)
-    if own.measure:
+    if args.measure:
         samples = int(partition.sizes("train").mean())
         print(fit(time_text(plan, needs.step_seconds(run, job, source, ensemble, samples))))
     return 0
 
 
-def about(run: Resolved, source: Source, partition: Partition, seconds: float) -> str:
-    alpha, counts, p = run.dirichlet_alpha, partition.class_counts, partition.p
-    how = {
-        "dirichlet": f"Dir({alpha or 0:g}), at least {run.min_samples} samples",
-        "pathological": f"Patho({run.classes_per_client}), Dir({alpha}) over a class's holders, at least {run.min_per_class} of each",
-        "natural": f"the data's own clients of at least {run.min_samples} samples, {run.missing_classes} classes missing",
-        "fedrep": f"fedrep's users of {run.classes_per_client} classes, {'overlapping' if run.overlap else 'not overlapping'}",
-    }.get(run.partition.kind, str(run.partition))
+def data_text(run: Resolved, source: Source, partition: Partition) -> str:
+    """Return the lines about the data and the partition."""
     train, test = (len(source.labels[part]) for part in ("train", "test"))
-    what, numbers = ("images", source.size) if len(source.shape) == 3 else ("samples", f"{source.size} {source.kind}")
-    size = f"one pool of {train} {what}" if partition.pooled else f"{train} training and {test} test {what}"
-    held, share = (counts > 0).sum(1), counts.max(1) / counts.sum(1)
-    notes = (source.note, partition.note(), source.unread)
-    of_part = "{:<10} {} samples; a client has {} to {}, median {:g}, mean {:.1f}"
-    sizes = [(part, partition.sizes(part)) for part in PARTS]
+    kind = "images" if len(source.shape) == 3 else "samples"
+    size = source.size if kind == "images" else f"{source.size} {source.kind}"
+    count = f"one pool of {train}" if partition.pooled else f"{train} training and {test} test"
+    data = f"{count} {kind} of {size}, {source.classes} classes, sha256 {source.sha256[:12]}"
+    dealt = f"seed {run.partition_seed}, sha256 {partition.sha256()[:12]}"
     lines = [
-        f"data       {short(run.dataset)}: {size} of {numbers}, {source.classes} classes, sha256 {source.sha256[:12]}",
-        f"partition  {how}; {partition.n} clients, seed {run.partition_seed}, sha256 {partition.sha256()[:12]} ({seconds:.1f} s)",
-        *(f"note       {text}" for text in notes if text),
-        *(of_part.format(part, k.sum(), k.min(), k.max(), np.median(k), k.mean()) for part, k in sizes),
-        f"classes    a client holds {held.min()} to {held.max()}, mean {held.mean():.1f}; its largest is {100 * share.mean():.0f} % of its samples",
-        f"p_k        {p.min():.2g} to {p.max():.2g} (1/N = {1 / partition.n:.2g})",
+        f"data       {short(run.dataset)}: {data}",
+        f"partition  {recipe(run)}; {partition.n} clients, {dealt}",
     ]
+    notes = (source.note, partition.note(), source.unread)
+    lines += [f"note       {text}" for text in notes if text]
+    for part in PARTS:
+        n = partition.sizes(part)
+        each = f"{n.min()} to {n.max()}, median {np.median(n):g}, mean {n.mean():.1f}"
+        lines.append(f"{part:<10} {n.sum()} samples; a client has {each}")
+    counts, p = partition.class_counts, partition.p
+    classes = (counts > 0).sum(1)
+    largest = 100 * (counts.max(1) / counts.sum(1)).mean()
+    each = f"{classes.min()} to {classes.max()}, mean {classes.mean():.1f}"
+    lines.append(f"classes    a client has {each}; its largest is {largest:.0f} % of its samples")
+    lines.append(f"p_k        {p.min():.2g} to {p.max():.2g} (1/N = {1 / partition.n:.2g})")
     return "\n".join(lines)
 
 
+def recipe(run: Resolved) -> str:
+    """Return how the samples are dealt to clients."""
+    alpha, classes = run.dirichlet_alpha, run.classes_per_client
+    match run.partition.kind:
+        case "dirichlet":
+            return f"Dir({alpha:g}), at least {run.min_samples} samples"
+        case "pathological":
+            least = f"at least {run.min_per_class} of each"
+            return f"Patho({classes}), Dir({alpha}) over the clients of a class, {least}"
+        case "natural":
+            least = f"at least {run.min_samples} samples"
+            return f"the data's own clients of {least}, {run.missing_classes} classes missing"
+        case "fedrep":
+            how = "overlapping" if run.overlap else "not overlapping"
+            return f"FedRep's clients of {classes} classes, {how}"
+    return str(run.partition)
+
+
 def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wide: bool) -> str:
-    """Return clients by classes: one column per class where they fit, else the largest classes by name."""
-    names, most = source.class_names, partition.class_counts.max(0)
-    width = [max(3, len(name), len(str(n))) for name, n in zip(names, most, strict=True)]
-    room = WIDTH - len("client rank train   val  test    p_k  ")
-    few = source.classes <= 12 if wide else sum(width) + len(width) - 1 <= room
-    heads = " ".join(f"{name:>{w}}" for name, w in zip(names, width, strict=True)) if few else "largest classes"
-    lines = [f"client rank train   val  test    p_k  {heads}"]
+    """Return clients by classes: a column per class if they fit, else the largest classes."""
+    names, counts_NC = source.class_names, partition.class_counts
+    widths = [max(3, len(n), len(str(c))) for n, c in zip(names, counts_NC.max(0), strict=True)]
+    room = WIDTH - len(COLUMNS)
+    fits = source.classes <= 12 if wide else sum(widths) + len(widths) - 1 <= room
+    columns = [f"{name:>{width}}" for name, width in zip(names, widths, strict=True)]
+    lines = [COLUMNS + (" ".join(columns) if fits else "largest classes")]
     for k in range(min(rows, partition.n)):
-        counts = partition.class_counts[k]
-        if few:
-            text = " ".join(f"{c or '.':>{w}}" for c, w in zip(counts, width, strict=True))
+        counts = counts_NC[k]
+        if fits:
+            text = " ".join(f"{c or '.':>{w}}" for c, w in zip(counts, widths, strict=True))
         else:
-            text = " ".join(f"{names[c]}:{counts[c]}" for c in np.argsort(-counts, kind="stable")[:6] if counts[c])
+            largest = [c for c in np.argsort(-counts, kind="stable")[:6] if counts[c]]
+            text = " ".join(f"{names[c]}:{counts[c]}" for c in largest)
             text = text if wide else shorten(text, room, placeholder=" ...")
         sizes = " ".join(f"{partition.sizes(part)[k]:>5}" for part in PARTS)
         lines.append(f"{k:>6} {owner[k]:>4} {sizes} {partition.p[k]:>6.4f}  {text}")
@@ -125,65 +152,55 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wi
 
 
 def plan_text(run: Resolved, plan: Needs) -> str:
-    """Return the plan: which clients on which rank, memory and window."""
+    """Return the lines about ranks, nodes, memory and window."""
     ranks, nodes = len(plan.clients), int(plan.node.max()) + 1
-    (total, what), (shared, where) = node_memory(shared=False), node_memory()
     method = short(run.method)
     if run.found("method").topology == "graph":
         method += f", B_c = {run.said_budget}"
     size = f"{run.rounds} rounds, {plan.parameters} parameters per model"
-    shown = [r for r in range(ranks) if ranks <= 16 or r < 8 or r >= ranks - 4]
-    hidden = f"  ... and {ranks - 12} more ranks, at most {megabytes(plan.memory.max())} each"
-    lines = [
-        f"plan       {ranks} ranks on {nodes} node(s), {method}, {size}",
-        *(rank_text(plan, r) for r in shown),
-        hidden if ranks > 16 else "",
-        *(node_text(plan, node) for node in range(min(nodes, 4))),
-        "           ... the other nodes alike" if nodes > 4 else "",
-        f"           this machine can give {megabytes(total)} ({what}), "
-        f"to windows {megabytes(shared)} ({where})",
-        rows_text(plan),
-        f"           a round takes up to {plan.passes} passes of the window" if plan.passes > 1 else "",
-    ]
-    return "\n".join(filter(None, lines))
+    lines = [f"plan       {ranks} ranks on {nodes} node(s), {method}, {size}"]
+    lines += [rank_text(plan, r) for r in range(min(ranks, 12))]
+    if ranks > 12:
+        most = megabytes(plan.memory.max())
+        lines.append(f"  ... and {ranks - 12} more ranks, at most {most} each")
+    for node in range(min(nodes, 4)):
+        on_node = plan.node == node
+        memory, window = (megabytes(size[on_node].sum()) for size in (plan.memory, plan.window))
+        of = f"{memory} for {on_node.sum()} ranks, {window} of it windows in shared memory"
+        lines.append(f"memory     node {node}: {of}")
+    if nodes > 4:
+        lines.append("           the other nodes likewise")
+    (total, what), (shared, where) = node_memory(shared=False), node_memory()
+    windows = f"to windows {megabytes(shared)} ({where})"
+    lines.append(f"           this machine can give {megabytes(total)} ({what}), {windows}")
+    if plan.passes > 1:
+        lines.append(f"           a round takes up to {plan.passes} passes of the window")
+    return "\n".join(lines)
 
 
 def rank_text(plan: Needs, r: int) -> str:
-    """Return what a rank has: clients, share of the work, memory."""
-    ids, work = np.flatnonzero(plan.owner == r), plan.steps[r] / max(plan.steps.mean(), 1)
+    """Return the clients of a rank, its share of the work, and its memory."""
+    ids = np.flatnonzero(plan.owner == r)
     names = " ".join(map(str, ids[:12])) + (f" ... {ids[-1]}" if len(ids) > 12 else "")
-    sizes = {"data": plan.data, "models": plan.models, "results": plan.results, "window": plan.window}
-    of = ", ".join(f"{name} {megabytes(size[r])}" for name, size in sizes.items())
-    memory = f"{megabytes(plan.memory[r])} ({of})"
-    clients = f"{len(ids):>4} clients, work {work:.2f}, {memory}"
-    return f"  rank {r:<4} {clients}: {names or 'none, it only joins in'}"
-
-
-def rows_text(plan: Needs) -> str:
-    """Return what holds the models of the fullest rank, in models per client."""
-    r = int(plan.clients.argmax())
-    rows = plan.rows | {"window": plan.window / plan.row}
-    counts = {name: of[r] / max(1, plan.clients[r]) for name, of in rows.items()}
-    texts = ", ".join(f"{name} {count:.3g}" for name, count in counts.items() if count)
-    return f"           in models per client of rank {r}: {texts}"
-
-
-def node_text(plan: Needs, node: int) -> str:
-    on_node = plan.node == node
-    memory, window = (megabytes(size[on_node].sum()) for size in (plan.memory, plan.window))
-    windows = f"of which {window} are windows in shared memory"
-    return f"memory     node {node}: {memory} for {on_node.sum()} ranks, {windows}"
+    work = plan.steps[r] / max(plan.steps.mean(), 1)
+    parts = ("data", "models", "results", "window")
+    memory = ", ".join(f"{name} {megabytes(getattr(plan, name)[r])}" for name in parts)
+    clients = f"{len(ids):>4} clients, work {work:.2f}, {megabytes(plan.memory[r])} ({memory})"
+    return f"  rank {r:<4} {clients}: {names or 'none'}"
 
 
 def time_text(plan: Needs, step: float) -> str:
     """Return how long the slowest rank will train, at so many seconds per gradient step."""
-    crowd = needs.ranks_per_core(plan)
-    steps, crowded = int(plan.steps.max()), f", {crowd:.1f} ranks per core" if crowd > 1 else ""
-    training = f"training takes about {duration(crowd * steps * step)} on the slowest rank"
+    ranks_per_core = needs.ranks_per_core(plan)
+    steps = int(plan.steps.max())
+    took = duration(ranks_per_core * steps * step)
+    crowded = f", {ranks_per_core:.1f} ranks per core" if ranks_per_core > 1 else ""
+    measured = "measured here on one core, no GPU; scoring, choosing and messages are not in it."
     return (
-        f"time       {training}: {steps} steps of {1e3 * step:.2g} ms{crowded}\n"
-        "           measured here on one core, no GPU; scoring, choosing and messages are not in it.\n"
-        "           A run shows the time left from its first round on"
+        f"time       training takes about {took} on the slowest rank: "
+        f"{steps} steps of {1e3 * step:.2g} ms{crowded}\n"
+        f"           {measured}\n"
+        "           A run shows the time left after its first round."
     )
 
 
