@@ -97,8 +97,8 @@ class Recorder:
     def copy(self, path: Path) -> None:
         """Write the file to disk as it is now, and a copy of it for a checkpoint."""
         self._replace()
-        with self.image.getbuffer() as data:
-            path.write_bytes(data)
+        with self.image.getbuffer() as data, open(path, "wb") as file:
+            file.write(data)
 
     def _set(self, **attributes: Any) -> None:
         """Change attributes in their place, so that the file's start does not move."""

@@ -93,8 +93,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    with replacing(path) as part:
-        part.write_bytes(data)
+    # not write_bytes: after an error its frame would hold a view of a `memoryview`
+    with replacing(path) as part, open(part, "wb") as file:
+        file.write(data)
 
 
 def checkpoints_of(results: Path) -> Path:
