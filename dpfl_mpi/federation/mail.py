@@ -159,7 +159,7 @@ class Mail:
         if not self.log.every_row:
             return False
         same = self.all_arrived and self.packing.same(
-            self.packing.left[: len(w_KW)], self.leaving(w_KW).detach(), self.members.active
+            self.packing.outgoing[: len(w_KW)], self.leaving(w_KW).detach(), self.members.active
         )
         return not self.members.world.agree(not same)
 

@@ -51,7 +51,7 @@ class Mailroom:
 
     def stage(self, rows_KW: Tensor) -> None:
         """Copy the rows that leave this rank's clients; they are put as they are now."""
-        self.packing.left[: len(rows_KW)].copy_(rows_KW.detach())  # 25 MB for 100 CNNs
+        self.packing.outgoing[: len(rows_KW)].copy_(rows_KW.detach())  # 25 MB for 100 CNNs
         self.sendings += 1
 
     def check(self, sending: int) -> None:
@@ -152,8 +152,9 @@ class Arrived:
     def __init__(self, mailroom: Mailroom, route: Route):
         self.mailroom, self.packing, self.ages = mailroom, mailroom.packing, mailroom.ages
         self.route, self.inbox, self.sending = route, mailroom.inboxes[0], mailroom.sendings
+        self.window_address = self.inbox.view.ctypes.data if self.inbox else 0
         # unpacked rows of other ranks by number; None: they are read in the window
-        self.unpacked = self.packing.stored(route.arriving)
+        self.unpacked = self.packing.unpacked(route.arriving)
 
     def rows(self, senders: Senders, to: slice | int | None = None) -> Tensor:
         """Return copies of the models of senders, `[k, W]` on the device.
@@ -176,14 +177,14 @@ class Arrived:
     def copies(self, numbers: Senders) -> Tensor:
         """Return copies of rows by their numbers, as they were sent, `[k, W]` on the device."""
         self.mailroom.check(self.sending)
-        left, place = self.packing.left, self.ages.place
-        here = self.ages.owner[numbers] == self.mailroom.placement.world.rank
+        outgoing, place = self.packing.outgoing, self.ages.place
+        local = self.ages.owner[numbers] == self.mailroom.placement.world.rank
         if len(numbers) == 1:  # without the gather a search of small models takes a tenth less
             number = numbers[0]
-            row = left[place[number]].clone() if here[0] else self._remote(number).to(left.device)
-            return row[None]
-        rows = left[torch.from_numpy(np.where(here, place[numbers], 0)).to(left.device)]
-        for i in np.flatnonzero(~here).tolist():
+            row = outgoing[place[number]].clone() if local[0] else self._remote(number)
+            return row[None].to(outgoing.device)
+        rows = outgoing[torch.from_numpy(np.where(local, place[numbers], 0)).to(outgoing.device)]
+        for i in np.flatnonzero(~local).tolist():
             rows[i] = self._remote(numbers[i])
         return rows
 
@@ -204,12 +205,10 @@ class Arrived:
         placement = self.mailroom.placement
         numbers = self.ages.numbers(placement.ids[to], senders)
         row_bytes = 4 * self.packing.ensemble.width
-        out = self.packing.left.data_ptr() + row_bytes * self.ages.place[numbers]
+        out = self.packing.outgoing.data_ptr() + row_bytes * self.ages.place[numbers]
         away = self.ages.owner[numbers] != placement.world.rank
         if self.unpacked is not None:
             out[away] = [self.unpacked[j].data_ptr() for j in numbers[away].tolist()]
-        elif away.any():
-            assert self.inbox is not None
-            window = self.inbox.view.ctypes.data
-            out[away] = window + row_bytes * self.route.slots(numbers[away])
+        else:
+            out[away] = self.window_address + row_bytes * self.route.slots(numbers[away])
         return out.astype(np.uint64)

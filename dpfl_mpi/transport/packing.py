@@ -46,10 +46,12 @@ class Packing:
         self._add_window(ensemble.width if self.in_place else count)
         # the rows that left this rank's clients, of this round and of those before that count
         # still; local receivers read them here: a method may train its rows on before it averages
-        self.left = self.staged[0]
+        self.outgoing = self.staged[0]
         if not self.in_place or ensemble.device.type == "cuda":
-            self.left = ensemble.zeros(ages.count * self.k)
-        self.own = self.left[: self.k]  # the receivers' own rows, where not all columns are sent
+            self.outgoing = ensemble.zeros(ages.count * self.k)
+        self.own = self.outgoing[
+            : self.k
+        ]  # the receivers' own rows, where not all columns are sent
         self._store: dict[int, Tensor] = {}  # unpacked rows of other ranks by key
 
     def _add_window(self, width: int) -> None:
@@ -60,7 +62,7 @@ class Packing:
     def begin(self) -> None:
         """Start a round: what left in the last one is a round older."""
         if self.ages.count > 1 and self.k:
-            self.left[self.k :] = self.left[: -self.k].clone()
+            self.outgoing[self.k :] = self.outgoing[: -self.k].clone()
 
     def leaving(self, w_KW: Tensor, active: np.ndarray, in_rounds: bool) -> Tensor:
         """Return what others will know of this rank's rows, `[K, W]`. Collective."""
@@ -85,22 +87,23 @@ class Packing:
 
     def pack(self, window: int) -> None:
         """Stage what is put through a window."""
-        if self.left is not self.staged[0]:
-            self.staged[0].copy_(self.left if self.in_place else self.left[:, self._sent])
+        if self.outgoing is not self.staged[0]:
+            self.staged[0].copy_(self.outgoing if self.in_place else self.outgoing[:, self._sent])
 
     def unpack(self, window: int, route: Route, inbox: Inbox) -> None:
         """Store the rows that arrived in a window, unless they are read in place."""
         if not self.in_place:
-            self._store = self._unpacked(route, inbox)
+            self._store = self._take(route, inbox)
 
-    def _unpacked(self, route: Route, inbox: Inbox) -> dict[int, Tensor]:
+    def _take(self, route: Route, inbox: Inbox) -> dict[int, Tensor]:
+        """Return the rows in a window by key."""
         rows = {}
         for slot, key in enumerate(self._keys(route.arriving).tolist()):
             rows[key] = self.ensemble.zeros(1)[0]
-            rows[key][self._sent] = torch.from_numpy(inbox.take(slot)).to(self.left.device)
+            rows[key][self._sent] = torch.from_numpy(inbox.take(slot)).to(self.outgoing.device)
         return rows
 
-    def stored(self, numbers: np.ndarray) -> dict[int, Tensor] | None:
+    def unpacked(self, numbers: np.ndarray) -> dict[int, Tensor] | None:
         """Return unpacked rows of other ranks by number; None if they are read in place."""
         if self.in_place:
             return None
@@ -118,7 +121,7 @@ class Packing:
         """Return what a checkpoint stores: of this rank's clients `[K, ...]`, and of all ranks."""
         if self.ages.count == 1:
             return {}, {}
-        rows = self.left.view(self.ages.count, self.k, self.ensemble.width)
+        rows = self.outgoing.view(self.ages.count, self.k, self.ensemble.width)
         return {"versions": rows.transpose(0, 1)}, {}
 
 
@@ -213,7 +216,7 @@ class Encoded(Packing):
 
     def unpack(self, window: int, route: Route, inbox: Inbox) -> None:
         if window == 0:
-            self._store |= self._unpacked(route, inbox)
+            self._store |= self._take(route, inbox)
             return
         keys = self._keys(route.arriving).tolist()
         for slot in reversed(range(len(keys))):  # older rows first

@@ -136,7 +136,7 @@ from dpfl_mpi.transport import packing
 init_packing = packing.Packing.__init__
 def separate(rows, *given, **how):
     init_packing(rows, *given, **how)
-    rows.left = rows.left.clone()
+    rows.outgoing = rows.outgoing.clone()
 packing.Packing.__init__ = separate
 """
 
