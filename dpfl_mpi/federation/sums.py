@@ -1,7 +1,7 @@
 """`Sums`: weighted sums over clients: averages along a graph, the mean of all, exact sums."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,8 @@ class Sums:
                     rows = np.array([b.start for b in blocks], np.int64)  # of one client each
                     self._average_natively(w_KW, part.arrived, rows, senders, a, out)
                     continue
-                for b, total in self._totals(part, blocks, senders, a, self._own_terms(w_KW, a)):
+                own = a[np.arange(len(senders)), members.ids]
+                for b, total in self._totals(part, blocks, senders, a, w_KW, own):
                     for i in range(b.start, b.stop):
                         if p_sum := self._sum_of_weights(i, senders[i], a):
                             out[i] = total[i - b.start] / p_sum
@@ -133,47 +134,40 @@ class Sums:
             out[i] = total[i] / float(a[i].sum())
         return out
 
-    def _own_terms(self, w_KW: Tensor, a: np.ndarray) -> Callable[[slice], Tensor]:
-        """Return a function of a block: a_kk w_k of its clients, float64 `[k, W]`."""
-
-        def of_block(b: slice) -> Tensor:
-            ids = self.members.ids[b]
-            return w_KW[b].double() * self.ensemble.column(a[b][np.arange(len(ids)), ids])
-
-        return of_block
-
     def _totals(
         self,
         received: Received,
         blocks: Sequence[slice],
         senders: Sequence[Senders],
         a: np.ndarray,
-        start: Callable[[slice], Tensor],
+        w_KW: Tensor,
+        own: np.ndarray,
+        exact: bool = False,
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield each block's weighted sum: `start(block)` plus a_kj w_j of each client's senders.
+        """Yield each block's sums own_k w_k + a_kj w_j over each client's senders j, `[k, W]`.
 
-        The order does not depend on passes. An int64 start is a fixed-point sum. Several blocks
+        They are float64, or `exact` ones fixed-point; passes do not change the order. Several blocks
         have a sum at once only if models come in passes.
         """
-        ids, totals = self.members.ids, dict[int, Tensor]()
+
+        def weighted(rows_kW: Tensor, weights: np.ndarray) -> Tensor:
+            column = self.ensemble.column(weights)
+            return fixed_point(rows_kW, column[:, 0]) if exact else rows_kW.double() * column
+
+        in_passes = received.arrived is None
+        totals = {b.start: weighted(w_KW[b], own[b]) for b in blocks if in_passes}
         for arrived, now in received.passes(senders):
             for b in blocks:
-                total = totals.pop(b.start) if b.start in totals else start(b)
+                total = totals[b.start] if in_passes else weighted(w_KW[b], own[b])
                 for position in range(max((len(s) for s in now[b]), default=0)):
-                    j = ids[b].copy()  # with weight 0 where a list has ended
                     on = np.array([position < len(s) for s in now[b]])
+                    j = self.members.ids[b].copy()  # with weight 0 where a list has ended
                     j[on] = [s[position] for s in now[b] if position < len(s)]
-                    rows = arrived.rows(j, b)
-                    a_k = self.ensemble.column(a[b][np.arange(len(j)), j] * on)
-                    exact = total.dtype is torch.int64
-                    total += fixed_point(rows, a_k[:, 0]) if exact else rows.double() * a_k
-                if received.arrived is None:
-                    totals[b.start] = total
-                else:
+                    total += weighted(arrived.rows(j, b), a[b][np.arange(len(j)), j] * on)
+                if not in_passes:
                     yield b, total
-        if received.arrived is None:
-            for b in blocks:
-                yield b, totals.pop(b.start) if b.start in totals else start(b)
+        for b in blocks if in_passes else ():
+            yield b, totals.pop(b.start)
 
     def mean(self, w_KW: Tensor) -> Tensor:
         """Return the exact p-weighted mean over all active clients, `[W]`. Collective.
@@ -201,7 +195,7 @@ class Sums:
         They are over each client and the senders that it received from; the quotient is w^Y.
         """
         members, w_KW, p, graph = self.members, received.w, self.members.p, received.graph
-        own = p * members.active
+        own = (p * members.active)[members.ids]
         if blocks:
             self._check(w_KW, slice(blocks[0].start, blocks[-1].stop))
 
@@ -213,17 +207,14 @@ class Sums:
                 senders = graph.of(members.ids[b.start])
                 addresses = received.arrived.addresses(senders, b)
                 models = np.concatenate([rows_at(w_KW, b.start), addresses])
-                weights = np.concatenate([own[members.ids[b]], p[senders]])
+                weights = np.concatenate([own[b], p[senders]])
                 total = torch.empty(1, w_KW.shape[1], dtype=torch.int64)
                 self.native.fixed(models, weights, total[0])
                 yield b, from_fixed_point(total), p_sums(b)
             return
 
-        def start(b: slice) -> Tensor:
-            return fixed_point(w_KW[b], self.ensemble.column(own[members.ids[b]])[:, 0])
-
-        lists = [graph.of(k) for k in members.ids]
-        for b, total in self._totals(received, blocks, lists, self._weights(None), start):
+        lists, a = [graph.of(k) for k in members.ids], self._weights(None)
+        for b, total in self._totals(received, blocks, lists, a, w_KW, own, exact=True):
             yield b, from_fixed_point(total), p_sums(b)
 
     def over_candidates(self, w_KW: Tensor, candidates: Candidates) -> tuple[Tensor, np.ndarray]:

@@ -29,8 +29,11 @@ def transport_of(
 ) -> tuple[Mailroom, Ledger]:
     """Return what moves `budgets` `[N]` models to clients, and what it costs. Collective."""
     ages, columns = Ages(placement, run.staleness), columns_of(run, ensemble)
-    packing = Packing(ensemble, placement, ages, columns)
-    if codec := codec_of(run, ensemble, columns):
+    codec = codec_of(run, ensemble, columns)
+    packing: Packing
+    if codec is None:
+        packing = Packing(ensemble, placement, ages, columns)
+    else:
         start = ensemble.initial_row(run.init, streams.stream(run.seed, streams.INIT, 0, 0))
         packing = Encoded(ensemble, placement, ages, columns, codec, start, budgets)
     clock = None
