@@ -128,10 +128,7 @@ class Parts:
         self.world.bytes_collective = 0
 
     def _drift(self, number: int) -> None:
-        """Exchange the classes of the clients that drift, once, from the round of --drift on.
-
-        Every client forgets its best model, unless it has diverged.
-        """
+        """Exchange the classes of clients that drift, once; all alive forget their best model."""
         if 0 < self.drift.round <= number:
             self.drift.round = 0
             drifted = np.flatnonzero(self.drift.drifted[self.ids])
@@ -140,21 +137,14 @@ class Parts:
             self.scoring.stale[:] = 0
 
     def meet(self, place: str) -> None:
-        """Wait for all ranks, where the method is not shipped. Collective.
-
-        Raises `UserError` on every rank where one is elsewhere.
-        """
+        """Wait for all ranks, or raise `UserError` on all, where the method is not shipped."""
         self.mail.mailroom.meet(place)
 
     def close(self) -> None:
         self.mail.mailroom.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the live arrays of a checkpoint by name.
-
-        The first dict has those of this rank's clients, `[K, ...]`, the second what all ranks
-        share.
-        """
+        """Return the live arrays of a checkpoint by name: local `[K, ...]`, and shared ones."""
         scoring, training, members = self.scoring, self.training, self.members
         local = {name: getattr(scoring, name) for name in scoring.KEPT}
         local |= {"epochs": training.epochs, "steps": training.steps}
@@ -186,13 +176,8 @@ class Parts:
     def adopt(
         self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int
     ) -> None:
-        """Take over the clients as another run left them.
-
-        Args:
-            best_KD: the best models of this rank's clients.
-            reached: what all clients have reached, `[N, ...]`, by names in `state`.
-            diverged: the round in which each client diverged, or -1, `[N]`.
-            steps: gradient steps of all clients.
+        """Take over the clients as another run left them: this rank's best models, and of all
+        clients what they have `reached`, `[N, ...]` by names in `state`, and gradient `steps`.
         """
         self._drift(self.run.rounds)  # as the rounds of that run did
         local, _ = self.state()

@@ -12,15 +12,13 @@ from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.losses import Losses
 from dpfl_mpi.federation.orders import Draws, Order, by_loss
 from dpfl_mpi.federation.scoring import Scoring
-from dpfl_mpi.federation.search import Search, best_of, consider
+from dpfl_mpi.federation.search import Search, Start, best_of, consider
 from dpfl_mpi.federation.similar import Similar
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.settings.search import Rule
 from dpfl_mpi.transport.passes import Received
-
-Start = tuple[slice, Tensor, np.ndarray]  # a block, sum p_i w_i over each client's Y, and sum p_i
 
 
 class Greedy:
@@ -42,7 +40,7 @@ class Greedy:
         self._averages = self.sums.ensemble.zeros(0)
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
-        """Return C_k of every client, chosen among the models received (Algorithm 2). Collective."""
+        """Return C_k of every client, among the models received (Algorithm 2). Collective."""
         chosen: list[list[int]] = []
         losses = self.losses.of_received(received) if self.rule.order == "loss" else None
         for part, blocks in received.parts(received.graph, self.blocks):
@@ -59,7 +57,7 @@ class Greedy:
         """Return C_k of the clients of these blocks. Collective where models come in passes."""
         repeats, room = [], self.members.most_senders
         for repeat in range(self.repeats):
-            searches = self._searches(starts, w_KW, room, repeat)  # line 1
+            searches = self.searches(starts, w_KW, room, repeat)  # line 1
             orders = []
             for search in searches:
                 for i, k in enumerate(search.ids, search.block.start):
@@ -90,7 +88,7 @@ class Greedy:
             blocks, repeats = [self.blocks[b] for b in group], []
             for repeat in range(self.repeats):
                 starts = ((b, y_KW[b], p_y[b]) for b in blocks)
-                searches = self._searches(starts, w_KW, candidates.room, repeat)  # line 8
+                searches = self.searches(starts, w_KW, candidates.room, repeat)  # line 8
                 orders = self._orders(searches, candidates, repeat, losses)  # line 9
                 receive = self._in_phases(searches, orders, w_KW, candidates, receive)
                 repeats.append([(search.chosen, search.r_x) for search in searches])
@@ -144,33 +142,23 @@ class Greedy:
                 consider(searches, here, now[first:])  # lines 12-25
             receive = self.mail.send  # the rows are staged by now
 
-    def _searches(
+    def searches(
         self, starts: Iterable[Start], w_KW: Tensor, room: np.ndarray, repeat: int
     ) -> list[Search]:
-        return [self.search(b, w_KW, y_kW, p_y, room, repeat) for b, y_kW, p_y in starts]
-
-    def search(
-        self,
-        block: slice,
-        w_KW: Tensor,
-        y_kW: Tensor,
-        p_y: np.ndarray,
-        room: np.ndarray,
-        repeat: int,
-    ) -> Search:
-        """Return the search of a block's clients; `room` `[N]`: how many models each may choose."""
-        return Search(
-            self.scoring,
-            self.rule,
-            block,
-            w_KW,
-            y_kW,
-            p_y,
-            room=room[self.members.ids[block]],
-            coins=self.draws.coins(block, repeat),
-            averages_k2W=self._memory(block.stop - block.start),
-            in_place=self.mail.packing.columns is None,
-        )
+        """Return a search for each block; `room` `[N]`: how many models each client may choose."""
+        return [
+            Search(
+                self.scoring,
+                self.rule,
+                start,
+                w_KW,
+                room=room[self.members.ids[start[0]]],
+                coins=self.draws.coins(start[0], repeat),
+                averages_k2W=self._memory(start[0].stop - start[0].start),
+                in_place=self.mail.packing.columns is None,
+            )
+            for start in starts
+        ]
 
     def _memory(self, k: int) -> Tensor:
         """Return memory for two averages of k clients, the same at each call: none is kept."""

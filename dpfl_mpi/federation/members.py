@@ -30,16 +30,11 @@ class Members(Placement):
         stopped_serve: bool,
         advice: str,
     ):
-        """Place the clients on the ranks.
-
-        Args:
-            exclude: a client whose model diverges is excluded; else it ends the run.
-            stopped_serve: a client that has stopped early still sends its model.
-            advice: ends the error of a client that diverges.
-        """
         super().__init__(world, partition.sizes("train"))
         self.limits = limits
-        self.exclude, self.stopped_serve, self.advice = exclude, stopped_serve, advice
+        self.exclude = exclude  # clients that diverge; else the first one ends the run
+        self.stopped_serve = stopped_serve  # clients that have stopped early still send
+        self.advice = advice  # ends the error of a client that diverges
         self.p = partition.p  # the weight of every client in an average [N]
         self.reach = limits.reach  # the senders that each client can reach; None: everyone
         self.diverged_round = np.full(self.n, -1)

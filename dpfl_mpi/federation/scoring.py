@@ -26,16 +26,10 @@ class Scoring:
         keep_latest: bool,
         metric_batch: int,
     ):
-        """Prepare to score.
-
-        Args:
-            mixed: whether to score rows after mixing as well.
-            keep_latest: of equally good rounds the latest is the best; else the earliest.
-            metric_batch: images whose mean is one value of a score; 0: all.
-        """
-        self.members, self.log, self.backend = members, log, backend
-        self.classes, self.mixed = classes, mixed
-        self.keep_latest, self.metric_batch = keep_latest, metric_batch
+        self.members, self.log, self.backend, self.classes = members, log, backend, classes
+        self.mixed = mixed  # rows after mixing are scored as well
+        self.keep_latest = keep_latest  # of equally good rounds; else the earliest
+        self.metric_batch = metric_batch  # images whose mean is one value of a score; 0: all
         k = len(members.ids)
         self.best = backend.ensemble.zeros(k)  # the row with the best validation accuracy
         self.best_round = np.full(k, -1, np.int32)

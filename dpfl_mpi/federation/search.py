@@ -20,6 +20,10 @@ from dpfl_mpi.transport.mailroom import Arrived
 GAINS = [(True, False), (False, True), (False, False), (True, True)]
 
 
+# a block of clients, sum p_i w_i over each client's Y, float64 [k, W], and sum p_i, [k]
+Start = tuple[slice, Tensor, np.ndarray]
+
+
 def decide(a: float, b: float, coin: float) -> bool:
     """Return whether to add: with probability a / (a + b), always where both are 0 (line 9)."""
     return a + b == 0 or coin < a / (a + b)
@@ -36,29 +40,20 @@ class Search:
         self,
         scoring: Scoring,
         rule: Rule,
-        block: slice,
+        start: Start,
         w_KW: Tensor,
-        y_kW: Tensor,
-        p_y: np.ndarray,
         *,
         room: np.ndarray,
         coins: list[Generator],
         averages_k2W: Tensor,
         in_place: bool,
     ):
-        """Start from X = {k} and Y = S and k (line 1).
-
-        Args:
-            w_KW: the rows of all clients of this rank.
-            y_kW: sum p_i w_i over Y, float64.
-            p_y: sum p_i over Y, float64 `[k]`.
-            room: how many clients may join X: B_c - 1, int64 `[k]`.
-            coins: for each client its generator of coins, one for each candidate.
-            averages_k2W: memory for the two averages that are scored.
-            in_place: whether every candidate's row lies whole in this process's memory.
-        """
+        """Start from X = {k}, and from Y = S and k (line 1)."""
+        block, y_kW, p_y = start
         self.scoring, self.rule, self.block = scoring, rule, block
-        self.room, self.coins = room, coins
+        self.room = room  # how many clients may join X: B_c - 1, int64 [k]
+        self.coins = coins  # of each client, one for each candidate
+        self.averages = averages_k2W  # memory for the two averages that are scored
         self.ensemble, self.p = scoring.backend.ensemble, scoring.members.p
         self.ids = scoring.members.ids[block]
         self.models = 1 if rule.search == "forward" else 2  # scored for each candidate
@@ -68,14 +63,13 @@ class Search:
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.stopped = np.zeros(len(self.ids), bool)
         self.r_x = self.r_y = np.zeros(len(self.ids))
-        self.averages = averages_k2W
         self.started = False
-        # the CPU kernels decide all candidates at hand in one call, with the same bits
+        # where rows lie whole in this process's memory, the CPU kernels decide all candidates at
+        # hand in one call, with the same bits
         self.chooser: Any = None
         if in_place and len(self.ids) == 1 and not scoring.metric_batch and rule.decides_as_paper:
-            sums = self.x[0], self.y[0], self.averages[0]
-            start = (*sums, float(self.p_x[0]), float(p_y[0]))
-            self.chooser = scoring.backend.chooser(block.start, start, self.cases[0])
+            sums = self.x[0], self.y[0], self.averages[0], float(self.p_x[0]), float(p_y[0])
+            self.chooser = scoring.backend.chooser(block.start, sums, self.cases[0])
 
     def is_full(self, i: int) -> bool:
         """Whether |X| >= B_c for the block's i-th client, which is tested before each candidate."""
@@ -89,17 +83,13 @@ class Search:
             self._consider_at_once(here, np.asarray(candidates[0], np.int64))
             return
         for position in range(max(map(len, candidates), default=0)):
-            searches = [
-                position < len(order) and not self.is_full(i) for i, order in enumerate(candidates)
-            ]
-            if not any(searches):
+            active = [position < len(c) and not self.is_full(i) for i, c in enumerate(candidates)]
+            if not any(active):
                 return
-            # a client that does not search scores its own model, with weight 0
-            j = [
-                int(order[position]) if active else int(k)
-                for order, active, k in zip(candidates, searches, self.ids, strict=True)
-            ]
-            self._step(here, j, np.array(searches))
+            # a client that is not active scores its own model, with weight 0
+            each = zip(candidates, active, self.ids, strict=True)
+            j = [int(order[position] if searches else k) for order, searches, k in each]
+            self._step(here, j, np.array(active))
 
     def _step(self, here: Arrived, j: list[int], active: np.ndarray) -> None:
         """Add candidate j to X or remove it from Y, for each client that is `active` `[k]`."""

@@ -50,7 +50,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     )
     sums = (w[[k, *order]].double() * torch.from_numpy(fed.p[[k, *order]])[:, None]).sum(0) if y is None else y
     given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])
-    one = fed.greedy.search(slice(0, 1), w[fed.ids], given, p_y, np.full(N, most), 0)
+    one = fed.greedy.searches([(slice(0, 1), given, p_y)], w[fed.ids], np.full(N, most), 0)[0]
     left = iter(coins)  # what its generator draws
     one.coins = [SimpleNamespace(random=lambda count=0: np.array([*islice(left, count)]) if count else next(left))]
     assert one.chooser is not None
