@@ -1,4 +1,4 @@
-"""`Federation`: the verbs that a method may use. `Parts`: what does them, one file each.
+"""`Federation`: the verbs that a method may use. `Parts`: what does the work, a file each.
 
 A method sees the rows of this rank's clients, `w_KW`, and never MPI, files, devices or a part.
 
@@ -176,8 +176,9 @@ class Parts:
     def adopt(
         self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int
     ) -> None:
-        """Take over the clients as another run left them: this rank's best models, and of all
-        clients what they have `reached`, `[N, ...]` by names in `state`, and gradient `steps`.
+        """Take over the clients as another run left them, with its gradient `steps`.
+
+        `reached` has values of all clients, `[N, ...]`, by names in `state`.
         """
         self._drift(self.run.rounds)  # as the rounds of that run did
         local, _ = self.state()
@@ -196,9 +197,9 @@ def verb(
     collective: bool = False,
     rows: int = 0,
 ) -> Callable[Concatenate[Federation, P], T]:
-    """Return the verb that calls a part's method.
+    """Return the verb that calls a part's method; its first arguments are so many `rows`.
 
-    It checks so many first arguments, `rows`. A collective one begins with a meeting.
+    Before a collective verb all ranks meet.
     """
     name = method.__name__
     names_of_rows = [*inspect.signature(method).parameters][1 : rows + 1]
@@ -222,7 +223,7 @@ def fact(part: str, name: str) -> Any:
 
 
 class Federation:
-    """What a method sees: the facts of a Run and its clients, and one verb for each deed."""
+    """What a method sees: facts of its Run and clients, and the verbs."""
 
     def __init__(self, parts: Parts):
         members = parts.members

@@ -31,13 +31,10 @@ class Limits:
     newcomers: np.ndarray  # bool [N]: who joins after the last round
 
     def joined(self, t: int, time: float, before: np.ndarray) -> np.ndarray:
-        """Return who is present at a time, at which round t begins, bool `[N]`.
+        """Return who has joined and not left by the start of round t, bool `[N]`.
 
-        Args:
-            before: who was present in the round before, bool `[N]`.
-
-        With --churn presence is a Markov chain begun in its stationary state, in which at least
-        one client stays; or a file has the events. Without it all but newcomers are present.
+        `before` `[N]` is the answer for the round before. With --churn this is a Markov chain begun
+        in its stationary state, in which at least one client stays; or a file has the events.
         """
         out, churn = np.ones(len(before), bool), self.churn
         if churn and not churn.path:

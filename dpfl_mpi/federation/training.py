@@ -153,9 +153,9 @@ class Training:
     def _blocks(
         self, rows_KW: dict[str, Tensor], epochs: int, real: bool = True
     ) -> Iterator[list[Block]]:
-        """Yield for clients that train together one `Block` per set of rows; write them back.
+        """Yield one `Block` per set of rows, for clients that train together; write them back.
 
-        Then count so many epochs. Training that is not `real` is a probe: its rows are dropped.
+        Then so many epochs count. Training that is not `real` is a probe: its rows are dropped.
         """
         backend, learners = self.backend, self.members.learners[self.members.ids]
         if real:

@@ -1,4 +1,4 @@
-"""A search that one call of C decides, against its slow twin, the loop of `Search.consider`: the same to the bit, in every form."""
+"""A search that one call of C decides: the bits of its slow twin, the loop of `Search.consider`."""
 
 import math
 from itertools import islice
@@ -19,16 +19,18 @@ N = 9
 
 @pytest.fixture(scope="module", params=native.forms())
 def fed(request, digits_file):
-    fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": N, "augment": False}
+    fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp"}
+    fields |= {"clients": N, "augment": False}
     with federation(fields, kernels=request.param) as fed:
         yield fed
 
 
 def models_of(fed, kind, seed):
-    """Models of all clients with what one search would rarely meet."""
+    """Models of all clients that a search rarely meets."""
     rng = np.random.default_rng(seed)
     own = rng.normal(0, 1, (N, fed.ensemble.size))
-    w = rng.normal(0, 0.3, fed.ensemble.size) + {"equal": 0, "near": 1e-7, "wild": 40, "zero": 0}.get(kind, 0.3) * own
+    scale = {"equal": 0, "near": 1e-7, "wild": 40, "zero": 0}.get(kind, 0.3)
+    w = rng.normal(0, 0.3, fed.ensemble.size) + scale * own
     if kind == "zero":
         w *= 0
     if kind == "large":
@@ -42,31 +44,36 @@ def models_of(fed, kind, seed):
 
 
 def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
-    """Let the first local client search; return all that it leaves."""
+    """Let the first local client search; return all that it leaves: set, counts, numbers."""
     fed.begin_round(1)
     k = int(fed.ids[0])
-    here = SimpleNamespace(
-        rows=lambda j, to: w[j].clone(), addresses=lambda j, to: (w.data_ptr() + 4 * w.shape[1] * j).astype(np.uint64)
-    )
-    sums = (w[[k, *order]].double() * torch.from_numpy(fed.p[[k, *order]])[:, None]).sum(0) if y is None else y
+    addresses = lambda j, to: (w.data_ptr() + 4 * w.shape[1] * j).astype(np.uint64)  # noqa: E731
+    here = SimpleNamespace(rows=lambda j, to: w[j].clone(), addresses=addresses)
+    p = torch.from_numpy(fed.p[[k, *order]])[:, None]
+    sums = (w[[k, *order]].double() * p).sum(0) if y is None else y
     given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])
-    one = fed.greedy.searches([(slice(0, 1), given, p_y)], w[fed.ids], np.full(N, most), 0)[0]
-    left = iter(coins)  # what its generator draws
-    one.coins = [SimpleNamespace(random=lambda count=0: np.array([*islice(left, count)]) if count else next(left))]
+    room = np.full(N, most)
+    (one,) = fed.greedy.searches([(slice(0, 1), given, p_y)], w[fed.ids], room, 0)
+    left = iter(coins)
+    draw = lambda count=0: np.array([*islice(left, count)]) if count else next(left)  # noqa: E731
+    one.coins = [SimpleNamespace(random=draw)]
     assert one.chooser is not None
     if not at_once:
         one.chooser = None
     with np.errstate(invalid="ignore"):  # of a gain that is infinity less infinity
         for part in np.array_split(np.array(order, np.int64), passes):
             one.consider(here, [part])
-    assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # another repeat starts from the same sums
-    state = one.chooser
-    x, y = state.start[:2] if at_once else (one.x[0], one.y[0])
-    shares = (state._search.p_x, state._search.p_y) if at_once else (one.p_x[0], one.p_y[0])
-    r_y = state._search.r_y if at_once else one.r_y[0]
-    notes = fed.notes["evaluations"][0], fed.notes["cases"][0].tolist()
-    numbers = np.concatenate([x, y, one.averages[0].flatten().double(), [*shares, one.r_x[0], r_y]])
-    return one.chosen[0], notes, numbers
+    assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # unchanged, for a repeat
+    if at_once:
+        state = one.chooser._search
+        x, y = one.chooser.start[:2]
+        numbers = [state.p_x, state.p_y, one.r_x[0], state.r_y]
+    else:
+        x, y = one.x[0], one.y[0]
+        numbers = [one.p_x[0], one.p_y[0], one.r_x[0], one.r_y[0]]
+    counts = fed.notes["evaluations"][0], fed.notes["cases"][0].tolist()
+    averages = one.averages[0].flatten().double()
+    return one.chosen[0], counts, np.concatenate([x, y, averages, numbers])
 
 
 def same(a, b):
@@ -79,7 +86,7 @@ def same(a, b):
 @pytest.mark.parametrize("most", [0, 1, 3, N])
 @pytest.mark.parametrize("kind", ["usual", "equal", "near", "wild", "zero", "large", "no number"])
 def test_one_call_decides_as_python(fed, kind, most):
-    """Models that differ by little or much, or not at all; losses that are not finite; equal and unequal p; one pass and several, some empty."""
+    """With losses that are not finite, equal and unequal p, one pass and several, some empty."""
     for seed in range(4):
         rng = np.random.default_rng([seed, most])
         fed.p[:] = np.full(N, 1 / N) if seed % 2 else rng.dirichlet(np.ones(N))
@@ -89,37 +96,41 @@ def test_one_call_decides_as_python(fed, kind, most):
         by_python = search(fed, w, order, coins, most, 1, at_once=False)
         for passes in (1, 3, 12):
             same(search(fed, w, order, coins, most, passes), by_python)
-        assert len(by_python[0]) <= most and by_python[1][0] == (2 + 2 * sum(by_python[1][1]) if most else 0)
-        # only the candidates, not the sum over Y, have what is no number: R(Y) goes on being one
+        chosen, (evaluations, cases), _ = by_python
+        assert len(chosen) <= most and evaluations == (2 + 2 * sum(cases) if most else 0)
+        # where only the candidates, not the sum over Y, have NaN, R(Y) stays finite
         finite = w[fed.ids[0]].double()
         same(*(search(fed, w, order, coins, most, 2, once, finite) for once in (True, False)))
 
 
 def test_what_the_cases_are_for_happens(fed):
-    """Ties, not-a-number and an early end do occur above: each by hand."""
+    """Ties, NaN and an early end do occur above: each by hand."""
     fed.p[:] = 1 / N
     order = [j for j in range(N) if j != fed.ids[0]]
-    chosen, (evaluations, cases), _ = search(fed, models_of(fed, "zero", 0), order, np.ones(N), N)
-    assert (chosen, evaluations, cases) == (order, 2 + 2 * 8, [0, 0, 8, 0])  # both gains 0: added, whatever the coin
-    chosen, (evaluations, cases), _ = search(fed, models_of(fed, "zero", 0), order, np.ones(N), 3)
-    assert (chosen, evaluations, cases) == (order[:3], 2 + 2 * 3, [0, 0, 3, 0])
+    for most, n in ((N, 8), (3, 3)):  # both gains are 0: added, whatever the coin
+        zero = models_of(fed, "zero", 0)
+        chosen, (evaluations, cases), _ = search(fed, zero, order, np.ones(N), most)
+        assert (chosen, evaluations, cases) == (order[:n], 2 + 2 * n, [0, 0, n, 0])
     w = models_of(fed, "usual", 0)
     w[order] = math.nan
     chosen, (_, cases), numbers = search(fed, w, order, np.zeros(N), N)
-    assert (chosen, cases) == ([], [0, 0, 8, 0])  # no gain is above 0, and no coin is below not-a-number
+    assert (chosen, cases) == ([], [0, 0, 8, 0])  # no gain is above 0, no coin below NaN
     assert np.isfinite(numbers[-2]) and np.isnan(numbers[-1])
 
 
 def test_a_coin_that_is_just_the_probability(fed, monkeypatch):
-    """Of the first candidate whose gains are both above 0: a coin of exactly a / (a + b) does not add it, the one below does."""
+    """A coin of exactly a / (a + b) does not add a candidate; the next smaller one does."""
     met, tried = [], 0
     decide = search_part.decide
-    monkeypatch.setattr(search_part, "decide", lambda a, b, coin: met.append((a, b)) or decide(a, b, coin))
+    noted = lambda a, b, coin: met.append((a, b)) or decide(a, b, coin)  # noqa: E731
+    monkeypatch.setattr(search_part, "decide", noted)
+    order = [j for j in range(N) if j != fed.ids[0]]
     for seed in range(12):
-        w, order = models_of(fed, "usual", seed), [j for j in range(N) if j != fed.ids[0]]
+        w = models_of(fed, "usual", seed)
         met.clear()
         search(fed, w, order, np.full(N, 0.5), N, at_once=False)
-        if not (both := [i for i, (a, b) in enumerate(met) if a > 0 and b > 0]):
+        both = [i for i, (a, b) in enumerate(met) if a > 0 and b > 0]
+        if not both:
             continue
         a, b = met[both[0]]
         for coin, added in ((a / (a + b), False), (np.nextafter(a / (a + b), 0), True)):

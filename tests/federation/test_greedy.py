@@ -1,4 +1,4 @@
-"""The search: ggc and bggc against Algorithms 2 and 3 in plain Python, Theorem 1 as a property; graphs."""
+"""The search against Algorithms 2 and 3 in plain Python; its orders; graphs."""
 
 import tracemalloc
 
@@ -12,7 +12,6 @@ from launch import differences, federation, reward_of, run_here
 
 from dpfl_mpi import streams
 from dpfl_mpi.federation import orders
-from dpfl_mpi.federation.orders import Order
 from dpfl_mpi.federation.search import decide
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.placement import waves
@@ -23,14 +22,15 @@ N = 7
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["block1", "block3"])
 def fed(request, digits_file):
-    fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp", "clients": N, "augment": False}
+    fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp"}
+    fields |= {"clients": N, "augment": False}
     with federation(fields, block=request.param) as fed:
         yield fed
 
 
 def test_decide():
-    neither = [(0.0, 0.0, 0.0, True), (0.0, 0.0, 0.999999, True)]  # add, whatever the coin says
-    one = [(0.3, 0.0, 0.999999, True), (0.0, 0.3, 0.0, False)]  # p = 0 is never, a coin of exactly 0 included
+    neither = [(0.0, 0.0, 0.0, True), (0.0, 0.0, 0.999999, True)]  # add, whatever the coin
+    one = [(0.3, 0.0, 0.999999, True), (0.0, 0.3, 0.0, False)]  # p = 0: not with a coin of 0
     quarter = [(0.1, 0.3, 0.24, True), (0.1, 0.3, 0.25, False), (0.1, 0.3, 0.26, False)]
     small = [(1e-300, 1e-300, 0.49, True), (1e-300, 1e-300, 0.51, False)]
     for a, b, coin, added in (*neither, *one, *quarter, *small):
@@ -38,7 +38,7 @@ def test_decide():
 
 
 def rows_of(fed, seed, spread=1.0):
-    """Random models in the federation's row order and in client order: a common part and a part of their own."""
+    """Models with a common and an own part, in row order and in client order."""
     rng = np.random.default_rng(seed)
     size = fed.ensemble.size
     models = (rng.normal(0, 0.3, size) + rng.normal(0, 0.3 * spread, (N, size))).astype(np.float32)
@@ -51,10 +51,10 @@ def complete(n=N):
     return CollaborationGraph.from_lists([j for j in range(n) if j != k] for k in range(n))
 
 
-def draws(fed, k, candidates, repeats):
-    i = int(fed.row_of[k])
-    orders = [[int(j) for j in fed.shuffle(k, candidates, r)] for r in range(repeats)]
-    return orders, [fed.draws.coins(slice(i, i + 1), r)[0].random(N) for r in range(repeats)]
+def drawn(fed, k, candidates, repeat=0):
+    """The order of client k's candidates, and its coins."""
+    block = slice(int(fed.row_of[k]), int(fed.row_of[k]) + 1)
+    return fed.shuffle(k, candidates, repeat).tolist(), fed.draws.coins(block, repeat)[0].random(N)
 
 
 def start(fed, number, most, repeats=1):
@@ -70,7 +70,7 @@ def test_bggc_is_algorithm_3(fed, most, seed):
     w, models = rows_of(fed, seed)
     omega = fed.bggc(w)
     for k in range(N):
-        (order,), (coins,) = draws(fed, k, np.array([j for j in range(N) if j != k]), 1)
+        order, coins = drawn(fed, k, np.delete(np.arange(N), k))
         X = reference.bggc(k, order, models, fed.p, reward_of(fed, k), most + 1, coins)
         assert list(omega.of(k)) == sorted(X - {k}) and len(X) <= most + 1
 
@@ -82,19 +82,21 @@ def test_ggc_is_algorithm_2(fed, most, seed, repeats):
     start(fed, seed, most, repeats)
     w, models = rows_of(fed, seed)
     rng = np.random.default_rng(seed)
-    others = [np.delete(np.arange(N), k) for k in range(N)]
-    omega = CollaborationGraph.from_lists(rng.choice(each, min(most + 1, N - 1), replace=False) for each in others)
+    others, size = [np.delete(np.arange(N), k) for k in range(N)], min(most + 1, N - 1)
+    omega = CollaborationGraph.from_lists(rng.choice(each, size, replace=False) for each in others)
     chosen = fed.ggc(w, fed.exchange(w, omega))
-    alone = set()
+    sets = set()
     for k in range(N):
-        orders, coins = draws(fed, k, omega.of(k), repeats)
-        reward = reward_of(fed, k)
-        found = [reference.ggc(k, a, models, fed.p, reward, most + 1, b) for a, b in zip(orders, coins, strict=True)]
-        # Paper: m is an input of Algorithm 1 that no line uses; m repeats of which the best counts, the first of equally good ones
+        reward, found = reward_of(fed, k), []
+        for repeat in range(repeats):
+            order, coins = drawn(fed, k, omega.of(k), repeat)
+            found.append(reference.ggc(k, order, models, fed.p, reward, most + 1, coins))
+        # Paper: m is an input of Algorithm 1 that no line uses; here the best of m repeats counts,
+        # the first of equally good ones
         X = max(found, key=lambda X, R=reward: R(reference.average(fed.p, models, X)))
         assert list(chosen.of(k)) == sorted(X - {k}) and len(X) <= most + 1
-        alone.add(len(set(map(frozenset, found))))
-    assert most in (0, N - 1) or max(alone) > 1 or repeats == 1  # repeats end in different sets
+        sets.add(len(set(map(frozenset, found))))
+    assert most in (0, N - 1) or max(sets) > 1 or repeats == 1  # repeats end in different sets
 
 
 RULES = [
@@ -108,13 +110,14 @@ RULES = [
 
 
 def departing(order, coins, models, p, R, most, rule):
-    """X of Algorithm 2 by a rule, in plain Python: all averages and rewards anew for each candidate."""
+    """X of Algorithm 2 by a rule, in plain Python; every average is computed anew."""
     X, Y = [], list(order)
     for j, coin in zip(order, coins, strict=False):
         if len(X) >= most:
             break
         more, less = [*X, j], [i for i in Y if i != j]
-        x, x_j, y, y_j = (R(reference.average(p, models, {*s, len(p) - 1})) for s in (X, more, Y, less))
+        sets = ({*s, len(p) - 1} for s in (X, more, Y, less))  # the client itself stands last
+        x, x_j, y, y_j = (R(reference.average(p, models, s)) for s in sets)
         a, b = max(x_j - x, 0), max(y_j - y, 0)
         add = coin < reference.probability(a, b)
         if rule.search == "forward":
@@ -127,7 +130,7 @@ def departing(order, coins, models, p, R, most, rule):
     return sorted(X)
 
 
-@pytest.mark.parametrize("spread", [1.0, 0.05])  # of far and of near models: gains of all signs
+@pytest.mark.parametrize("spread", [1.0, 0.05])  # far and near models: gains of all signs
 @pytest.mark.parametrize("rule", RULES)
 def test_a_search_may_depart_from_the_algorithms(fed, rule, spread, monkeypatch):
     start(fed, 5, 3)
@@ -140,29 +143,40 @@ def test_a_search_may_depart_from_the_algorithms(fed, rule, spread, monkeypatch)
     of_bggc, decided = fed.notes["evaluations"].copy(), fed.notes["cases"].sum(1) - before
     chosen = fed.ggc(w, fed.exchange(w, omega))
     for k in range(N):
+        reward = reward_of(fed, k)
+        last, p = [*models, models[k]], np.append(fed.p, fed.p[k])
         for found, candidates in ((omega, np.delete(np.arange(N), k)), (chosen, omega.of(k))):
-            (order,), (coins,) = draws(fed, k, candidates, 1)
-            reward = reward_of(fed, k)
+            order, coins = drawn(fed, k, candidates)
             if rule.order == "loss":
                 order = sorted(order, key=lambda j, reward=reward: -reward(models[j]))
-            own = [*models, models[k]]  # k itself stands last, so that it is in every set
-            p = np.append(fed.p, fed.p[k])
-            assert found.of(k).tolist() == (departing(order, coins, own, p, reward, 3, rule) if len(order) else [])
-    scored = (1 if rule.search == "forward" else 2) * (1 + decided) + (N - 1) * (rule.order == "loss")
+            expected = departing(order, coins, last, p, reward, 3, rule) if order else []
+            assert found.of(k).tolist() == expected
+    alone = (N - 1) * (rule.order == "loss")
+    scored = (1 if rule.search == "forward" else 2) * (1 + decided) + alone
     assert of_bggc.tolist() == scored.tolist()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def of_clients(low, high):
+    return st.lists(st.integers(low, high), min_size=N, max_size=N)
+
+
+FIXTURE = [HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=FIXTURE)
 @given(
     seed=st.integers(0, 10**6),
     number=st.integers(0, 99),
-    most=st.lists(st.integers(0, N - 1), min_size=N, max_size=N),
-    twins=st.lists(st.integers(0, N - 1), min_size=N, max_size=N),
-    shares=st.lists(st.integers(1, 1000), min_size=N, max_size=N),
+    most=of_clients(0, N - 1),
+    twins=of_clients(0, N - 1),
+    shares=of_clients(1, 1000),
     spread=st.sampled_from([1e-6, 1e-3, 1.0]),
 )
 def test_theorem_1(fed, seed, number, most, twins, shares, spread):
-    """GGC with all models and BGGC in batches choose the same; equal models (`twins`) make gains of nearly 0, where one rounding would decide."""
+    """GGC with all models and BGGC in batches choose the same.
+
+    Equal models (`twins`) make gains of nearly 0, where one rounding would decide.
+    """
     fed.p[:] = np.array(shares) / sum(shares)
     w, _ = rows_of(fed, seed, spread=spread)
     w = w[[int(fed.row_of[twins[k]]) for k in fed.ids]]
@@ -176,9 +190,10 @@ def test_theorem_1(fed, seed, number, most, twins, shares, spread):
     assert (batched.degrees() <= most).all()
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"reach": "geometric:0.7", "ggc_repeats": 2}, {"budget": 3, "omega_period": 2}, {"budget": "file"}]
-)
+GROUPED = [{}, {"reach": "geometric:0.7", "ggc_repeats": 2}, {"budget": 3, "omega_period": 2}]
+
+
+@pytest.mark.parametrize("fields", [*GROUPED, {"budget": "file"}])
 def test_in_groups_the_search_finds_the_same(fields, tmp_path, monkeypatch):
     if fields.get("budget") == "file":  # with which the first group asks nobody
         with federation({"clients": N, "budget": 3}) as fed:
@@ -186,11 +201,12 @@ def test_in_groups_the_search_finds_the_same(fields, tmp_path, monkeypatch):
         np.savetxt(tmp_path / "budgets", budgets, "%d")
         fields = {"budget": str(tmp_path / "budgets")}
     fields = {"clients": N, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": "inf"} | fields
-    for name, least in (("whole", 256), ("groups", 2)):
+    for name, least in (("whole.h5", 256), ("groups.h5", 2)):
         monkeypatch.setattr("dpfl_mpi.mpi.placement.WAVE", least)
-        run_here(tmp_path / f"{name}.h5", fields)
+        run_here(tmp_path / name, fields)
     assert waves(np.array([N])) == N // 2
-    assert set(differences(tmp_path / "whole.h5", tmp_path / "groups.h5")) <= {"traffic/bytes_collective"}
+    different = set(differences(tmp_path / "whole.h5", tmp_path / "groups.h5"))
+    assert different <= {"traffic/bytes_collective"}
 
 
 def test_evaluations_are_two_a_candidate_and_none_with_budget_one(fed):
@@ -203,11 +219,42 @@ def test_evaluations_are_two_a_candidate_and_none_with_budget_one(fed):
     assert (fed.notes["models_received"][alone] == 0).all()
     assert fed.notes["evaluations"][fed.row_of[N - 1]] > 0
     assert torch.equal(fed.average(w, omega)[alone], w[alone])
-    # R(X) and R(Y) are carried over: 2 to start with and 2 per candidate, one case counted per candidate
+    # R(X) and R(Y) are carried over: 2 to start with, then 2 and one case per candidate
     start(fed, 0, N - 1)
     fed.bggc(w)
     decided = fed.notes["cases"].sum(1)
     assert np.array_equal(fed.notes["evaluations"], 2 + 2 * decided) and decided.max() == N - 1
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 64])
+def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
+    monkeypatch.setattr(orders, "AHEAD", ahead)
+    fed.begin_round(4)
+    for k in range(N):
+        order = orders.Order(fed.draws, fed.candidates(), k, 0)
+        batches = [order.next(width).tolist() for width in (0, 2, 2, 2, 2, 2)]
+        whole = fed.shuffle(k, fed.reachable(k), 0).tolist()
+        assert [j for batch in batches for j in batch] == whole
+        assert [len(batch) for batch in batches] == [0, 2, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_of_many_candidates_the_first_are_drawn_alone(fed, monkeypatch, ahead):
+    """And the others once these are used up, so that all orders are equally likely."""
+    for name, value in (("AHEAD", ahead), ("MANY", 1), ("MANY_TIMES", 1)):
+        monkeypatch.setattr(orders, name, value)
+    whole = []
+    for t in range(1, 300):
+        fed.begin_round(t)
+        order, reachable = orders.Order(fed.draws, fed.candidates(), 0, 0), fed.reachable(0)
+        first, rng = order.next(2).tolist(), fed.draws.stream(streams.CANDIDATES, 0, 0)
+        assert first == rng.choice(reachable, 2 * ahead, replace=False)[:2].tolist()
+        whole.append(first + [j for _ in range(N) for j in order.next(2).tolist()])
+        assert sorted(whole[-1]) == reachable.tolist()
+    # each candidate at each place 299 / (N - 1) times, within four standard deviations
+    times = np.array([np.bincount(place, minlength=N)[1:] for place in zip(*whole, strict=True)])
+    expected = 299 / (N - 1)
+    assert np.abs(times - expected).max() < 4 * np.sqrt(expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -221,10 +268,12 @@ def test_graph_operations_are_those_of_lists(seed, n):
     mine, theirs, marked = some(), some(), rng.random(n) < 0.5
     g, other = CollaborationGraph.from_lists(mine), CollaborationGraph.from_lists(theirs)
     assert [list(g.of(k)) for k in range(n)] == [sorted(s) for s in mine]
-    assert g.indptr.dtype == g.senders.dtype == np.int64 and g.degrees().tolist() == [len(s) for s in mine]
+    assert g.indptr.dtype == g.senders.dtype == np.int64
+    assert g.degrees().tolist() == [len(s) for s in mine]
     assert g.matrix().tolist() == [[j in senders for j in range(n)] for senders in mine]
     mixed = g.where(marked, other)
-    assert [list(mixed.of(k)) for k in range(n)] == [sorted((mine if marked[k] else theirs)[k]) for k in range(n)]
+    lists = [mine[k] if marked[k] else theirs[k] for k in range(n)]
+    assert [list(mixed.of(k)) for k in range(n)] == [sorted(s) for s in lists]
     among = g.only(marked[g.receivers()] & marked[g.senders])
     kept = [[j for j in sorted(mine[k]) if marked[k] and marked[j]] for k in range(n)]
     assert [list(among.of(k)) for k in range(n)] == kept
@@ -233,7 +282,7 @@ def test_graph_operations_are_those_of_lists(seed, n):
 
 
 def test_a_few_edges_are_found_in_a_graph_of_all_without_a_copy_of_it():
-    n = 400  # of 10,000 clients in 10 sites --reach has 10 million edges, and every exchange looks
+    n = 400  # in 10 sites of 1,000 clients --reach has 10 million edges, and every exchange looks
     reach = complete(n)
     graph = CollaborationGraph.from_lists([(k + 1) % n, (k + 7) % n] for k in range(n))
     tracemalloc.start()
@@ -242,34 +291,3 @@ def test_a_few_edges_are_found_in_a_graph_of_all_without_a_copy_of_it():
     tracemalloc.stop()
     assert most < reach.senders.nbytes / 4
     assert not reach.within(graph)
-
-
-@pytest.mark.parametrize("ahead", [1, 2, 64])
-def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
-    monkeypatch.setattr(orders, "AHEAD", ahead)
-    fed.begin_round(4)
-    for k in range(N):
-        order, handed = Order(fed.draws, fed.candidates(), k, 0), []
-        for width in (0, 2, 2, 2, 2, 2):
-            handed.append(order.next(width).tolist())
-        assert [j for part in handed for j in part] == fed.shuffle(k, fed.reachable(k), 0).tolist()
-        assert [len(part) for part in handed] == [0, 2, 2, 2, 0, 0]
-
-
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_of_many_candidates_the_first_are_drawn_alone_and_the_others_once_these_are_used_up(fed, monkeypatch, ahead):
-    monkeypatch.setattr(orders, "AHEAD", ahead)
-    monkeypatch.setattr(orders, "MANY", 1)
-    monkeypatch.setattr(orders, "MANY_TIMES", 1)
-    drawn = []
-    for t in range(1, 300):
-        fed.begin_round(t)
-        order, reachable = Order(fed.draws, fed.candidates(), 0, 0), fed.reachable(0).tolist()
-        first, draws = order.next(2).tolist(), fed.draws.stream(streams.CANDIDATES, 0, 0)
-        assert first == draws.choice(reachable, 2 * ahead, replace=False)[:2].tolist()
-        drawn.append(first + [j for _ in range(N) for j in order.next(2).tolist()])
-        assert sorted(drawn[-1]) == reachable
-    # each candidate at each place as often as any other: 299 / (N - 1) times, four standard deviations
-    times = np.array([np.bincount(place, minlength=N)[1:] for place in zip(*drawn, strict=True)])
-    expected = 299 / (N - 1)
-    assert np.abs(times - expected).max() < 4 * np.sqrt(expected)
