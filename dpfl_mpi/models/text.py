@@ -20,12 +20,7 @@ MOST_ROWS = 2**17  # of an embedding: with 32 columns a model of 17 MB
 class Options:
     width: int = option(32, "numbers per word", low=1)
     heads: int = option(4, "attention heads; they divide the width", low=1)
-    rows: int = option(
-        0,
-        "rows of the embedding: token t has row t modulo rows (0: one per token)",
-        low=0,
-        high=MOST_ROWS,
-    )
+    rows: int = option(0, "token t has row t modulo this (0: one each)", low=0, high=MOST_ROWS)
     dropout: float = option(0.0, "share of the words' numbers that is dropped", low=0, below=1)
 
 

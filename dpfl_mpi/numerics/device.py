@@ -17,14 +17,13 @@ def pick_device(wanted: str, precision: str, local_rank: int) -> torch.device:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     available = torch.cuda.is_available() if wanted != "cpu" else False
     if wanted == "cuda" and not available:
-        why = why_hidden()
-        why = f": {why}" if why else ""
+        hidden = why_hidden()
+        why = f": {hidden}" if hidden else ""
         allowed = "auto, cpu, or a node with a GPU and a CUDA build of torch"
         raise UserError(f"--device is cuda; PyTorch sees no GPU here{why} (allowed: {allowed})")
     if not available:
         if precision == "tf32":
-            allowed = "on a CPU: float32 or bf16"
-            raise UserError(f"--precision is tf32; only a GPU has it ({allowed})")
+            raise UserError("--precision is tf32; only a GPU has it (on a CPU: float32 or bf16)")
         return torch.device("cpu")
     if precision == "bf16" and "dtype" not in torch.ops.aten.bmm.overloads():
         needs = "a GPU needs PyTorch 2.8 or newer for it (allowed: float32 or tf32)"

@@ -19,13 +19,8 @@ from dpfl_mpi.numerics.dropout import Draws, keyed
 from dpfl_mpi.numerics.ensemble import call, first_names, with_safe_norms
 
 # layers that draw, some of them only for certain values of their input
-RANDOM = (
-    nn.RReLU,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.FractionalMaxPool2d,
-    nn.FractionalMaxPool3d,
-)
+RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
+RANDOM += (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 @contextmanager
@@ -48,17 +43,18 @@ def check_module(
     """Raise `UserError` where a module on the CPU is no model for samples of shape and dtype."""
     model = f"--model {name}"
     if not isinstance(module, nn.Module):
-        must = "it must return a torch.nn.Module"
-        raise UserError(f"{model}: build returned a {type(module).__name__}; {must}")
+        kind = type(module).__name__
+        raise UserError(f"{model}: build returned a {kind}; it must return a torch.nn.Module")
     for layer, part in module.named_modules():
         batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
         if batch_norm or getattr(part, "track_running_stats", False):
-            keeps = f"layer {layer} ({type(part).__name__}) keeps batch statistics"
-            raise UserError(f"--model: {keeps}, which rows cannot hold; use GroupNorm or none")
+            layer = f"layer {layer} ({type(part).__name__})"
+            raise UserError(f"--model: {layer} keeps batch statistics; use GroupNorm or none")
     for complaint in of_parameters(module):
         raise UserError(f"{model}{complaint}")
     if head and head not in dict(module.named_modules()):
-        layers = [n for n, part in module.named_modules() if n and part._parameters]
+        parts = dict(module.named_modules()).items()
+        layers = [n for n, part in parts if n and list(part.parameters(recurse=False))]
         known = f"its layers are {', '.join(layers)}"
         raise UserError(f"{model}: HEAD is {head!r}, which is no layer; {known}")
     for complaint in of_forward(module, shape, dtype, classes, vocabulary):
@@ -71,14 +67,12 @@ def of_parameters(module: nn.Module) -> Iterator[str]:
         yield " has no parameters; there is nothing to train"
     for name, p in module.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
-            mend = "build must give every layer its size, from shape"
-            yield f": {name} has no size yet (a Lazy layer); {mend}"
+            yield f": {name} has no size yet (a Lazy layer); build must give every layer its size"
         if p.dtype != torch.float32:
             kind = str(p.dtype).removeprefix("torch.")
             yield f": {name} is {kind}; parameters must be float32"
         if not p.requires_grad:
-            mend = "but every parameter is trained; make it a buffer"
-            yield f": {name} is frozen (requires_grad is false), {mend}"
+            yield f": {name} is frozen, but every parameter is trained; make it a buffer"
         if not bool(torch.isfinite(p).all()):
             yield f": {name} starts with a value that is not finite; initialise it in build"
 
@@ -105,38 +99,31 @@ def of_forward(
     except Exception as error:
         size = "x".join(map(str, shape))
         yield f"forward failed on samples of {size}: {in_one_line(error)}"
-    is_float = isinstance(logits, Tensor) and logits.is_floating_point()
-    if not (is_float and logits.shape == (2, classes)):
-        got = f"a {type(logits).__name__}"
-        if isinstance(logits, Tensor):
-            got = f"a tensor {list(logits.shape)}"
+    is_tensor = isinstance(logits, Tensor)
+    if not (is_tensor and logits.is_floating_point() and logits.shape == (2, classes)):
+        kind = f"tensor {list(logits.shape)}" if is_tensor else type(logits).__name__
         must = f"it must return logits, float [2, {classes}]"
-        yield f"forward returned {got} for 2 samples of {classes} classes; {must}"
+        yield f"forward returned a {kind} for 2 samples of {classes} classes; {must}"
     if drew or any(isinstance(part, RANDOM) for part in learner.modules()):
-        draws_them = "forward draws random numbers from PyTorch's generator"
-        differ = "which would differ with the number of ranks"
-        layers = "nn.Dropout, Dropout1d, Dropout2d and Dropout3d"
-        allowed = f"of random layers {layers} are allowed, as layers that build makes"
-        yield f"{draws_them}, {differ}; {allowed}"
+        allowed = "nn.Dropout, Dropout1d, Dropout2d and Dropout3d, as layers that build makes"
+        yield f"forward draws random numbers from PyTorch's generator; allowed are {allowed}"
     for name, p in learner.named_parameters():
         if not torch.equal(p, values[name]):
-            why = "(as an Embedding's max_norm does), which only a step of training may"
-            yield f"forward changes the parameter {name} {why}"
+            yield f"forward changes the parameter {name} (as an Embedding's max_norm does)"
     for name, b in learner.named_buffers():
         if not torch.equal(b, buffers[name]):
-            why = "which rows cannot hold; buffers must stay as build made them"
-            yield f"forward changes the buffer {name}, {why}"
+            yield f"forward changes the buffer {name}; buffers must stay as build made them"
     alike = first.shape == (1, classes)
     if not alike or not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
-        must = "samples must not depend on each other (GroupNorm, not statistics of the mini-batch)"
-        yield f"forward gives a sample other logits when it is alone than beside another; {must}"
+        use = "use GroupNorm, not statistics of the mini-batch"
+        yield f"forward gives a sample other logits when it is alone than beside another; {use}"
     try:
         names = untrained(module, learner, two, draws)
     except RuntimeError as error:
         yield f"the gradient of forward fails: {in_one_line(error)}"
     for name in names:
-        mend = "let forward use every layer, without detach or no_grad"
-        yield f"the logits do not depend on {name}, so it cannot be trained; {mend}"
+        use = "let forward use every layer, without detach or no_grad"
+        yield f"the logits do not depend on {name}, so it cannot be trained; {use}"
 
 
 def untrained(module: nn.Module, learner: nn.Module, x: Tensor, draws: Draws) -> list[str]:
@@ -147,21 +134,18 @@ def untrained(module: nn.Module, learner: nn.Module, x: Tensor, draws: Draws) ->
     """
     leaves = {name: p.detach().clone().requires_grad_() for name, p in learner.named_parameters()}
     hooks = "it hooks what is saved for the gradient (torch.utils.checkpoint)"
-    no_hooks = torch.autograd.graph.disable_saved_tensors_hooks(
-        f"{hooks}, which would be computed of other parameters"
-    )
+    no_hooks = torch.autograd.graph.disable_saved_tensors_hooks(hooks)
     with torch.enable_grad(), seeded(0), no_hooks:
         draws.begin(torch.zeros((), dtype=torch.int64))
         total = call(learner, first_names(learner), leaves, x).sum()
         if not total.requires_grad:
             return list(leaves)
-        elsewhere = [*module.parameters(), *learner.parameters()]
-        inputs = [*leaves.values(), *elsewhere]
+        inputs = [*leaves.values(), *module.parameters(), *learner.parameters()]
         gradients = torch.autograd.grad(total, inputs, allow_unused=True)
     own, others = gradients[: len(leaves)], gradients[len(leaves) :]
     if any(g is not None for g in others):
-        where = "that it keeps beside its layers (in a list or a lambda)"
-        raise RuntimeError(f"forward reads a parameter {where}; read it from its layer")
+        mend = "read it from its layer"
+        raise RuntimeError(f"forward reads a parameter that it keeps beside its layers; {mend}")
     if any(g is not None and g.is_sparse for g in own):
         raise RuntimeError("it is sparse; use Embedding without sparse=True")
     return [name for name, gradient in zip(leaves, own, strict=True) if gradient is None]

@@ -30,11 +30,7 @@ class NormalisingModel(nn.Module):
     shift: Tensor
 
     def __init__(
-        self,
-        network: nn.Module,
-        mean: Sequence[float],
-        std: Sequence[float],
-        dtype: str = "uint8",
+        self, network: nn.Module, mean: Sequence[float], std: Sequence[float], dtype: str = "uint8"
     ):
         super().__init__()
         self.tokens, self.bytes = dtype == "int32", dtype == "uint8"
@@ -52,9 +48,8 @@ class NormalisingModel(nn.Module):
         right = samples.dim() in ((4,) if self.bytes else (2, 4)) and samples.shape[-1] == channels
         if not right or (self.bytes and samples.is_floating_point()):
             given = f"{str(samples.dtype).removeprefix('torch.')} {list(samples.shape)}"
-            numbers = f"numbers [S, {channels}] or"
-            if self.bytes:
-                numbers = "whole numbers from 0 to 255,"
+            floats = f"numbers [S, {channels}] or"
+            numbers = "whole numbers from 0 to 255," if self.bytes else floats
             takes = f"it takes samples as the data hold them: {numbers} [S, H, W, {channels}]"
             raise UserError(f"the model was given {given}; {takes}")
         x = torch.addcmul(self.shift, samples.float(), self.scale)
