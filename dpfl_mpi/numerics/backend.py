@@ -184,20 +184,14 @@ class Backend:
         self._validation.clear()
 
     def outputs(self, w_kW: Tensor, images: Any, head: str) -> tuple[Tensor, Tensor]:
-        """Return the logits of images that a `Predict` is given, `[k, S, C]`.
-
-        Also what `head` reads, `[k, S, F]`.
-        """
+        """Return logits `[k, S, C]` of a `Predict`'s images, and what `head` reads `[k, S, F]`."""
         logits = self.ensemble.logits(self.ensemble.ready(w_kW), self.ensemble.prepare(images))
         return logits, self.ensemble.features(w_kW, images, head)
 
     def training_features(
         self, i: int, w_1W: Tensor, most: int, head: str
     ) -> tuple[Tensor, Tensor]:
-        """Return what `head` reads of local client i's first `most` training samples, `[M, F]`.
-
-        Also their labels `[M]`.
-        """
+        """Return what `head` reads of client i's first `most` training samples, and the labels."""
         x, y = self.clients.training_samples(i, most)
         parts = x.split(max(1, PREPARED_NUMBERS // max(1, x[0].numel())))
         return torch.cat([self.ensemble.features(w_1W, part[None], head)[0] for part in parts]), y

@@ -45,10 +45,7 @@ DENSE = (nn.Linear, nn.modules.conv._ConvNd)  # what Kaiming's rule initialises
 
 
 class Block:
-    """k rows in training, with their gradient and momentum.
-
-    `loss` and `steps` `[k]` add up what the steps did.
-    """
+    """k rows in training; `loss` and `steps` `[k]` add up what their steps did."""
 
     def __init__(
         self, ensemble: Ensemble, w_kW: Tensor, m_kW: Any = None, rows: Rows = slice(None)

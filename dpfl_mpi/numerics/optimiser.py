@@ -62,10 +62,7 @@ class Adam(SGD):
         return 2 * width + 1
 
     def corrections(self, done: int, steps: int) -> np.ndarray:
-        """Return the bias corrections of the steps after `done`, float32 `[steps, 2]`.
-
-        These are 1 - beta1^t, and the root of 1 - beta2^t.
-        """
+        """Return 1 - beta1^t, and the root of 1 - beta2^t, of the steps t after `done`, float32."""
         t, out = np.arange(done + 1, done + steps + 1), np.ones((steps, 2))
         for power, beta in zip(out.T, self.betas, strict=True):
             factor = beta

@@ -1,9 +1,11 @@
 """Training steps of a block of clients on a GPU, recorded as CUDA graphs and replayed.
 
-All that only blocks of several clients need is in this file and in `models/_cnn_stacked.py`. A
-recording has fixed shapes and addresses. So rows and mini-batches pass through buffers that stay,
+A recording has fixed shapes and addresses. So rows and mini-batches pass through buffers that stay,
 and a step of k clients runs in the smallest recorded size that holds them; the other rows are
 masked. On a CPU nothing is recorded and the same calls are made.
+
+Blocks of several clients need this file, `models/_cnn_stacked.py`, `Backend.blocks`, and elsewhere:
+`kernels` and vmap in `Ensemble`, padding in `Clients.batches`, row masks and lr tensors in `SGD`.
 """
 
 import warnings
@@ -78,9 +80,8 @@ class RecordedSteps:
         self.key = None
         if ensemble.draws.layers:
             self.key = torch.zeros(k, dtype=torch.int64, device=device)
-        self.sizes = block_sizes(
-            steps, COMPILED_SIZES if compiled and not ensemble.kernels else SIZES
-        )
+        by_vmap = not ensemble.kernels
+        self.sizes = block_sizes(steps, COMPILED_SIZES if compiled and by_vmap else SIZES)
         self.compiled: Any = None
         if compiled:
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # proposes tf32
