@@ -19,8 +19,8 @@ from dpfl_mpi.numerics.dropout import Draws, keyed
 from dpfl_mpi.numerics.ensemble import call, first_names, with_safe_norms
 
 # layers that draw, some of them only for certain values of their input
-RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
-RANDOM += (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+DROPOUTS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+RANDOM = (*DROPOUTS, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 @contextmanager
