@@ -2,10 +2,10 @@
 
 `python reproduction/optimality.py RESULT` needs torch but no MPI, and a run with --save_models.
 
-For each client of at most 16, the losses of its averages with all subsets of the others are computed
-from the saved models, on its validation images. The greedy search (Algorithm 2 over all others; by
-Theorem 1 also Algorithm 3) is then run in many orders and compared with the best subset within the
-budget: by the reward that it maximises, and by test accuracy.
+For each client of at most 16, the losses of its averages with all subsets of the others are
+computed from the saved models, on its validation images. The greedy search (Algorithm 2 over all
+others; by Theorem 1 also Algorithm 3) is then run in many orders and compared with the best subset
+within the budget: by the reward that it maximises, and by test accuracy.
 """
 
 from collections.abc import Iterator

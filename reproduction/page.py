@@ -1,7 +1,7 @@
 """Redraw every table and picture of the pages from the CSV files: `python reproduction/page.py`.
 
-Tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of the pages; pictures go beside the
-CSV files and into docs/pictures. It needs neither MPI, torch nor results.
+Tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of the pages; pictures go beside
+the CSV files and into docs/pictures. It needs neither MPI, torch nor results.
 """
 
 import re

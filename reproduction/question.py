@@ -47,7 +47,7 @@ SCORES = {
 
 
 def cells() -> list[tuple[str, str, int, Run]]:
-    """Return (setting, row, local epochs, Run) of every run, seed by seed, the cheap settings first."""
+    """Return (setting, row, local epochs, Run) of every run, seed by seed, cheap settings first."""
     out = []
     for seed in SEEDS:
         for setting, epochs in sorted(EPOCHS.items(), key=lambda item: item[1]):
@@ -100,8 +100,8 @@ def differences(
 def units(setting: str, points: np.ndarray) -> list[np.ndarray]:
     """Return the independent values whose mean is tested: per seed; in HAR also per person.
 
-    A seed draws the partition, the first weights and the random graph. The people of HAR are the same
-    in every seed, so its seeds say nothing of other people.
+    A seed draws the partition, the first weights and the random graph. The people of HAR are the
+    same in every seed, so its seeds say nothing of other people.
     """
     over_seeds, over_people = points.mean(axis=1), points.mean(axis=0)
     return [over_seeds, over_people] if setting == HAR else [over_seeds]
@@ -165,10 +165,10 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
 
 
 def power(repetitions: int = 2000) -> pd.DataFrame:
-    """Return for true differences of 0 to 2 points how often each contrast gets each verdict, percent.
+    """Return how often each contrast gets each verdict, percent, for differences of 0 to 2 points.
 
-    All contrasts have the same true difference and the deviations of earlier seeds; the tests and the
-    correction are those of `verdicts`.
+    All contrasts have the same true difference and the deviations of earlier seeds; the tests and
+    the correction are those of `verdicts`.
     """
     rng = np.random.default_rng(0)
     lines = [

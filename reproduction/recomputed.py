@@ -1,7 +1,7 @@
 """The tables and pictures of `reproduction/README.md`, from the frames of its CSV files.
 
-The paper's numbers stand beside ours: whether our mean is within the paper's noise, and which of its
-claims on the order of methods hold. A table is a generator of its lines.
+The paper's numbers stand beside ours: whether our mean is within the paper's noise, and which of
+its claims on the order of methods hold. A table is a generator of its lines.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

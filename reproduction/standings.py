@@ -1,7 +1,7 @@
 """Tables and the picture of arena.md: each row of a setting against Local and random graphs.
 
-`runs` has a line per Run (setting, epochs, row, seed, run, partition, costs per client), `clients` a
-line per Run and client (run, client, accuracy). Differences are paired by client. The p of one is
+`runs` has a line per Run (setting, epochs, row, seed, run, partition, costs per client), `clients`
+a line per Run and client (run, client, accuracy). Differences are paired by client. The p of one is
 the larger of two t-tests': over partition means, and over the clients within partitions. It is
 significant if p < 0.05 after Holm's correction (Scandinavian Journal of Statistics 6, 1979) for all
 differences of the page over two partitions or more; with one partition it never is.

@@ -68,6 +68,6 @@ def table_1(setting: str, row: str) -> tuple[str, str] | None:
 
 
 def by_budget(line: str) -> dict[str, str]:
-    """Return the numbers of a line of `TAU_INIT` or `PERIOD` by budget: shares, and clients of 100."""
+    """Return the numbers of a line of `TAU_INIT` or `PERIOD` by budget, as share or number."""
     numbers = line.split()
     return dict(zip((*BUDGETS, "20", "10", "5"), (*numbers, *numbers[1:]), strict=True))
