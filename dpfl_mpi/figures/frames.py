@@ -198,7 +198,6 @@ def line_of(result: Result) -> dict[str, Any]:
         "key": str(result.key),
         "method": short(run.method),
         "budget": str(run.budget),
-        "budget_text": run.said_budget,
         "order": budget_order(run),
         # first round whose Omega is not the recorded one; beyond the last round if there is none
         "omega_until": int(min(period, result.last_round + 1)),

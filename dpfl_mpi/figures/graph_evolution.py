@@ -1,8 +1,8 @@
 """The collaboration graph over the rounds, as adjacency matrices: who is chosen, who is in Omega.
 
 Clients are ordered by their most frequent class (then the second, and so on), so that groups of
-similar clients are blocks on the diagonal. One run: every tenth round. Several runs, or --budgets:
-one row per run, with the first graph, the middle and the last.
+similar clients are blocks on the diagonal. One run: every tenth round. Several runs: one row per
+run, with the first graph, the middle and the last.
 """
 
 import argparse
@@ -39,7 +39,6 @@ def round_list(text: str) -> list[int | str]:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "rounds": {"type": round_list, "metavar": "R,R,...", "help": "rounds to draw: 0,50,last"},
-    "budgets": {"metavar": "B,B,...", "help": "budgets to draw, one row each: inf,20,10,5"},
 }
 
 
@@ -161,21 +160,7 @@ def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
     }
 
 
-def with_budgets(runs: pd.DataFrame, budgets: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the lines of `runs` with these budgets, in their order, and the budgets without."""
-    found = {
-        budget: runs[(runs["budget"] == budget) | (runs["budget_text"] == budget)]
-        for budget in budgets.split(",")
-    }
-    runs = pd.concat([*found.values()])
-    if not len(runs):
-        raise UserError(f"--budgets is {budgets}; none of the results has one of these")
-    return runs, [budget for budget, lines in found.items() if not len(lines)]
-
-
-def draw(
-    frames: Frames, rounds: Sequence[int | str] | None = None, budgets: str | None = None
-) -> Drawing:
+def draw(frames: Frames, rounds: Sequence[int | str] | None = None) -> Drawing:
     graphs = {
         run: dict(zip(lines["t"], lines["graph"], strict=True))
         for run, lines in with_graphs(frames).groupby("run")
@@ -183,12 +168,7 @@ def draw(
     runs = frames.runs[frames.runs["run"].isin(graphs)]
     keys = ["order", "method", "seed"]
     runs = runs.sort_values(keys, ascending=[False, True, True], kind="stable")
-    missing: list[str] = []
-    if budgets:
-        runs, missing = with_budgets(runs, budgets)
     runs, text = limit_panels(runs)
-    if missing:
-        text.append(f"no result has B_c = {', '.join(missing)}")
     several, names, lines = len(runs) > 1, labels(runs), list(runs.itertuples())
     shown = [
         rounds_to_show(min(graphs[r.run]), max(graphs[r.run]), rounds, several, r.run)

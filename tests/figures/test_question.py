@@ -33,7 +33,9 @@ def test_chances_are_those_of_scipy():
 def test_of_seeds_and_people_the_larger_p_counts():
     people = np.linspace(-1, 1.4, 30)
     both = question.chances([SMALL, people])
-    assert both == tuple(map(max, zip(question.chances([SMALL]), question.chances([people]), strict=True)))
+    assert both == tuple(
+        map(max, zip(question.chances([SMALL]), question.chances([people]), strict=True))
+    )
 
 
 def test_the_four_verdicts():
@@ -88,7 +90,9 @@ def test_finished_runs_are_collected_once(tmp_path, monkeypatch):
     monkeypatch.setattr(question, "RUNS_FILE", tmp_path / "runs.csv")
     monkeypatch.setattr(question, "CLIENTS_FILE", tmp_path / "clients.csv")
     monkeypatch.setattr(question, "line_of", lambda run, result: {"run": "0a"})
-    monkeypatch.setattr(question, "clients_of", lambda *_: pd.DataFrame({"run": "0a", "client": [0, 1]}))
+    monkeypatch.setattr(
+        question, "clients_of", lambda *_: pd.DataFrame({"run": "0a", "client": [0, 1]})
+    )
     monkeypatch.setattr(question, "gather", lambda runs, folder: ([], []))
     question.collect(str(tmp_path))
     assert not question.RUNS_FILE.exists()
@@ -96,7 +100,13 @@ def test_finished_runs_are_collected_once(tmp_path, monkeypatch):
     question.collect(str(tmp_path))
     lines = pd.read_csv(question.RUNS_FILE, dtype=str).to_dict("records")
     assert lines == [
-        {"run": "0a", "setting": "CIFAR-10, labels moved", "row": "Random graph", "epochs": "160", "seed": "101"}
+        {
+            "run": "0a",
+            "setting": "CIFAR-10, labels moved",
+            "row": "Random graph",
+            "epochs": "160",
+            "seed": "101",
+        }
     ]
     assert question.CLIENTS_FILE.read_text() == "run,client,last\n0a,0,0.5\n0a,1,0.25\n"
     monkeypatch.setattr(question, "DONE", {("CIFAR-10, labels moved", "Random graph", 160, 101)})
@@ -112,11 +122,16 @@ def test_no_verdict_before_all_runs_are_there():
 
 
 def test_the_page_shows_the_power_that_the_code_computes():
-    page = (question.FOLDER / "question.md").read_text().split("<!-- power -->\n")[1].split("\n\n")[0]
+    page = (
+        (question.FOLDER / "question.md").read_text().split("<!-- power -->\n")[1].split("\n\n")[0]
+    )
     shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()[2:16]]
     computed = question.power(repetitions=200).to_numpy()
     for theirs, ours in zip(shown, computed, strict=True):
         assert theirs[:3] == list(ours[:3])
         for a, b in zip(theirs[3:], ours[3:], strict=True):
             percent = [[int(part.split()[0]) for part in text.split(", ")] for text in (a, b)]
-            assert percent[0] == pytest.approx(percent[1], abs=12), (theirs, ours)  # 3.5 deviations of 200 draws
+            assert percent[0] == pytest.approx(percent[1], abs=12), (
+                theirs,
+                ours,
+            )  # 3.5 deviations of 200 draws

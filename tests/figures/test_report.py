@@ -37,7 +37,9 @@ def held(page, name):
 
 def test_the_page_holds_everything_itself(html):
     text = html.read_text()
-    assert "{{" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S)  # every placeholder is filled
+    assert "{{" not in re.sub(
+        r"<script>.*?</script>", "", text, flags=re.S
+    )  # every placeholder is filled
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?!data:)", text)
 
 
@@ -46,8 +48,12 @@ def test_the_numbers_in_the_page(html):
     assert [r["name"] for r in runs] == ["DPFL (B_c = 3), seed 42", "Local, seed 42"]
     assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
     assert runs[0]["sparsity"] == [43.75, 62.5, 56.25] and runs[0]["order"] == [0, 2, 1, 3]
-    assert runs[0]["summary"]["test accuracy, %"] == 70 and runs[0]["curves"]["test accuracy, %"] == [50, 60, 70]
-    assert runs[0]["summary"]["models received per client"] == 3.8  # 10 + 2 + 3 over four clients, rounded
+    assert runs[0]["summary"]["test accuracy, %"] == 70 and runs[0]["curves"][
+        "test accuracy, %"
+    ] == [50, 60, 70]
+    assert (
+        runs[0]["summary"]["models received per client"] == 3.8
+    )  # 10 + 2 + 3 over four clients, rounded
     assert runs[1]["edges"] == [] and runs[1]["positions"] == []
 
 
@@ -65,7 +71,10 @@ def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     assert "NaN" not in page[page.index("const RUNS = ") :]
     runs, groups = held(page, "RUNS"), held(page, "GROUPS")
     assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
-    assert runs[0]["low"] == runs[0]["high"] == [None] * 3 and runs[0]["summary"]["edges at the end"] == 3
+    assert (
+        runs[0]["low"] == runs[0]["high"] == [None] * 3
+        and runs[0]["summary"]["edges at the end"] == 3
+    )
     assert [g["name"] for g in groups] == ["Local", "DPFL (B_c = 3)"]
     assert [g["summary"]["test accuracy, %"] for g in groups] == [65.0, None]
 
@@ -83,10 +92,23 @@ def hostile(tmp_path_factory):
     x = np.random.default_rng(0).integers(0, 60, (240, 4, 4)) + 30 * i[:, None, None]
     results = []
     for name in ("{{DATA}}", "{{GROUPS}}"):
-        arrays = dataclasses.replace(arrays_of(x.astype(np.uint8) + len(results), i), class_names=NAMES)
+        arrays = dataclasses.replace(
+            arrays_of(x.astype(np.uint8) + len(results), i), class_names=NAMES
+        )
         prepare.write(arrays, "arrays", folder / f"{name}.h5", own=True)
-        fields = {"dataset": "arrays", "data": str(folder / f"{name}.h5"), "partition": "pathological", "clients": 3}
-        fields |= {"method": "random_graph", "budget": 2, "classes_per_client": 2, "rounds": 1, "tau_train": 1}
+        fields = {
+            "dataset": "arrays",
+            "data": str(folder / f"{name}.h5"),
+            "partition": "pathological",
+            "clients": 3,
+        }
+        fields |= {
+            "method": "random_graph",
+            "budget": 2,
+            "classes_per_client": 2,
+            "rounds": 1,
+            "tau_train": 1,
+        }
         results.append(Result(run_here(folder / f"{len(results)}.h5", fields)))
     (page := folder / "report.html").write_text(draw("report", results).html)
     return page
@@ -95,7 +117,10 @@ def hostile(tmp_path_factory):
 def test_names_are_texts_whatever_they_look_like(hostile):
     page = hostile.read_text()
     assert [run["classes"] for run in held(page, "RUNS")] == [list(NAMES)] * 2
-    assert [group["setting"] for group in held(page, "GROUPS")] == ["{{DATA}} Patho(2)", "{{GROUPS}} Patho(2)"]
+    assert [group["setting"] for group in held(page, "GROUPS")] == [
+        "{{DATA}} Patho(2)",
+        "{{GROUPS}} Patho(2)",
+    ]
     assert page.count("{{DATA}} Patho(2), {{GROUPS}} Patho(2)</") == 2  # title and heading
     own = page.replace(get_plotlyjs(), "")
     assert own.count("<script") == own.count("</script") == 4 and "<!--" not in own
@@ -111,11 +136,16 @@ def test_an_endless_number_is_none(tmp_path):
 
 def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
     """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
-    page = draw("report", [tiny(tmp_path, f"{m}{s}", m, s) for s in (52, 42) for m in ("local", "dpfl")]).html
+    page = draw(
+        "report", [tiny(tmp_path, f"{m}{s}", m, s) for s in (52, 42) for m in ("local", "dpfl")]
+    ).html
     groups, runs = held(page, "GROUPS"), held(page, "RUNS")
     assert [g["name"] for g in groups] == ["DPFL (B_c = 3)", "Local"]
     assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
-    assert groups[0]["summary"]["\u00b1 over seeds"] == 3.54 and groups[1]["summary"]["\u00b1 over seeds"] == 0
+    assert (
+        groups[0]["summary"]["\u00b1 over seeds"] == 3.54
+        and groups[1]["summary"]["\u00b1 over seeds"] == 0
+    )
     assert groups[0]["mean"] == [52.5, 62.5, 72.5] and groups[0]["spread"] == [3.536] * 3
     assert groups[0]["colour"] != groups[1]["colour"]
     rows = ("Local", "DPFL (B_c = 3)")
@@ -143,18 +173,24 @@ def browser(html, tmp_path_factory):
     for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))) as driver:
+    with webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
+    ) as driver:
         driver.get(html.as_uri())
         yield driver
 
 
 def run(browser, script):
-    return browser.execute_script(f"const byName = id => document.getElementById(id); return {script}")
+    return browser.execute_script(
+        f"const byName = id => document.getElementById(id); return {script}"
+    )
 
 
 def change(browser, name, value, event="input"):
     element = browser.find_element("id", name)
-    browser.execute_script(f"arguments[0].value = {value}; arguments[0].dispatchEvent(new Event('{event}'))", element)
+    browser.execute_script(
+        f"arguments[0].value = {value}; arguments[0].dispatchEvent(new Event('{event}'))", element
+    )
 
 
 @pytest.mark.browser
@@ -164,8 +200,12 @@ def test_it_loads_without_errors_and_without_network(browser):
     asked = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).map(e => e.name)"
     assert run(browser, asked) == []
     assert run(browser, "document.querySelectorAll('.js-plotly-plot').length") == 7
-    buttons = run(browser, "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
-    assert buttons and not [b for b in buttons if "hare" in b or "loud" in b]  # nothing on the page uploads a run
+    buttons = run(
+        browser, "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
+    )
+    assert buttons and not [
+        b for b in buttons if "hare" in b or "loud" in b
+    ]  # nothing on the page uploads a run
 
 
 @pytest.mark.browser
@@ -177,20 +217,33 @@ def test_the_slider_changes_the_graph(browser):
     assert run(browser, both) == ["round 1 of 2", [3, 2, 1, 0]]
     assert run(browser, "byName('matrix').layout.title.text") == "round 1: 2 edges, sparsity 62.5 %"
     assert run(browser, "byName('force').data[0].x.length") == 6  # two edges of from, to, gap
-    assert run(browser, "byName('force').data[2].text[0]") == "client 0<br>0 6<br>averages with: 2<br>test 80 %"
+    assert (
+        run(browser, "byName('force').data[2].text[0]")
+        == "client 0<br>0 6<br>averages with: 2<br>test 80 %"
+    )
     change(browser, "slider", 2)
 
 
 def column(browser, number):
-    return run(browser, f"[...document.querySelectorAll('#clients tbody tr')].map(r => r.cells[{number}].textContent)")
+    return run(
+        browser,
+        f"[...document.querySelectorAll('#clients tbody tr')].map(r => r.cells[{number}].textContent)",
+    )
 
 
 @pytest.mark.browser
 def test_the_table_sorts_and_a_click_follows_a_client(browser):
     heads = browser.find_elements("css selector", "#clients th")
     assert column(browser, 0) == ["0", "1", "2", "3"]
-    browser.execute_script("arguments[0].click()", next(h for h in heads if h.text == "best test %"))
-    assert column(browser, 2) == ["40", "60", "80", "100"] and column(browser, 0) == ["3", "1", "0", "2"]
+    browser.execute_script(
+        "arguments[0].click()", next(h for h in heads if h.text == "best test %")
+    )
+    assert column(browser, 2) == ["40", "60", "80", "100"] and column(browser, 0) == [
+        "3",
+        "1",
+        "0",
+        "2",
+    ]
     again = browser.find_elements("css selector", "#clients th")[2]
     assert again.get_attribute("aria-sort") == "ascending"
     browser.execute_script("arguments[0].click()", again)
@@ -221,7 +274,9 @@ def test_it_fits_a_phone(browser, html):
     browser.get(html.as_uri())
     assert run(browser, "document.documentElement.scrollWidth") <= 420
     assert run(browser, "byName('compare-curves')._fullLayout._size.w") > 280
-    assert run(browser, "document.querySelectorAll('.modebar-btn').length") == 0  # it would cover the titles
+    assert (
+        run(browser, "document.querySelectorAll('.modebar-btn').length") == 0
+    )  # it would cover the titles
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
@@ -231,14 +286,23 @@ def test_no_name_runs_or_is_taken_for_html(browser, html, hostile):
     assert browser.title.endswith(" on {{DATA}} Patho(2), {{GROUPS}} Patho(2)")
     assert browser.get_log("browser") == []
     assert run(browser, "document.querySelectorAll('.js-plotly-plot').length") == 7
-    ticks = run(browser, "[...document.querySelectorAll('#matrix .xtick text')].map(e => e.textContent)")
-    assert ticks and {" ".join(tick.split()) for tick in ticks} <= {" ".join(name.split()) for name in NAMES}
+    ticks = run(
+        browser, "[...document.querySelectorAll('#matrix .xtick text')].map(e => e.textContent)"
+    )
+    assert ticks and {" ".join(tick.split()) for tick in ticks} <= {
+        " ".join(name.split()) for name in NAMES
+    }
     assert set(column(browser, 1)) <= set(NAMES)
     run(browser, "Plotly.Fx.hover(byName('matrix'), {xval: 0, yval: 1})")
-    shown = run(browser, "[...document.querySelectorAll('#matrix .hovertext text')].map(e => e.textContent).join(' ')")
+    shown = run(
+        browser,
+        "[...document.querySelectorAll('#matrix .hovertext text')].map(e => e.textContent).join(' ')",
+    )
     assert any(name.split()[0] in shown for name in NAMES)
     assert run(browser, "document.querySelectorAll('img, .js-plotly-plot text a').length") == 0
-    assert run(browser, "document.querySelectorAll('.js-plotly-plot tspan[style*=bold]').length") == 0
+    assert (
+        run(browser, "document.querySelectorAll('.js-plotly-plot tspan[style*=bold]').length") == 0
+    )
     browser.get(html.as_uri())
 
 

@@ -34,7 +34,12 @@ def test_greedy_by_hand():
     # with a coin of 0.3 not 1; then 2: a = 3, b = 0: added
     for coin, most, chosen in ((0.2, 2, 0b011), (0.3, 2, 0b101), (0.2, 1, 0b001), (0.2, 0, 0)):
         assert optimality.greedy(rewards, np.arange(3), np.array([0.4, coin, 0.9]), most) == chosen
-    assert [optimality.best_subset(rewards, most) for most in (0, 1, 2, 3)] == [0, 0b100, 0b100, 0b100]
+    assert [optimality.best_subset(rewards, most) for most in (0, 1, 2, 3)] == [
+        0,
+        0b100,
+        0b100,
+        0b100,
+    ]
     assert optimality.best_subset(np.array([0.0, 1, 1, 4]), 1) == 1
 
 
@@ -63,14 +68,19 @@ def test_it_is_the_search_of_the_runs(saved):
                 order = np.searchsorted(others, fed.shuffle(k, others, 0))
                 coins = streams.stream(fed.run.seed, streams.COIN, k, 1000 * t).random(N - 1)
                 found = optimality.greedy(models.rewards(k), order, coins, 2)
-                assert others[[found >> i & 1 == 1 for i in range(N - 1)]].tolist() == omega.of(k).tolist()
+                assert (
+                    others[[found >> i & 1 == 1 for i in range(N - 1)]].tolist()
+                    == omega.of(k).tolist()
+                )
 
 
 def test_the_report(saved, tmp_path, said):
     out = said(optimality.main, saved, "--orders=30", "--out", tmp_path / "o.csv")
     assert "5 clients, B_c = 3, 16 subsets per client, 30 orders" in out
     rows = list(csv.DictReader((tmp_path / "o.csv").read_text().splitlines()))
-    assert len(rows) == 5 * 31 and all(float(r["gap"]) >= 0 and len(r["collaborators"].split()) <= 2 for r in rows)
+    assert len(rows) == 5 * 31 and all(
+        float(r["gap"]) >= 0 and len(r["collaborators"].split()) <= 2 for r in rows
+    )
     assert all(float(r["gap"]) == 0 for r in rows if r["order"] == "-1")
     found = 100 * np.mean([float(r["gap"]) < 1e-12 for r in rows if r["order"] != "-1"])
     assert f"in {found:.1f} % of the orders" in out
@@ -84,8 +94,15 @@ NARROW = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch
     ({"rounds": 0, "clients": 17}, 2, 2, ["has 17 clients; all subsets are tried of 2 to 16"]),
     (NARROW, 2, 0, ["in the run it reached fewer (--reach)", "in the run over mini-batches (--metric batch)"]),
 ])  # fmt: skip
-def test_mistakes_and_what_the_run_does_otherwise_are_said(fields, orders, code, sentences, result_of, said):
-    told = said(optimality.main, result_of(FIELDS | fields, save_models=True).path, f"--orders={orders}", code=code)
+def test_mistakes_and_what_the_run_does_otherwise_are_said(
+    fields, orders, code, sentences, result_of, said
+):
+    told = said(
+        optimality.main,
+        result_of(FIELDS | fields, save_models=True).path,
+        f"--orders={orders}",
+        code=code,
+    )
     assert [sentence for sentence in sentences if sentence not in told] == []
 
 
@@ -98,7 +115,9 @@ def test_chance_by_hand():
     # one degree of freedom; the error of the mean is 2
     assert interval(parts) == (4, pytest.approx(12.706 * 2, rel=1e-4))
     one = [np.array([0.0, 1.0, 2.0, 5.0])]
-    assert chance_of(one).between == 0 and interval(one)[1] == pytest.approx(3.1824 * np.sqrt(14 / 3 / 4), rel=1e-4)
+    assert chance_of(one).between == 0 and interval(one)[1] == pytest.approx(
+        3.1824 * np.sqrt(14 / 3 / 4), rel=1e-4
+    )
     assert chance_of([np.array([1.0, 9.0]), np.array([5.1, 4.9])]).between == 0  # never below 0
 
 
@@ -106,27 +125,43 @@ def test_power_is_that_of_a_t_test():
     """An effect of one standard deviation: a paired t-test of 10 has a power of 0.8031 (G*Power 3.1, two-sided, 5 %)."""
     chance = Chance(within=2.0, between=0.0, partitions=1, clients=1)
     assert power(chance, 2.0, 10, 1, 0.05) == pytest.approx(0.8031, abs=1e-4)
-    for difference, wanted, count in ((2, 0.8, 10), (-2, 0.8, 10), (2, 0.81, 11), (1e-3, 0.8, 0)):  # 0: over 10,000
+    for difference, wanted, count in (
+        (2, 0.8, 10),
+        (-2, 0.8, 10),
+        (2, 0.81, 11),
+        (1e-3, 0.8, 0),
+    ):  # 0: over 10,000
         assert needed(chance, difference, 1, wanted, 0.05) == count
-    assert power(chance, 1e-9, 10, 1, 0.05) == pytest.approx(0.05, abs=1e-6)  # nothing there: the level
+    assert power(chance, 1e-9, 10, 1, 0.05) == pytest.approx(
+        0.05, abs=1e-6
+    )  # nothing there: the level
     assert power(chance, 100.0, 5, 100, 0.05) == 1
     # a partition's mean over 50 clients has the variance 2^2 + 5^2 / 50 = 15^2 / 50
     both, one = (Chance(within, between, 2, 50) for within, between in ((5.0, 2.0), (15.0, 0.0)))
     assert power(both, 1.5, 6, 50, 0.05) == pytest.approx(power(one, 1.5, 6, 50, 0.05))
     # two partitions, 8 deviations of their mean: the other way of the same test, 1 - F'(12.706^2; 1, 1, 64)
-    assert power(chance, 8 * 2 / 2**0.5, 2, 1, 0.05) == pytest.approx(ncf.sf(12.7062**2, 1, 1, 64), abs=1e-4)
+    assert power(chance, 8 * 2 / 2**0.5, 2, 1, 0.05) == pytest.approx(
+        ncf.sf(12.7062**2, 1, 1, 64), abs=1e-4
+    )
 
 
 @pytest.fixture
 def paths(tmp_path):
-    return [str(tiny_result.make(tmp_path / f"{m}{s}.h5", m, s)) for m in ("dpfl", "local") for s in (42, 52)]
+    return [
+        str(tiny_result.make(tmp_path / f"{m}{s}.h5", m, s))
+        for m in ("dpfl", "local")
+        for s in (42, 52)
+    ]
 
 
 def test_from_results(paths, said):
     """Differences of two partitions: (20, 0, 20, -20) with mean 5, and (30, 10, 10, -10) with mean 10."""
     out = said(plan_power.main, *paths, "--difference=5")
     assert "DPFL (B_c = 3) minus Local: +7.50 ± 31.77 points" in out  # 12.706 * 2.5
-    assert "2 partitions, 4 clients each" in out and "within a partition 17.80, between partitions 0.00" in out
+    assert (
+        "2 partitions, 4 clients each" in out
+        and "within a partition 17.80, between partitions 0.00" in out
+    )
     row = next(line.split() for line in out.splitlines() if line.strip().startswith("100 "))
     chance = chance_of([np.array([20.0, 0, 20, -20]), np.array([30.0, 10, 10, -10])])
     assert int(row[1]) == needed(chance, 5, 100, 0.8, 0.05) and int(row[2]) == 100 * int(row[1])
@@ -151,7 +186,9 @@ def test_mistakes_are_sentences(paths, said, which, more, sentence):
     assert sentence in said(plan_power.main, *(paths[i] for i in which), *more, code=2)
 
 
-@pytest.mark.parametrize(("study", "flag"), [(plan_power, "--difference"), (optimality, "--orders")])
+@pytest.mark.parametrize(
+    ("study", "flag"), [(plan_power, "--difference"), (optimality, "--orders")]
+)
 def test_a_number_is_in_the_digits_0_to_9(study, flag, said):
     for digits in ("٣", "1_0"):
         assert f"{flag}: invalid" in said(study.main, "x.h5", f"{flag}={digits}", code=2)
