@@ -10,6 +10,7 @@ for _ in $(seq 50); do [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break; sle
 for file in "$folder"/n?/slurmd.pid "$folder/slurmctld.pid" "$folder/munge/munged.pid"; do
   [ -s "$file" ] || continue
   pid=$(cat "$file")
-  case "$(cat "/proc/$pid/comm" 2>/dev/null)" in slurmd|slurmctld|munged) kill "$pid" ;; *) continue ;; esac
+  case "$(cat "/proc/$pid/comm" 2>/dev/null)" in slurmd|slurmctld|munged) ;; *) continue ;; esac
+  kill "$pid"
   for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
 done

@@ -1,6 +1,7 @@
 #!/bin/bash
-# In ssh's place for mpirun: `rsh.sh [options] ADDRESS COMMAND...` runs a command on one of two "hosts" that share no memory, network
-# namespaces (their names in DPFL_HOSTS, "ADDRESS=NAMESPACE ..."), each with a host name, a /dev/shm and IPC of its own.
+# mpirun calls this instead of ssh: `rsh.sh [options] ADDRESS COMMAND...` runs a command on one of
+# two "hosts". They are network namespaces, by name in DPFL_HOSTS ("ADDRESS=NAMESPACE ..."), and
+# share no memory: each has its own host name, /dev/shm and IPC.
 while [[ ${1:-} == -* ]]; do
   case $1 in -x | -q | -n | -f | -T) shift ;; *) shift 2 ;; esac
 done

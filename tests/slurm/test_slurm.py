@@ -1,4 +1,7 @@
-"""The sbatch files on a real Slurm of two nodes, started for these tests on this machine (`up.sh`), or skipped with the reason; and two hosts over TCP."""
+"""The sbatch files and sweeps on a real Slurm of two nodes, which `up.sh` starts on this machine.
+
+Also a run between two hosts over TCP. What cannot be started here is skipped with the reason.
+"""
 
 import contextlib
 import json
@@ -33,11 +36,13 @@ def cluster() -> Iterator[dict[str, str]]:
     """The environment in which sbatch reaches a fresh cluster."""
     folder = tempfile.mkdtemp(prefix="dpfl-slurm-")
     try:
-        up = subprocess.run(["bash", str(HERE / "up.sh"), folder], capture_output=True, text=True, timeout=600)
+        command = ["bash", str(HERE / "up.sh"), folder]
+        up = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if up.returncode:
             pytest.skip(f"no Slurm here: {up.stderr.strip().splitlines()[-1]}")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        yield starts.environment(SLURM_CONF=f"{folder}/slurm.conf", PATH=path, DPFL_START_S="60")
+        conf = f"{folder}/slurm.conf"
+        yield starts.environment(SLURM_CONF=conf, PATH=path, DPFL_START_S="60")
     finally:
         subprocess.run(["bash", str(HERE / "down.sh"), folder], capture_output=True, timeout=120)
         shutil.rmtree(folder, ignore_errors=True)
@@ -51,15 +56,24 @@ class Jobs:
 
     def ask(self, *words: str, code: int = 0) -> str:
         """Return what a command prints, which must end with this exit code."""
-        done = subprocess.run(words, cwd=starts.ROOT, env=self.env, capture_output=True, text=True, timeout=SECONDS)
+        how = {"cwd": starts.ROOT, "env": self.env, "timeout": SECONDS}
+        done = subprocess.run(words, capture_output=True, text=True, **how)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout.strip()
 
-    def submit(self, out: Path, fields: Any = None, script: str = "cifar10", per_node: int = 1, **job: Any) -> str:
-        """Submit the repository's sbatch file under one of its names on two nodes and return the job's number."""
+    def submit(
+        self,
+        out: Path,
+        fields: Any = None,
+        script: str = "cifar10",
+        per_node: int = 1,
+        **job: Any,
+    ) -> str:
+        """Submit an sbatch file of the repository on two nodes; return the job's number."""
         flags = starts.command(out, fields, **job)[3:]
-        shape = ["--nodes=2", f"--ntasks-per-node={per_node}", "--mem-per-cpu=1G", f"--output={self.folder}/%j.log"]
-        return self.ask("sbatch", "--parsable", *shape, f"slurm/{script}.sbatch", *flags)
+        shape = ["--nodes=2", f"--ntasks-per-node={per_node}", "--mem-per-cpu=1G"]
+        log = f"--output={self.folder}/%j.log"
+        return self.ask("sbatch", "--parsable", *shape, log, f"slurm/{script}.sbatch", *flags)
 
     def sweep(self, *words: str, code: int = 0) -> str:
         """Return what `python -m dpfl_mpi.sweep` prints for Runs on Slurm."""
@@ -78,8 +92,8 @@ class Jobs:
         """Wait until a job is in one of these states; fail with its log where it ended otherwise."""
         end = time.monotonic() + SECONDS
         while (state := self.state(job)) not in wanted:
-            ended = state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED")
-            assert not ended and time.monotonic() < end, f"{state}\n{self.log(job)}"
+            over = state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED")
+            assert not over and time.monotonic() < end, f"{state}\n{self.log(job)}"
             time.sleep(0.3)
 
     def log(self, job: str) -> str:
@@ -152,6 +166,16 @@ def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, begun, undis
     assert starts.same(out, undisturbed)
 
 
+def test_a_job_that_hangs_is_requeued_twice(jobs, tmp_path):
+    own.write(tmp_path, endless=own.WAITING.format(condition="True"))
+    fields = starts.small(method=f"{tmp_path}/endless.py", clients=4, budget=1)
+    job = jobs.submit(tmp_path / "run.h5", fields, checkpoint_every=1, watchdog=15)
+    jobs.until(job, "FAILED")
+    assert jobs.field(job, "Restarts") == "2" and jobs.field(job, "ExitCode") == "76:0"
+    assert jobs.log(job).count("the same command goes on from the last checkpoint") == 2
+    assert "the run hung more than 2 times in this job" in jobs.log(job)
+
+
 def test_a_sweep_is_submitted_once_and_watched_to_its_end(jobs, tmp_path):
     words = ["--seeds=1,2", *starts.of_sweep(tmp_path)]
     assert "submitted 2 jobs as array" in jobs.sweep(*words)
@@ -172,12 +196,14 @@ def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, undisturbe
     job = jobs.sweep(*words).split("submitted job ")[1].split(";")[0]
     out = Run(**starts.small(**LONG)).resolve().path(tmp_path)
     starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
-    os.kill(json.loads(Path(f"{out}.lock").read_text())["pid"], signal.SIGKILL)  # rank 0
+    rank_0 = json.loads(Path(f"{out}.lock").read_text())["pid"]
+    os.kill(rank_0, signal.SIGKILL)
     jobs.until(job, "FAILED")
     with Result(out) as result:
         assert not result.finished
     reported = jobs.sweep(*words, "--list", "--watch", code=1)
-    assert "1 failed of 1" in reported and f"(job {job}, --retry submits it again)" in reported
+    assert "1 failed of 1" in reported
+    assert f"(job {job}, --retry submits it again)" in reported
     assert "submitted" not in jobs.sweep(*words, code=1)  # only on request
     job = jobs.sweep(*words, "--retry").split("submitted job ")[1].split(";")[0]
     jobs.until(job, "COMPLETED")
@@ -187,7 +213,7 @@ def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, undisturbe
 
 
 def begun_and_kept(folder: Path, t: int) -> list[int]:
-    """Return how often each Run with seed 2 was started, of those that have a checkpoint of round t."""
+    """Return how often each Run with seed 2 that has a checkpoint of round t was started."""
     found = []
     for path in folder.glob("*-s2-*.h5"):
         with contextlib.suppress(UserError, OSError), Result(path) as result:
@@ -196,7 +222,7 @@ def begun_and_kept(folder: Path, t: int) -> list[int]:
 
 
 def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs, tmp_path):
-    """Each warning cuts round 3. The start after the first checkpoint keeps nothing, is requeued once more, and then no longer.
+    """Each warning cuts round 3: the second start keeps nothing, and the third is the last.
 
     It is the last task of the array, which has the array's number: the other one is left alone.
     """
@@ -206,19 +232,22 @@ def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs,
     array = jobs.sweep(*words).split("as array ")[1].split(" ")[0].split(";")[0]
     for number in (1, 2, 3):
         while begun_and_kept(tmp_path, 2) != [number]:
-            jobs.until(f"{array}_1", "RUNNING", "PENDING", "COMPLETING", "REQUEUED")  # not failed
+            going = "RUNNING", "PENDING", "COMPLETING", "REQUEUED"
+            jobs.until(f"{array}_1", *going)
             time.sleep(0.3)
         jobs.ask("scancel", "--signal=USR2", f"{array}_1")
     jobs.until(f"{array}_1", "FAILED")
     assert jobs.field(f"{array}_1", "Restarts") == "2"
-    assert jobs.field(f"{array}_0", "Restarts") == "0" and jobs.state(f"{array}_0") == "RUNNING"
+    assert jobs.field(f"{array}_0", "Restarts") == "0"
+    assert jobs.state(f"{array}_0") == "RUNNING"
     listed = jobs.sweep(*words, "--list", code=1)
-    assert "1 failed, 1 running of 2" in listed and "two starts in a row kept no new checkpoint" in listed
+    assert "1 failed, 1 running of 2" in listed
+    assert "two starts in a row kept no new checkpoint" in listed
     said = next(tmp_path.glob(f"sweeps/*/{array}_1_0_log.err")).read_text()
     assert said.count("the same command replays it") == 2 and "Traceback" not in said
 
 
-# over TCP, without Slurm ------------------------------------------------------------------------------------------------
+# over TCP, without Slurm --------------------------------------------------------------------------
 def ip(words: str) -> str:
     return subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True).stdout
 
@@ -238,7 +267,7 @@ def hosts() -> Iterator[dict[str, str]]:
                 ip(f"-n {name} addr add {address}/24 dev wire")
                 ip(f"-n {name} link set lo up")
                 ip(f"-n {name} link set wire up")
-            # the cable has a carrier a moment after it is up; MPI would see no network until then
+            # the cable has a carrier a moment after it is up; before, MPI sees no network
             shown = [f"-n {name} -o link show wire" for name in (one, two)]
             starts.wait_for(lambda: all("state UP" in ip(words) for words in shown), timeout=30)
         except subprocess.CalledProcessError as error:
@@ -255,9 +284,11 @@ def test_the_same_numbers_between_hosts(hosts, tmp_path):
         pytest.skip("this test knows how to start MPICH only")
     out = tmp_path / "run.h5"
     first = next(iter(hosts.values()))
-    words = f"ip netns exec {first} mpirun -launcher ssh -launcher-exec {HERE}/rsh.sh -iface wire".split()
-    words += ["-hosts", ",".join(hosts), "-ppn", "2", "-n", "4", *starts.command(out)]
-    done = ended(*words, DPFL_HOSTS=" ".join(f"{address}={name}" for address, name in hosts.items()), timeout=500)
+    words = ["ip", "netns", "exec", first, "mpirun", "-launcher", "ssh", "-iface", "wire"]
+    words += ["-launcher-exec", f"{HERE}/rsh.sh", "-hosts", ",".join(hosts)]
+    words += ["-ppn", "2", "-n", "4", *starts.command(out)]
+    names = " ".join(f"{address}={name}" for address, name in hosts.items())
+    done = ended(*words, DPFL_HOSTS=names, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     with Result(out) as result:
         assert len(result.starts()[0]["hosts"]) == 2

@@ -1,20 +1,26 @@
 #!/bin/bash
-# Start a Slurm of two nodes, n1 and n2, on this one machine, for the tests: `up.sh FOLDER`, ended by `down.sh FOLDER`.
-# Needs root. Debian's packages are installed where they are missing. Everything else, configuration, key, sockets, state and
-# logs, lies in FOLDER: clients find it by SLURM_CONF=FOLDER/slurm.conf. The last line on stderr says why it could not start.
+# `up.sh FOLDER` starts a Slurm of two nodes, n1 and n2, on this machine; `down.sh FOLDER` ends it.
+# It needs root and installs Debian's packages if they are missing. Everything else lies in FOLDER,
+# where clients find it by SLURM_CONF=FOLDER/slurm.conf. The last line on stderr says why it failed.
 set -eu
 folder=${1:?which folder}
 fail() { echo "$*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || fail "starting Slurm needs root"
 
 if ! command -v slurmctld slurmd munged >/dev/null; then
-  command -v apt-get >/dev/null || fail "Slurm is not installed, and there is no apt-get to install it"
+  command -v apt-get >/dev/null || fail "Slurm is not installed, and there is no apt-get"
   # Debian would start its own daemons: policy-rc.d says no for the while
   policy=/usr/sbin/policy-rc.d
-  [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' > $policy; chmod +x $policy; trap 'rm -f '$policy EXIT; }
+  if [ ! -e $policy ]; then
+    printf '#!/bin/sh\nexit 101\n' > $policy
+    chmod +x $policy
+    trap "rm -f $policy" EXIT
+  fi
   export DEBIAN_FRONTEND=noninteractive
-  { apt-get update && apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends slurmctld slurmd slurm-client munge libpmi2-0; } \
-    >"$folder.apt.log" 2>&1 </dev/null || fail "Slurm could not be installed: $(tail -n 1 "$folder.apt.log")"
+  get=(apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends)
+  log=$folder.apt.log
+  { apt-get update && "${get[@]}" slurmctld slurmd slurm-client munge libpmi2-0; } >"$log" 2>&1 </dev/null ||
+    fail "Slurm could not be installed: $(tail -n 1 "$log")"
 fi
 
 mkdir -p "$folder"/{state,log,n1,n2}
@@ -26,9 +32,10 @@ key=$folder/munge/key
 mkdir -p "$folder/munge"
 [ -s "$key" ] || head -c 1024 /dev/urandom > "$key"
 chown -R munge: "$folder/munge"; chmod 711 "$folder/munge"; chmod 400 "$key"
-setpriv --reuid munge --regid munge --clear-groups munged --force --key-file="$key" --num-threads=2 \
-  --socket="$folder/munge/socket" --pid-file="$folder/munge/munged.pid" --log-file="$folder/munge/log" \
-  --seed-file="$folder/munge/seed" || fail "munged did not start: $(tail -n 1 "$folder/munge/log")"
+setpriv --reuid munge --regid munge --clear-groups munged --force --num-threads=2 \
+  --key-file="$key" --socket="$folder/munge/socket" --pid-file="$folder/munge/munged.pid" \
+  --log-file="$folder/munge/log" --seed-file="$folder/munge/seed" ||
+  fail "munged did not start: $(tail -n 1 "$folder/munge/log")"
 
 cat > "$folder/slurm.conf" <<EOF
 ClusterName=tests
@@ -54,7 +61,7 @@ SelectTypeParameters=CR_CPU
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,requeue_delay=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-# a preempted job gets the signal that it asked for, as on clusters that set this; without it TERM goes to its steps
+# a preempted job gets the signal that it asked for; without this, TERM goes to its steps
 SlurmctldParameters=preempt_send_user_signal
 MpiDefault=none
 SwitchType=switch/none
