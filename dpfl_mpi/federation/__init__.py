@@ -192,10 +192,7 @@ class Parts:
 
 
 def verb(
-    part: str,
-    method: Callable[Concatenate[Any, P], T],
-    collective: bool = False,
-    rows: int = 0,
+    part: str, method: Callable[Concatenate[Any, P], T], collective: bool = False, rows: int = 0
 ) -> Callable[Concatenate[Federation, P], T]:
     """Return the verb that calls a part's method; its first arguments are so many `rows`.
 

@@ -91,11 +91,7 @@ class Training:
         return w_KW
 
     def batches(
-        self,
-        epochs: int,
-        rows_KW: dict[str, Tensor],
-        advance: bool = True,
-        most: int | None = None,
+        self, epochs: int, rows_KW: dict[str, Tensor], advance: bool = True, most: int | None = None
     ) -> Iterator[tuple[Any, ...]]:
         """Yield each step of local epochs as a mini-batch and one `Block` per set of rows.
 
@@ -118,12 +114,7 @@ class Training:
                 yield batch, *blocks
 
     def mixed_opt(
-        self,
-        w_KW: Tensor,
-        v_KW: Tensor,
-        alpha_K1: Tensor,
-        epochs: int,
-        learn: Learn | None = None,
+        self, w_KW: Tensor, v_KW: Tensor, alpha_K1: Tensor, epochs: int, learn: Learn | None = None
     ) -> tuple[Tensor, Tensor]:
         """Train w by its gradient, and v by that of the mixture; in place, return both.
 
