@@ -195,5 +195,5 @@ class Mail:
 
     def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
         """Return what a checkpoint stores: of this rank's clients `[K, ...]`, and of all ranks."""
-        mine, shared = self.packing.state()
-        return mine, shared | self.ledger.state()
+        local, shared = self.packing.state()
+        return local, shared | self.ledger.state()

@@ -95,8 +95,8 @@ class Sums:
         models[~others], p[~others] = rows_at(w_KW, rows), a[rows, self.members.ids[rows]]
         models[others], p[others] = arrived.addresses(of, to), a[to, of]
         p_sums = np.array([self._sum_of_weights(i, senders[i], a) for i in rows])
-        mine = out[rows[0] : rows[-1] + 1] if len(rows) else out[:0]
-        self.native.means(models, p, ends, p_sums, mine)
+        averages = out[rows[0] : rows[-1] + 1] if len(rows) else out[:0]
+        self.native.means(models, p, ends, p_sums, averages)
 
     def _sum_of_weights(self, i: int, senders: np.ndarray, a: np.ndarray) -> float:
         """Return the sum of local client i's weights; 0 if it has no senders: it keeps its row."""
@@ -146,7 +146,7 @@ class Sums:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield each block's sums own_k w_k + a_kj w_j over each client's senders j, `[k, W]`.
 
-        They are float64, or `exact` ones fixed-point; passes do not change the order. Several blocks
+        They are float64, or fixed-point if `exact`; passes do not change the order. Several blocks
         have a sum at once only if models come in passes.
         """
 

@@ -52,8 +52,8 @@ def route(
     to, sender = np.divmod(wanted[np.diff(wanted, prepend=-1) != 0], max(graph.n, 1))
     need = np.bincount(to, minlength=ranks)
     slots = np.arange(len(to)) - (np.cumsum(need) - need)[to]  # `to` ascends
-    mine, arriving = owner[sender] == rank, to == rank
-    columns = row[sender[mine]], to[mine], slots[mine]
+    leaving, arriving = owner[sender] == rank, to == rank
+    columns = row[sender[leaving]], to[leaving], slots[leaving]
     puts = list(zip(*(column.tolist() for column in columns), strict=True))
     return Route(puts, sender[arriving], need)
 

@@ -82,6 +82,6 @@ def columns_of(run: Resolved, ensemble: Ensemble) -> Tensor | None:
     else:
         columns = ensemble.columns(layers, head, setting)
     if not columns[: ensemble.size].any():
-        none = f"the model {short(run.model)} has no such weights: allowed is all"
-        raise UserError(f"{setting} is {layers}; {none}")
+        missing = f"the model {short(run.model)} has no such weights: allowed is all"
+        raise UserError(f"{setting} is {layers}; {missing}")
     return columns

@@ -155,9 +155,9 @@ def queue(
     passed = np.empty(len(ready), np.int64)
     ends = np.cumsum(np.bincount(link, minlength=len(free)))
     for k in np.unique(link):
-        mine = order[(ends[k - 1] if k else 0) : ends[k]]
-        spent = np.cumsum(cost[mine])
-        begins = np.maximum(ready[mine], free[k]) - (spent - cost[mine])
-        passed[mine] = np.maximum.accumulate(begins) + spent
-        free[k] = passed[mine[-1]]
+        messages = order[(ends[k - 1] if k else 0) : ends[k]]
+        spent = np.cumsum(cost[messages])
+        begins = np.maximum(ready[messages], free[k]) - (spent - cost[messages])
+        passed[messages] = np.maximum.accumulate(begins) + spent
+        free[k] = passed[messages[-1]]
     return passed

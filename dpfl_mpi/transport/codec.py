@@ -71,22 +71,22 @@ class TopK:
         which = torch.sort(largest).values
         values, numbers = w_W[self.columns[which]].cpu().numpy(), which.cpu().numpy()
         if self.which_bytes == 4 * self.count:
-            said = numbers.astype(np.int32).view(np.uint8)
+            positions = numbers.astype(np.int32).view(np.uint8)
         else:
             marks = np.zeros(len(self.columns), bool)
             marks[numbers] = True
-            said = np.packbits(marks)[: self.which_bytes]
-        message = np.concatenate([values.view(np.uint8), said])
+            positions = np.packbits(marks)[: self.which_bytes]
+        message = np.concatenate([values.view(np.uint8), positions])
         self.decode(message, x_W)
         return message
 
     def decode(self, message: np.ndarray, x_W: Tensor) -> None:
         """Move x in place by a message."""
-        values, said = message[: 4 * self.count].copy(), message[4 * self.count :]
+        values, positions = message[: 4 * self.count].copy(), message[4 * self.count :]
         if self.which_bytes == 4 * self.count:
-            which = said.copy().view(np.int32).astype(np.int64)
+            which = positions.copy().view(np.int32).astype(np.int64)
         elif self.which_bytes:
-            which = np.flatnonzero(np.unpackbits(said, count=len(self.columns)))
+            which = np.flatnonzero(np.unpackbits(positions, count=len(self.columns)))
         else:
             which = np.arange(len(self.columns))
         columns = self.columns[torch.from_numpy(which).to(x_W.device)]

@@ -18,7 +18,7 @@ class Ledger:
         self.placement, self.ages = packing.placement, packing.ages
         self.begin(np.ones(self.placement.n, bool))
 
-    def begin(self, awake: np.ndarray) -> None:
+    def begin(self, learners: np.ndarray) -> None:
         """Start a round of the clients that train, bool `[N]`."""
         n = self.placement.n
         self.bytes = np.zeros(n, np.int64)  # that each client has sent in this round
@@ -26,7 +26,7 @@ class Ledger:
         self.standing = np.ones(n, bool)  # whose senders send without being asked
         self.ages.forget()
         if self.clock:
-            self.clock.begin(awake)
+            self.clock.begin(learners)
 
     def settle(self) -> Clock | None:
         """Move the clocks by the work since they last moved, and return them. Collective."""

@@ -227,15 +227,15 @@ class Encoded(Packing):
 
     def keep(self, keys: np.ndarray) -> None:
         self._rank_keys = keys
-        mine = set((keys - self.placement.world.rank * self.placement.n * SPAN).tolist())
-        self._store = {key: row for key, row in self._store.items() if key in mine}
+        local = set((keys - self.placement.world.rank * self.placement.n * SPAN).tolist())
+        self._store = {key: row for key, row in self._store.items() if key in local}
 
     def _keys(self, numbers: np.ndarray) -> np.ndarray:
         """Return the keys of rows in the store: client * SPAN + encoding."""
         return numbers % self.placement.n * SPAN + self.encodings.ravel()[numbers]
 
     def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
-        mine, shared = super().state()
-        mine |= {"known": self.known, "told": self.encoded}
-        mine["messages"] = self.messages.swapaxes(0, 1)
-        return mine, shared | {"version": self.encodings}
+        local, shared = super().state()
+        local |= {"known": self.known, "told": self.encoded}
+        local["messages"] = self.messages.swapaxes(0, 1)
+        return local, shared | {"version": self.encodings}

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi import placement as limits
+from dpfl_mpi.mpi import placement as mpi_placement
 from dpfl_mpi.mpi.placement import groups_of, rows_per_pass
 from dpfl_mpi.transport.mailroom import Arrived, Mailroom
 
@@ -45,14 +45,14 @@ class Received:
         if group is None:
             yield self, blocks
             return
-        mine = group[placement.ids]  # a block is one client
+        groups = group[placement.ids]  # a block is one client
         for g in range(int(group.max(initial=-1)) + 1):
             room.meet("the next clients of what fed.exchange returned")
             room.check(self.sending)
             part = graph.only(group[graph.receivers()] == g)
             arrived = room.put(part)
             self.sending = room.sendings
-            members = [blocks[int(i)] for i in np.flatnonzero(mine == g)]
+            members = [blocks[int(i)] for i in np.flatnonzero(groups == g)]
             yield Received(room, self.w, part, arrived), members
 
     def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
@@ -86,7 +86,7 @@ def rows_of_all(
     """
     placement, owner = room.placement, room.placement.owner
     n, k, rank = placement.n, len(placement.ids), placement.world.rank
-    most = n if room.wanted.any() else min(n, limits.MOST_ROWS)
+    most = n if room.wanted.any() else min(n, mpi_placement.MOST_ROWS)
     # a rank without budgets makes no pass narrow
     capacity = np.where(room.capacities[0] > 0, room.capacities[0], room.row_limits[0])
     width = rows_per_pass(capacity, placement.per_rank, most)
@@ -94,10 +94,10 @@ def rows_of_all(
     ranks, receivers = np.unique(owner, return_index=True)  # one client receives for its rank
     away, gets = owner != ranks[:, None], np.full(n, k > 0)
     if wanted is not None:
-        asked = np.zeros((placement.world.size, n), bool)
-        asked[owner[wanted.receivers()], wanted.senders] = True
-        away &= asked[ranks]
-        gets &= asked[rank] | (owner == rank)
+        wants = np.zeros((placement.world.size, n), bool)  # which rank wants whose row
+        wants[owner[wanted.receivers()], wanted.senders] = True
+        away &= wants[ranks]
+        gets &= wants[rank] | (owner == rank)
     for first in range(0, len(clients), width):
         senders = clients[first : first + width]
         room.meet("the next pass of fed.every_row")

@@ -18,17 +18,17 @@ class Placement:
         self.owner = place(n_train, world.size)  # the rank of every client [N]
         # all clients, rank by rank and heaviest first; the row of every client on its rank
         self.rank_by_rank, self.row_of = rows_of(self.owner, n_train)
-        mine = self.owner[self.rank_by_rank] == world.rank
-        self.ids = self.rank_by_rank[mine]  # of this rank [K]
+        on_this_rank = self.owner[self.rank_by_rank] == world.rank
+        self.ids = self.rank_by_rank[on_this_rank]  # of this rank [K]
         self.per_rank = np.bincount(self.owner, minlength=world.size)  # K of every rank
 
     def graph_of(self, senders: Sequence[Senders]) -> CollaborationGraph:
         """Return on every rank the graph of all ranks' lists of senders `[K]`. Collective."""
         counts = np.array([len(s) for s in senders], np.int64)
         receivers = np.repeat(self.rank_by_rank, self._rank_by_rank(counts, self.owner))
-        mine = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, senders)]).astype(np.int64)
+        flat = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, senders)]).astype(np.int64)
         return CollaborationGraph.from_edges(
-            self.n, receivers, self._rank_by_rank(mine, self.owner[receivers])
+            self.n, receivers, self._rank_by_rank(flat, self.owner[receivers])
         )
 
     def to_root(self, rows: np.ndarray, clients: slice | None = None) -> np.ndarray | None:
@@ -38,8 +38,8 @@ class Placement:
         """
         first, end = (0, self.n) if clients is None else (clients.start, clients.stop)
         order = self.rank_by_rank[(self.rank_by_rank >= first) & (self.rank_by_rank < end)]
-        mine = rows[(self.ids >= first) & (self.ids < end)]
-        gathered = self.world.gather(mine, self.owner[first:end])
+        local = rows[(self.ids >= first) & (self.ids < end)]
+        gathered = self.world.gather(local, self.owner[first:end])
         return None if gathered is None else gathered[np.argsort(order)]
 
     def gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
