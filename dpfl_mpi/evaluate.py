@@ -40,10 +40,9 @@ def of_classes(
 ) -> tuple[ByClient, ByClient]:
     """Return for each client all clients' test images of its classes, and their weights.
 
-    Weights make a class count as much as among the client's own images. If clients differ only in
-    their classes, the expected accuracy is the same as on their own images, with less variance.
-    Clients of different `groups` `[N]` share no images. Other clients must not train on these
-    images (`one_pool`).
+    A class weighs as much as among the client's own images: if clients differ only in their
+    classes, the expected accuracy is the same, with less variance. Clients of different
+    `groups` `[N]` share no images. Nobody may train on these images (`one_pool`).
     """
     partition = dealt(result, source)
     labels = source.labels["test"]
@@ -105,15 +104,14 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     where = SAMPLES[on].format(part)
     benign = int(result.benign.sum())
     if not benign:
-        excluded = "all have flipped labels, lie or come later"
-        return f"no client is scored on {where}: {excluded}"
+        return f"no client is scored on {where}: all have flipped labels, lie or come later"
     scored = result.benign & np.isfinite(scores)
     stored = result[f"best/{part}_acc"][scored] if on == "own" and part != "train" else None
     scores = scores[scored]
     lines = []
     if len(scores) < benign:
-        missing = f"{benign - len(scores)} of {benign} clients have no model"
-        lines.append(f"{missing}: they were never scored")
+        missing = benign - len(scores)
+        lines.append(f"{missing} of {benign} clients have no model: they were never scored")
     if not len(scores):
         return lines[0]
     mean = f"mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}"

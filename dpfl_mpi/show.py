@@ -12,16 +12,7 @@ from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import (
-    NBSP,
-    WIDTH,
-    coverage,
-    folded,
-    outcome,
-    sent,
-    split_columns,
-    texts,
-)
+from dpfl_mpi.results.summary import NBSP, WIDTH, coverage, folded, outcome, sent, split, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests
@@ -34,7 +25,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDT
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
     parts = []
-    for columns in split_columns(widths, 1, room):
+    for columns in split(widths, 1, room):
         lines = ["".join(row[i].rjust(widths[i]) for i in columns) for row in cells]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

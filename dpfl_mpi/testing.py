@@ -86,34 +86,38 @@ class Check:
 
     def complaint(self) -> str:
         """Return what is wrong and what to change, as one sentence; "" if nothing is."""
+        if not self.shapes:
+            return self.compute(self.files)
         refusals = []
-        for shape in self.shapes or [None]:
-            files = dict(self.files)
-            if shape:
-                files["data"] = functools.partial(write_samples, shape=shape)
-            with tempfile.TemporaryDirectory(prefix="dpfl-testing-") as folder:
-                complaint = self.compare(Path(folder), files)
-            if not shape or not NOT_TAKEN.search(complaint):
-                return f"{self}: {complaint}" if complaint else ""
+        for shape in self.shapes:
+            complaint = self.compute({"data": functools.partial(write_samples, shape=shape)})
+            if not NOT_TAKEN.search(complaint):
+                return complaint
             refusals.append(complaint)
-        return f"{self}: {'; '.join(dict.fromkeys(refusals))}"
+        return "; ".join(dict.fromkeys(refusals))
 
-    def compare(self, folder: Path, files: dict[str, Writer]) -> str:
-        """Return how the runs on 1, 2 and 3 ranks fail or differ; "" if they are equal."""
-        settings = {self.kind: self.code, "quiet": True} | self.settings
-        for name, write in files.items():
-            settings[name] = folder / name
-            write(settings[name])
-        results: list[Result] = []
-        for ranks in (1, 2, 3):
-            try:
-                results.append(api.run(ranks=ranks, out=folder / f"{ranks}.h5", **settings))
-            except UserError as error:
-                return f"on {ranks} rank{'s' * (ranks > 1)}: {error}"
-            arrays = ", ".join(Result.differences(results[0], results[-1])[:3])
-            if arrays:
-                return f"{ranks} ranks give other numbers than 1 ({arrays}); {ADVICE[self.kind]}"
-        return ""
+    def compute(self, files: dict[str, Writer]) -> str:
+        with tempfile.TemporaryDirectory(prefix="dpfl-testing-") as folder:
+            settings = {self.kind: self.code, "quiet": True} | self.settings
+            for name, write in files.items():
+                settings[name] = Path(folder, name)
+                write(settings[name])
+            complaint = compare(settings, Path(folder), ADVICE[self.kind])
+        return f"{self}: {complaint}" if complaint else ""
+
+
+def compare(settings: dict[str, Any], folder: Path, advice: str) -> str:
+    """Return how the runs on 1, 2 and 3 ranks fail or differ; "" if they are equal."""
+    results: list[Result] = []
+    for ranks in (1, 2, 3):
+        try:
+            results.append(api.run(ranks=ranks, out=folder / f"{ranks}.h5", **settings))
+        except UserError as error:
+            return f"on {ranks} rank{'s' * (ranks > 1)}: {error}"
+        arrays = ", ".join(Result.differences(results[0], results[-1])[:3])
+        if arrays:
+            return f"{ranks} ranks give other numbers than 1 ({arrays}); {advice}"
+    return ""
 
 
 def kinds_of(code: str) -> list[str]:
@@ -180,7 +184,7 @@ def checks(*codes: str, **settings: Any) -> list[Check]:
 
 
 def check_all(kind: str, code: str, **settings: Any) -> None:
-    """Raise an AssertionError with a sentence for each check that fails; `settings` as in `checks`."""
+    """Raise an AssertionError with a sentence for each check that fails."""
     complaints = [check.complaint() for check in made_of(kind, str(code), plain(settings))]
     if any(complaints):
         raise AssertionError("\n".join(filter(None, complaints)))

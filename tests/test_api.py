@@ -51,7 +51,9 @@ def test_a_call_computes_what_the_command_computes(computed, tmp_path):
 def test_the_same_call_finds_its_result(computed, tmp_path, capfd):
     result, _ = computed
     before = os.stat(result.path).st_mtime_ns
-    again = dpfl_mpi.run(ranks=1, results=result.path.parent, quiet=True, **FIELDS | {"clients": np.int64(6)})
+    again = dpfl_mpi.run(
+        ranks=1, results=result.path.parent, quiet=True, **FIELDS | {"clients": np.int64(6)}
+    )
     assert again.path == result.path and os.stat(again.path).st_mtime_ns == before
     assert capfd.readouterr() == ("", "")
 
@@ -103,7 +105,9 @@ def test_a_mistake_shows_one_frame_of_the_package(computed, call, sentence):
     with pytest.raises(UserError) as error:
         call(computed[0])
     assert sentence in str(error.value)
-    assert [f.name for f in error.traceback if "dpfl_mpi/" in str(f.path).removeprefix(str(ROOT))] == ["wrapper"]
+    assert [
+        f.name for f in error.traceback if "dpfl_mpi/" in str(f.path).removeprefix(str(ROOT))
+    ] == ["wrapper"]
     assert error.value.__suppress_context__
 
 
@@ -111,9 +115,17 @@ def test_an_error_and_a_crash_of_the_ranks(tmp_path, capfd, monkeypatch):
     said = refused("", dpfl_mpi.run, ranks=2, model="cnn", results=tmp_path, **FIELDS)
     assert said.startswith("--model cnn needs images of at least 16x16, these are 8x8")
     assert capfd.readouterr().err == ""
-    (tmp_path / "sitecustomize.py").write_text("import dpfl_mpi.methods.dpfl as m\nm.init = lambda fed: 1 / 0\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import dpfl_mpi.methods.dpfl as m\nm.init = lambda fed: 1 / 0\n"
+    )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    refused("the run ended with exit code 1; it printed why", dpfl_mpi.run, ranks=1, results=tmp_path, **FIELDS)
+    refused(
+        "the run ended with exit code 1; it printed why",
+        dpfl_mpi.run,
+        ranks=1,
+        results=tmp_path,
+        **FIELDS,
+    )
     assert "ZeroDivisionError: division by zero" in capfd.readouterr().err
 
 
@@ -144,9 +156,13 @@ def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
     assert len(below) >= 2
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=100)
-    assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt"), errors
+    assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt"), (
+        errors
+    )
     *_, t = starts.checkpoint_rounds(out)
-    assert f"stopped after round {t} of 300 (SIGUSR1); the same command goes on from there" in errors
+    assert (
+        f"stopped after round {t} of 300 (SIGUSR1); the same command goes on from there" in errors
+    )
     starts.wait_for(lambda: not any(map(born, below)), timeout=10)
 
 
@@ -168,14 +184,21 @@ def test_a_result_says_what_it_is_and_that_it_is_closed(tiny, tmp_path):
 def test_one_row_per_client(tiny, tmp_path):
     frame = tiny.to_pandas()
     assert frame.index.tolist() == [0, 1, 2, 3] and frame.index.name == "client"
-    assert frame["best_test_acc"].tolist() == [0.8, 0.6, 1.0, 0.4] == frame["last_test_acc"].tolist()
+    assert (
+        frame["best_test_acc"].tolist() == [0.8, 0.6, 1.0, 0.4] == frame["last_test_acc"].tolist()
+    )
     assert frame["n_train"].tolist() == [10] * 4 and frame["p"].tolist() == [0.25] * 4
     assert frame["collaborators"].tolist() == [2, 0, 1, 0]  # in round 2
     assert frame["models_received"].tolist() == [2 * 2 + 1 + 2, 2 * 1, 2 * 2 + 1 + 1, 0]
-    assert "class_counts" not in frame and "confusion" not in " ".join(frame.columns)  # more than a number per client
+    assert "class_counts" not in frame and "confusion" not in " ".join(
+        frame.columns
+    )  # more than a number per client
     path = tiny_result.make(tmp_path / "drift.h5", drift="0.5:1")
     with h5py.File(path, "r+") as file:
-        file["client/drift_classes"], file["client/drifted"] = np.array([0, 2]), np.array([True, False, True, False])
+        file["client/drift_classes"], file["client/drifted"] = (
+            np.array([0, 2]),
+            np.array([True, False, True, False]),
+        )
     frame = dpfl_mpi.Result(path).to_pandas()
     assert frame["drifted"].tolist() == [True, False, True, False] and "drift_classes" not in frame
 
@@ -186,7 +209,9 @@ def test_one_row_per_round(tiny):
     assert frame["test_acc"].tolist() == pytest.approx([0.5, 0.6, 0.7])
     assert frame["epochs"].tolist() == [10, 15, 20] and frame["edges"].tolist() == [5, 2, 3]
     assert frame["models_received"].tolist() == [2.5, 0.5, 0.75]
-    assert frame["seconds"].tolist() == [15.75] * 3  # of a mean rank: three quarters of 1 + 2 + ... + 6
+    assert (
+        frame["seconds"].tolist() == [15.75] * 3
+    )  # of a mean rank: three quarters of 1 + 2 + ... + 6
 
 
 def test_tables_of_a_run_without_a_round_and_without_pandas(tmp_path, monkeypatch):
@@ -211,8 +236,12 @@ def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
         with torch.no_grad():
             predicted = model(torch.from_numpy(images)).argmax(1).numpy()
         assert (predicted == labels).mean() == result["best/test_acc"][k]
-        assert np.array_equal(confusion_matrix(labels, predicted, labels=range(10)), result["best/confusion"][k])
-    assert len({tuple(api.model(result, k).network.head.bias.tolist()) for k in range(6)}) == 6  # each its own
+        assert np.array_equal(
+            confusion_matrix(labels, predicted, labels=range(10)), result["best/confusion"][k]
+        )
+    assert (
+        len({tuple(api.model(result, k).network.head.bias.tolist()) for k in range(6)}) == 6
+    )  # each its own
 
 
 def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
@@ -239,7 +268,9 @@ def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
 def test_what_there_is_no_model_of(computed, tiny):
     refused("holds no models; run with --save_models", api.model, tiny, 0)
     for client in (-1, 6):
-        refused(f"client {client} is not in ...; allowed are 0 to 5", api.model, computed[0], client)
+        refused(
+            f"client {client} is not in ...; allowed are 0 to 5", api.model, computed[0], client
+        )
 
 
 # what is not in a file ------------------------------------------------------------------------------------------------
@@ -294,7 +325,11 @@ def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch, result_of
     """They compute what the same in files does, and what they use is part of the Run: another constant is another one."""
     rng = np.random.default_rng(0)
     y = np.arange(240) % 4
-    data = (rng.integers(0, 60, (240, 4, 4), np.uint8) + 40 * y[:, None, None].astype(np.uint8), y, np.arange(240) % 3)
+    data = (
+        rng.integers(0, 60, (240, 4, 4), np.uint8) + 40 * y[:, None, None].astype(np.uint8),
+        y,
+        np.arange(240) % 3,
+    )
     few = {"rounds": 2, "tau_train": 1, "results": str(tmp_path)}
     given = {"method": quarter, "model": Small, "data": data} | few
     fields = api.as_files(given)
@@ -303,7 +338,9 @@ def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch, result_of
     net = text_file(tmp_path / "net.py", "import torch\n\ndef build(shape, classes):\n    head = torch.nn.Linear(16, classes)\n"
                     "    return torch.nn.Sequential(torch.nn.Flatten(), head)\n")  # fmt: skip
     del few["results"], fields["results"]
-    mine, other = (result_of(api.plain(fields | more)) for more in ({}, {"method": by_hand, "model": net}))
+    mine, other = (
+        result_of(api.plain(fields | more)) for more in ({}, {"method": by_hand, "model": net})
+    )
     assert mine.run.clients == 3 and str(mine.run.partition) == "natural"
     np.testing.assert_allclose(mine["round/test_loss"], other["round/test_loss"], rtol=1e-5)
     assert mine["round/test_loss"][2].std() > 0 and mine.key["method"] != other.key["method"]
@@ -323,7 +360,9 @@ def test_the_data_of_a_model_are_those_of_its_run(tmp_path):
     """Pixels that were changed where they lie, the hash of them left as it was."""
     x = np.random.default_rng(0).integers(0, 256, (80, 4), np.uint8)
     few = {"rounds": 1, "tau_init": 1, "tau_train": 1, "ranks": 1, "quiet": True}
-    result = dpfl_mpi.run(data=(x, np.arange(80) % 2, np.arange(80) // 2 % 4), results=tmp_path, **few)
+    result = dpfl_mpi.run(
+        data=(x, np.arange(80) % 2, np.arange(80) // 2 % 4), results=tmp_path, **few
+    )
     with h5py.File(result.run.data, "r+") as file:
         file["train/images"][:] = 0
     refused("its content has the sha256 ", api.model, result, 0)
@@ -354,7 +393,12 @@ def test_a_sweep_is_every_combination(monkeypatch):
 def test_a_result_is_drawn(computed):
     result, _ = computed
     axes, _ = api.plot(result).axes
-    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(100 * result.mean("round/test_acc")[-1])
+    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(
+        100 * result.mean("round/test_acc")[-1]
+    )
     assert len(api.plot(result, "graph_evolution", rounds=[0, 2]).axes) == 2
-    for figure, sentence in (("curve", "there is no figure curve"), ("accuracy_table", "accuracy_table is a table")):
+    for figure, sentence in (
+        ("curve", "there is no figure curve"),
+        ("accuracy_table", "accuracy_table is a table"),
+    ):
         refused(sentence, api.plot, result, figure)

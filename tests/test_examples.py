@@ -25,7 +25,10 @@ FIELDS = {"clients": 5, "rounds": 3, "tau_train": 1, "budget": 3, "model": "mlp"
 
 
 LORA = {"rounds": 4, "lr": 0.05, "clients": 6, "method": "local"}
-NOISE = {"rounds": 1, "lr": 1e-8}  # nobody changes anything: the server's model is the common start and noise
+NOISE = {
+    "rounds": 1,
+    "lr": 1e-8,
+}  # nobody changes anything: the server's model is the common start and noise
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,9 @@ def folder(tmp_path_factory, terminal):
 def on_two_ranks(folder):
     """The result files of all examples by name, of one start of two ranks."""
     lora = LORA | {"dataset": str(folder / "inside.py"), "model": str(folder / "lora.py")}
-    topk, noise = (FIELDS | {"method": str(folder / name)} for name in ("topk.py", "client_noise.py"))
+    topk, noise = (
+        FIELDS | {"method": str(folder / name)} for name in ("topk.py", "client_noise.py")
+    )
     return run_many(2, folder.parent, {"lora": lora, "topk": topk, "noise": noise | NOISE})
 
 
@@ -72,10 +77,16 @@ def test_top_k_sends_a_share_and_all_of_it_is_the_plain_average(folder, on_two_r
     assert starts.same(one.path, on_two_ranks["topk"])
     assert one["traffic/models_received"].tolist() == [[0] * 5] + [[2] * 5] * 3
     plain = folder / "plain.py"
-    plain.write_text((folder / "topk.py").read_text().replace("fed.exchange(known, graph)", "fed.exchange(w, graph)"))
+    plain.write_text(
+        (folder / "topk.py")
+        .read_text()
+        .replace("fed.exchange(known, graph)", "fed.exchange(w, graph)")
+    )
     changes = {"options": {"share": 1.0}}, {"method": str(plain)}
     every, average = (result_of(fields | change)["round/test_loss"] for change in changes)
-    np.testing.assert_allclose(every, average, rtol=1e-4)  # known + (w - known) is w but for rounding
+    np.testing.assert_allclose(
+        every, average, rtol=1e-4
+    )  # known + (w - known) is w but for rounding
     assert (np.abs(one["round/test_loss"][2:] - average[2:]) > 1e-3).any()
 
 
@@ -83,27 +94,49 @@ def test_client_level_noise(folder, on_two_ranks, result_of):
     """Without noise and with a clip beyond every change it is FedAvg; the models of one round differ by the noise of the stream."""
     fields = FIELDS | {"method": str(folder / "client_noise.py"), "rounds": 1}
     wide = {"options": {"clip": 1e6, "noise": 0.0}}
-    silent, fedavg = (result_of(fields | more)["round/test_loss"] for more in (wide, {"method": "fedavg"}))
+    silent, fedavg = (
+        result_of(fields | more)["round/test_loss"] for more in (wide, {"method": "fedavg"})
+    )
     np.testing.assert_allclose(silent, fedavg, rtol=1e-5)
-    start, one, twice = (result_of(fields | NOISE | more) for more in (wide, {}, {"options": {"noise": 0.2}}))
+    start, one, twice = (
+        result_of(fields | NOISE | more) for more in (wide, {}, {"options": {"noise": 0.2}})
+    )
     assert starts.same(one.path, on_two_ranks["noise"])
     k = int(one["best/round"].argmax())  # whose best model is the one with noise
     assert one["best/round"][k] == twice["best/round"][k] == 1
-    rows = [np.concatenate([v.ravel() for v in r.state_dict(k).values()]) for r in (start, one, twice)]
+    rows = [
+        np.concatenate([v.ravel() for v in r.state_dict(k).values()]) for r in (start, one, twice)
+    ]
     common, noisy, noisier = rows
-    drawn = stream(42, 1000, 0, 1).standard_normal(-(-len(common) // 16) * 16)[: len(common)] * one["client/p"].max()
+    drawn = (
+        stream(42, 1000, 0, 1).standard_normal(-(-len(common) // 16) * 16)[: len(common)]
+        * one["client/p"].max()
+    )
     np.testing.assert_allclose(noisy - common, 0.1 * drawn, atol=1e-5)
     np.testing.assert_allclose(noisier - common, 0.2 * drawn, atol=1e-5)
 
 
 def test_the_poller_tells_each_round_once(tmp_path):
     out = tmp_path / "run.h5"
-    words = [sys.executable, "-m", "dpfl_mpi", "--rounds=6", "--clients=5", "--method=local", "--quiet", f"--out={out}"]
+    words = [
+        sys.executable,
+        "-m",
+        "dpfl_mpi",
+        "--rounds=6",
+        "--clients=5",
+        "--method=local",
+        "--quiet",
+        f"--out={out}",
+    ]
     follow = script(EXAMPLES / "follow.py").follow
     with subprocess.Popen(words, env=environment()) as process:
         told = list(follow(out, pause=0.05))
     with Result(out) as result:
-        assert process.returncode == 0 and [t for t, _, _ in told] == list(range(7)) and told[-1][2] == "finished"
+        assert (
+            process.returncode == 0
+            and [t for t, _, _ in told] == list(range(7))
+            and told[-1][2] == "finished"
+        )
         assert [accuracy for _, accuracy, _ in told] == result.mean("round/test_acc").tolist()
 
 
@@ -115,11 +148,15 @@ SCRIPTS = sorted([*(ROOT / "benchmarks").glob("[a-z]*.py"), *(ROOT / "analysis")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_every_script_has_help(script, monkeypatch, said):
     monkeypatch.setattr(sys, "argv", [script.name, "--help"])
-    assert f"usage: {script.name}" in said(lambda _: runpy.run_path(str(script), run_name="__main__"))
+    assert f"usage: {script.name}" in said(
+        lambda _: runpy.run_path(str(script), run_name="__main__")
+    )
 
 
 def test_the_benchmark_of_a_gpu_runs_on_a_cpu(monkeypatch, said):
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device=cpu", "--gpu=h200", "--clients=2", "--seconds=0.01"])
+    monkeypatch.setattr(
+        sys, "argv", ["gpu.py", "--device=cpu", "--gpu=h200", "--clients=2", "--seconds=0.01"]
+    )
     assert "ratio plain: " in said(lambda _: gpu.main())
 
 

@@ -31,27 +31,15 @@ from dpfl_mpi.storage.lock import Lock
 if TYPE_CHECKING:
     import pandas as pd
 
-# scores by name, and their names in words
-METRICS = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-}
+# scores, and their names in words
+METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}
 # flags of a Job that add arrays to a result, and one of those arrays
 ADDS = {"save_models": "model/best", "mixed": "mixed/test_acc"}
-STATES = {
-    "running": "running, round {}",
-    "stopped": "stopped after round {}",
-    "finished": "finished",
-}
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What a method's file declares, as far as readers need it. See `methods.Method`.
-
-    It is stored in the result, so that reading one imports no method.
-    """
+    """What a method declares (see `methods.Method`), stored so that readers import no method."""
 
     title: str = ""
     colour: str = ""
@@ -67,10 +55,14 @@ class Declared:
 
 def declared(run: Any) -> Declared:
     """Return what the method of a resolved Run declares; `ValueError` for wrong types or values."""
-    facts = {name: run.declared["method"][name] for name in vars(Declared())}
-    typed = all(type(facts[name]) is type(value) for name, value in vars(Declared()).items())
-    texts = typed and all(isinstance(name, str) for name in facts["unread"])
-    if not (texts and 1 <= facts["models"] <= 1000):
+    defaults = vars(Declared())
+    facts = {name: run.declared["method"][name] for name in defaults}
+    valid = all(type(facts[name]) is type(default) for name, default in defaults.items())
+    if (
+        not valid
+        or not 1 <= facts["models"] <= 1000
+        or not all(type(n) is str for n in facts["unread"])
+    ):
         raise ValueError(f"the method declares {facts}")
     return Declared(**facts)
 
@@ -117,9 +109,10 @@ class Result(contextlib.AbstractContextManager["Result"]):
         """
         with self.hdf5.reading("its state"):
             state, t = self.file.attrs["state"], self.file.attrs["rounds_done"]
-            if state == "running" and not Lock(self.path).taken() and not self.hdf5.replaced():
-                state = "stopped"
-            return STATES[state].format(t)
+            if state == "finished":
+                return "finished"
+            running = state == "running" and (Lock(self.path).taken() or self.hdf5.replaced())
+            return f"running, round {t}" if running else f"stopped after round {t}"
 
     @property
     def finished(self) -> bool:
@@ -128,18 +121,12 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     @property
     def test_acc(self) -> float:
-        """Mean of /best/test_acc over benign clients after the last round, nan before there is one.
-
-        It is from 0 to 1.
-        """
+        """Mean of /best/test_acc over benign clients, 0 to 1; nan before there is a round."""
         return float(self.hdf5.attribute("test_acc", float))
 
     @property
     def benign(self) -> np.ndarray:
-        """Clients that count in averages, bool `[N]`.
-
-        Not those with flipped labels (--flip_share), liars (--attack) or --newcomers.
-        """
+        """Clients that count in averages, bool `[N]`: no flipped labels, no liars, no newcomers."""
         out = np.ones(len(self["client/p"]), bool)
         for name in ("client/flipped", "client/liars", "client/newcomers"):
             if name in self:
@@ -227,10 +214,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
         return max(-1, min(self.hdf5.attribute("rounds_done", int), rows - 1))
 
     def mean(self, name: str) -> np.ndarray:
-        """Return the mean of an array `[T+1, N]` over benign clients, `[T+1]`.
-
-        Values that are not finite do not count. Later rounds change no bit of it.
-        """
+        """Return the mean of an array `[T+1, N]` over benign clients' finite values, `[T+1]`."""
         return mean(self[name][: self.last_round + 1].compress(self.benign, 1))
 
     def local_epochs(self) -> np.ndarray:
@@ -258,10 +242,9 @@ class Result(contextlib.AbstractContextManager["Result"]):
     def curves(self) -> pd.DataFrame:
         """Return one row per round; round 0 is after preprocessing.
 
-        Losses and accuracies (0 to 1) are means over benign clients; epochs are the local epochs
-        of a client so far, over all its models; edges are those of the round's graph;
-        models_received and bytes_sent (where counted) are means over clients; seconds are those
-        of a rank, waiting included; hours (--network) are simulated, since the start.
+        Losses and accuracies (0 to 1) are means over benign clients, models_received and
+        bytes_sent over all clients. epochs counts all models of a client, edges the round's
+        graph. seconds are those of a rank, waiting included; hours (--network) are simulated.
         """
         return data_frame(self.by_round(), "round")
 
@@ -284,9 +267,9 @@ class Result(contextlib.AbstractContextManager["Result"]):
         return data_frame(columns, "client")
 
     def liars_chosen(self) -> np.ndarray:
-        """Return for each edge to a benign client whether its sender lies (--attack).
+        """Return whether the sender lies, for each edge to a benign client in rounds 1 to T.
 
-        The edges are those of rounds 1 to T, bool `[edges]`; there are none without liars.
+        It is bool `[edges]`, and empty without --attack.
         """
         out = [np.zeros(0, bool)]
         if "client/liars" in self:

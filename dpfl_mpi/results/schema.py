@@ -21,7 +21,7 @@ LAYOUT = """\
 name                       type   axes      range  what it is
 /run                       JSON                    the resolved Run
 /key                       JSON                    `Run.key`: what decides the numbers
-/declared                  JSON                    what the method declares; of own code, too
+/declared                  JSON                    what the method and own code declare
 /schema                    int                     of this table
 /dataset                   text
 /partition                 text
@@ -43,7 +43,7 @@ meta/partition_sha256      text
 meta/partition_note        text
 meta/parameters            int                     D, of one model
 meta/starts                lines  starts           JSON per start: time, hosts, ranks, CPU, versions
-round/number               int    T+1       0..    row 0 of all [T+1] is after preprocessing
+round/number               int    T+1       0..    row 0 of all arrays [T+1]: after preprocessing
 round/epochs               int    T+1       0..    local epochs so far, of one model of a client
 round/gradient_steps       int    T+1       0..    so far, of all clients
 round/train_loss           float  T+1 N

@@ -18,15 +18,9 @@ from dpfl_mpi.results.schema import PHASES
 
 WIDTH = 80  # columns of a terminal
 NBSP = "\xa0"  # a blank at which no line is broken
-# decimals of the figures; the others have one
-DECIMALS = {
-    "test accuracy, %": 2,
-    "std over clients": 2,
-    "last round, %": 2,
-    "local epochs": 0,
-    "edges in Omega": 0,
-    "edges at the end": 0,
-}
+# decimals of the figures of `outcome`; the others have one
+DECIMALS = dict.fromkeys(("test accuracy, %", "std over clients", "last round, %"), 2)
+DECIMALS |= dict.fromkeys(("local epochs", "edges in Omega", "edges at the end"), 0)
 
 
 def slowest_seconds(result: Result) -> dict[str, np.ndarray]:
@@ -65,10 +59,8 @@ def outcome(result: Result) -> dict[str, float]:
 
 def texts(figures: dict[str, float]) -> dict[str, str]:
     """Return figures as texts, a dash for nan."""
-    return {
-        name: "-" if math.isnan(value) else f"{value:.{DECIMALS.get(name, 1)}f}"
-        for name, value in figures.items()
-    }
+    decimals = {name: DECIMALS.get(name, 1) for name in figures}
+    return {n: "-" if math.isnan(x) else f"{x:.{decimals[n]}f}" for n, x in figures.items()}
 
 
 def summary(path: Path) -> str:
@@ -206,7 +198,7 @@ def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
     return wrapper.fill(text).replace(NBSP, " ")
 
 
-def split_columns(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
+def split(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
     """Return the columns of each part of a table that is wider than `room`.
 
     Each part begins with the first `keys` columns.
@@ -242,6 +234,6 @@ def fitted_table(rows: list[list[str]]) -> str:
     in_words = [any(c.isalpha() for row in rows[2:] for c in row[i]) for i in range(len(widths))]
     names = (k for k in range(2, len(widths)) if all(in_words[:k]) and sum(widths[:k]) < 66)
     keys = max(names, default=1)
-    parts = split_columns(widths, keys, WIDTH - 1)
+    parts = split(widths, keys, WIDTH - 1)
     tables = [[f"|{'|'.join(row[i] for i in part)}|" for row in rows] for part in parts]
     return "\n\n".join("\n".join(table) for table in tables)
