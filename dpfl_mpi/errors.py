@@ -1,4 +1,4 @@
-"""The exceptions that the command line knows, a sentence for the user and the end of a rank whose root failed, and how a command ends."""
+"""The exceptions that the command line knows, and how a command ends."""
 
 import errno
 import functools
@@ -9,32 +9,33 @@ from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec
 
 P = ParamSpec("P")
-INTERRUPTED = 130  # exit code of a command that Ctrl-C ended: 128 + SIGINT, as a shell has it
 LONGEST = 1000  # characters that are shown of an error text of other code
-REQUEUE = 75  # exit code of a run that goes on when it is started again: EX_TEMPFAIL
-STALLED = 76  # exit code of a run that gets no further when it is started again
-NO_READER = 141  # exit code of a command whose output nobody reads any more: 128 + SIGPIPE, as a shell has it
-# what a terminal obeys, but for \t, \n and a first \r, with which the line of a download begins
+# exit codes
+INTERRUPTED = 130  # of a command that Ctrl-C ended: 128 + SIGINT, as in a shell
+REQUEUE = 75  # of a run that goes on when it is started again: EX_TEMPFAIL
+STALLED = 76  # of a run that gets no further when it is started again
+NO_READER = 141  # of a command whose output nobody reads any more: 128 + SIGPIPE, as in a shell
+# control characters, except \t, \n and a first \r, with which the line of a download begins
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|(?<!^)\r")
 
 
 def printable(text: str) -> str:
-    """Return a text with its control characters spelled out, so that it commands no terminal."""
+    """Return a text with its control characters spelled out: a terminal would obey them."""
     return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def spell_out(stream: Any) -> None:
     """Let a stream print texts as `printable` returns them."""
-    whole = stream.write
-    stream.write = lambda text: whole(printable(text))
+    write = stream.write
+    stream.write = lambda text: write(printable(text))
 
 
 class UserError(Exception):
-    """A mistake of the user's, or a situation only the user can mend: one clear sentence, never a traceback."""
+    """A mistake, or a situation, that only the user can mend: one sentence, never a traceback."""
 
 
 class Nobody(UserError):
-    """There is no mean: nobody takes part, or all that do have diverged."""
+    """There is no mean: no client takes part, or all that do have diverged."""
 
 
 class Leave(Exception):
@@ -46,11 +47,11 @@ class Leave(Exception):
 
 
 class RootFailed(Exception):
-    """Root ended with an error of its own, which it reports; a rank that waited for root's answer cannot go on."""
+    """Root ended with an error, which it reports; a rank that waits for root cannot go on."""
 
 
 def complain(text: str) -> None:
-    """Print a line to stderr. Where nothing can be written to it, this line and later ones are dropped."""
+    """Print a line to stderr. If that cannot be written to, this line and later ones are lost."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -72,14 +73,14 @@ def without_inner_frames(call: Callable[P, Any]) -> Callable[P, Any]:
 
 
 def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
-    """Return the main function of a command, which prints a `UserError` as its sentence and returns exit code 2."""
+    """Return a main function that prints a `UserError` as its sentence and returns exit code 2."""
 
     @functools.wraps(main)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             return main(*args, **kwargs) or 0
         except UserError as error:
-            sys.stdout.flush()  # what was found out before comes before
+            sys.stdout.flush()  # what was printed before comes before
             complain(f"error: {error}")
             return 2
 
@@ -87,9 +88,12 @@ def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
 
 
 def exit_with(main: Callable[[], int | None]) -> NoReturn:
-    """End the process with the exit code of a command; without a word where the reader of its output, such as `head`, has left."""
+    """End the process with the exit code of a command.
+
+    Nothing is printed if the reader of its output, such as `head`, has left.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed: the next file would have its number
+        if getattr(sys, name) is None:  # closed: the next file would have its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     spell_out(sys.stdout)
     spell_out(sys.stderr)
@@ -102,11 +106,15 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be printed goes nowhere
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is still to be printed goes nowhere
         code = NO_READER
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which may lie on the full disk
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # which may lie on the full disk
         elif error.errno not in (errno.EACCES, errno.ENAMETOOLONG):  # of a path that was given
             raise
         complain(f"error: {error}")

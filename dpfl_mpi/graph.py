@@ -10,13 +10,13 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 
 Senders = Sequence[int] | np.ndarray  # clients, in an order that may matter
-# what a candidate gained in the greedy search by being added (a) and removed (b), and what was done
+# gains of a candidate in the greedy search by adding it (a) and removing it (b), and the decision
 CASES = ("a > 0, b = 0: add", "a = 0, b > 0: remove", "a = b = 0: add", "a > 0, b > 0: coin")
 
 
 @dataclass(frozen=True, eq=False)
 class CollaborationGraph:
-    """Each receiver's senders, ascending: receiver k averages with `senders[indptr[k] : indptr[k + 1]]`."""
+    """Each receiver's senders, ascending: receiver k has `senders[indptr[k] : indptr[k + 1]]`."""
 
     indptr: np.ndarray  # int64 [N + 1]
     senders: np.ndarray  # int64 [E]
@@ -30,11 +30,17 @@ class CollaborationGraph:
 
     @classmethod
     def from_edges(cls, n: int, receivers: np.ndarray, senders: np.ndarray) -> Self:
-        """Return the graph of n clients with these edges `[E]`, in any order; a sender that is no client is a `UserError`."""
+        """Return the graph of n clients with these edges `[E]`, in any order.
+
+        Raises:
+            UserError: a sender is no client.
+        """
         if len(senders) and not 0 <= senders.min() <= senders.max() < n:
             wrong = senders[(senders < 0) | (senders >= n)][0]
             raise UserError(f"a graph has the sender {wrong}; clients are 0 to {n - 1}")
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(receivers, minlength=n))]).astype(np.int64)
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(receivers, minlength=n))]).astype(
+            np.int64
+        )
         return cls(indptr, np.sort(receivers * n + senders) % max(n, 1))
 
     @classmethod
@@ -62,20 +68,23 @@ class CollaborationGraph:
         return self.from_edges(self.n, self.receivers()[edges], self.senders[edges])
 
     def where(self, receivers: np.ndarray, other: Self) -> Self:
-        """Return this graph for the receivers that bool `[N]` marks, the other graph for the rest."""
+        """Return this graph for receivers that bool `[N]` marks, the other one for the rest."""
         if receivers.all():
             return self
         return self.only(receivers[self.receivers()]) | other.only(~receivers[other.receivers()])
 
     def __or__(self, other: Self) -> Self:
-        """Return the graph of the edges of both, which have none in common."""
+        """Return the graph with the edges of both, which share none."""
         receivers = np.concatenate([self.receivers(), other.receivers()])
         return self.from_edges(self.n, receivers, np.concatenate([self.senders, other.senders]))
 
     def within(self, other: Self) -> bool:
-        """Return whether every edge is an edge of the other graph, of which, it may have N^2 edges, nothing is copied."""
-        for mine, theirs in ((self.of(k), other.of(k)) for k in range(self.n)):
-            if len(mine) > len(theirs) or (theirs.take(theirs.searchsorted(mine), mode="clip") != mine).any():
+        """Return whether every edge is in the other graph, of which nothing is copied."""
+        for k in range(self.n):
+            mine, theirs = self.of(k), other.of(k)
+            if len(mine) > len(theirs):
+                return False
+            if (theirs.take(theirs.searchsorted(mine), mode="clip") != mine).any():
                 return False
         return True
 
@@ -87,14 +96,15 @@ class CollaborationGraph:
 
 
 def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> CollaborationGraph:
-    """Return a random graph with the in- and out-degrees of this one: 20 tries per edge to exchange the senders of two edges.
+    """Return a random graph with the in- and out-degrees of this one.
 
-    A try that would give an edge twice, or a client itself, is left out (Milo et al., arXiv cond-mat/0312028, the switching method).
+    The switching method (Milo et al., arXiv cond-mat/0312028): 20 tries per edge to exchange the
+    senders of two edges. A try that would repeat an edge or give a client itself is skipped.
     """
     receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
     edges = set(zip(receivers, senders, strict=True))
     count = len(senders)
-    # a generator: a list of all would hold 160 bytes per try
+    # a generator: a list of all tries takes 160 bytes each
     tries = (rng.integers(0, max(count, 1), (count, 2)).tolist() for _ in range(20))
     for a, b in itertools.chain.from_iterable(tries):
         one, two = (receivers[a], senders[b]), (receivers[b], senders[a])
@@ -103,17 +113,19 @@ def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> Collaboratio
         edges -= {(receivers[a], senders[a]), (receivers[b], senders[b])}
         edges |= {one, two}
         senders[a], senders[b] = senders[b], senders[a]
-    return CollaborationGraph.from_edges(graph.n, np.array(receivers, np.int64), np.array(senders, np.int64))
+    return CollaborationGraph.from_edges(
+        graph.n, np.array(receivers, np.int64), np.array(senders, np.int64)
+    )
 
 
 def sparsity(adjacency: np.ndarray) -> float:
-    """Return 1 - (edges and the N clients themselves) / N^2 of a bool matrix `[N, N]` without its diagonal."""
+    """Return 1 - (edges + N) / N^2 of a bool matrix `[N, N]` whose diagonal is False."""
     n = len(adjacency)
     return 1 - (int(adjacency.sum()) + n) / n**2
 
 
 def asymmetry(adjacency: np.ndarray) -> tuple[float, float]:
-    """Return the share of directed edges without their reverse, and the share of unordered pairs with A_ij != A_ji."""
+    """Return the share of edges without their reverse, and of unordered pairs with A_ij != A_ji."""
     n, edges = len(adjacency), int(adjacency.sum())
     one_way = int((adjacency & ~adjacency.T).sum())
     return one_way / max(edges, 1), one_way / max(n * (n - 1) / 2, 1)

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import errno
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -17,11 +18,11 @@ from typing import Any
 
 from dpfl_mpi.errors import UserError
 
-ABANDONED_S = 86400.0  # untouched for so long, a temporary file is nobody's, though its process cannot be asked about
+ABANDONED_S = 86400.0  # a temporary file of an unknown process is abandoned after this time
 
 
 def pid_space() -> str:
-    """Return which processes a pid counts, "" where the system does not say: two containers of one host name have pids of their own."""
+    """Return what numbers the processes: a container has numbers of its own. "" if unknown."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
@@ -35,25 +36,28 @@ def system(path: str) -> str:
 
 
 def boot() -> str:
-    """Return what names this start of this machine, "" where the system does not say: two machines may have one host name."""
+    """Return the name of this start of this machine: two machines may have one host name."""
     return system("/proc/sys/kernel/random/boot_id").strip()
 
 
 def place() -> str:
-    """Return eight digits for the host name, the start of the machine and the container: where /proc knows the processes of a temporary name."""
-    return hashlib.sha256(f"{socket.gethostname()} {pid_space()} {boot()}".encode()).hexdigest()[:8]
+    """Return eight digits for the machine and the container, whose processes /proc knows."""
+    text = f"{socket.gethostname()} {pid_space()} {boot()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def temporary(path: Path) -> Path:
-    """Return a fresh name under which this process makes `path`: hidden, in the same folder, ending in `.part`; a long name is cut.
+    """Return a fresh name under which this process makes `path`: hidden, in the same folder.
 
-    Nobody can foresee it: in a folder that a group writes to, a link may wait under a name that can be foreseen.
+    Nobody can foresee it: in a folder that a group writes to, a link may wait under a name that can
+    be foreseen. A long name is cut.
     """
-    return path.with_name(f".{path.name[:40]}.{place()}.{os.getpid()}.{secrets.token_hex(6)}.part")
+    token = secrets.token_hex(6)
+    return path.with_name(f".{path.name[:40]}.{place()}.{os.getpid()}.{token}.part")
 
 
 def time_at(path: Path) -> float:
-    """Return the time by the clock that stamps a file, or this host's where nothing can be written."""
+    """Return the time by the clock that stamps a file, by this host's where none can be written."""
     now, probe = time.time(), temporary(path)
     with contextlib.suppress(OSError):
         probe.touch(exist_ok=False)
@@ -64,9 +68,10 @@ def time_at(path: Path) -> float:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the temporary name of an empty new file to write to; afterwards the file is on disk under its own, whole, or not at all.
+    """Give the temporary name of a new file to write to; afterwards it replaces `path`, whole.
 
-    The folder is made if it is missing. Only a regular file is replaced, nothing else: root could replace a device.
+    The folder is made if it is missing. Only a regular file is replaced: root could replace a
+    device.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
@@ -84,8 +89,8 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name, too
-    except OSError as error:  # some shared file systems sync no folders, and the file is whole
+        os.fsync(folder)  # the new name
+    except OSError as error:  # some shared file systems sync no folders; the file is whole
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -93,8 +98,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    # not write_bytes: after an error its frame would hold a view of a `memoryview`
-    with replacing(path) as part, open(part, "wb") as file:
+    with replacing(path) as part, open(part, "wb") as file:  # an error keeps no view of the data
         file.write(data)
 
 
@@ -104,43 +108,57 @@ def checkpoints_of(results: Path) -> Path:
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Return the manifests in such a folder, the newest first: only a generation that has one counts."""
+    """Return the manifests in such a folder, the newest first. A generation without one is none."""
     found = folder.glob("*.manifest.h5") if folder.is_dir() else ()
-    return sorted(found, key=lambda p: (p.name.partition(".")[0].zfill(12), p.lstat().st_mtime_ns), reverse=True)
+
+    def age(path: Path) -> tuple[str, int]:
+        return path.name.partition(".")[0].zfill(12), path.lstat().st_mtime_ns
+
+    return sorted(found, key=age, reverse=True)
 
 
 def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a table for --out."""
-    said = explained(f"--out is {out}; it cannot be written")
-    with said, replacing(out) as part, open(part, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(columns)
-        table.writerows(rows)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(rows)
+    with explained(f"--out is {out}; it cannot be written"):
+        write(out, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def check_apart(out: str | Path | None, *read: str | Path | None, flag: str = "--out") -> None:
-    """Raise `UserError` where --out, or another `flag`, is a file that the command reads: it would be replaced by what is made of it."""
+    """Raise `UserError` where --out, or another `flag`, is a file that the command reads."""
     for path in read:
-        if out and path and os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path):
-            raise UserError(f"{flag} is {out}, which is read here and would be lost; name another file")
+        there = out and path and os.path.exists(out) and os.path.exists(path)
+        if there and os.path.samefile(str(out), str(path)):
+            why = "which is read here and would be lost; name another file"
+            raise UserError(f"{flag} is {out}, {why}")
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what processes that were killed outright left of `path` under their temporary names.
+    """Remove temporary files of `path` that killed processes left.
 
-    Another host's processes cannot be asked about, nor can those before this machine was started: what they left goes once it is a day old.
+    The processes of another host, or before this machine was started, are unknown: their files go
+    once they are a day old.
     """
-    left = re.compile(re.escape(f".{path.name[:40]}.") + r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part")
+    name = re.compile(
+        re.escape(f".{path.name[:40]}.") + r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part"
+    )
     here = place() if boot() else ""
     for part in path.parent.iterdir() if path.parent.is_dir() else ():
-        if found := left.fullmatch(part.name):
-            with contextlib.suppress(OSError):  # another user's
-                if found[1] == here:
-                    abandoned = not Path("/proc", found[2]).exists()
-                else:
-                    abandoned = time_at(part) - part.lstat().st_mtime > ABANDONED_S
-                if abandoned:
-                    shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
+        found = name.fullmatch(part.name)
+        if not found:
+            continue
+        with contextlib.suppress(OSError):  # another user's
+            if found[1] == here:
+                abandoned = not Path("/proc", found[2]).exists()
+            else:
+                abandoned = time_at(part) - part.lstat().st_mtime > ABANDONED_S
+            if abandoned and part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part)
+            elif abandoned:
+                part.unlink(missing_ok=True)
 
 
 def reason(error: BaseException) -> str:

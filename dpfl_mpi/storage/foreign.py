@@ -1,8 +1,9 @@
-"""The one place that reads files which somebody else may have written, damaged, or put where ours was.
+"""The one place that reads files which somebody else may have written, damaged, or replaced.
 
-Whatever is wrong is `Unreadable`, a `UserError`: one sentence with the file and, of an HDF5 file, the array. Nothing is believed. A file must be a regular
-one, because a pipe or a device may never end. No more bytes are read than its reader allows. An array must have the type, shape and range
-that its reader asks for, lie in the file itself (HDF5 can name arrays of other files), and not claim to be larger than its bytes can be.
+Whatever is wrong is `Unreadable`, a `UserError`: one sentence with the file and, of an HDF5 file,
+the array. A file must be a regular one, because a pipe or a device may never end. No more bytes are
+read than its reader allows. Arrays have the type, shape and range that their reader asks for, and
+lie in the file itself: HDF5 can name arrays of other files.
 """
 
 import hashlib
@@ -26,26 +27,24 @@ from dpfl_mpi.storage.files import reason
 if TYPE_CHECKING:
     import h5py
 
-# what readers raise for damaged input, HDF5's included; UnicodeDecodeError and json's error are ValueErrors, RecursionError a RuntimeError
+# what readers of damaged input raise, HDF5's included
 UNREADABLE = (
-    OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
-    MemoryError, struct.error, zlib.error,
-)  # fmt: skip
+    *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
+    *(AssertionError, RuntimeError, MemoryError, struct.error, zlib.error),
+)
 SMALL = 2**20  # bytes of a lock, a note or the end of a log
 TEXT = 2**28  # bytes of a text or JSON file; a partition of a million samples has 8 MB
-DEFLATE = 1032  # the most times that deflate shrinks anything
-CHUNK = 2**30  # bytes of one chunk of an HDF5 array
 Size = int | None | range  # of an axis: so many, any number, or one of these
 Shape = Sequence[Size] | None  # the sizes of all axes, or any
 
 
 class Unreadable(UserError):
-    """A file that cannot be read, or is damaged: the sentence of this module, which a caller may put into its own."""
+    """A file that cannot be read, or is damaged; a caller may put the sentence into its own."""
 
 
 @contextmanager
 def refused_as(sentence: str, errors: tuple[type[Exception], ...] = UNREADABLE) -> Iterator[None]:
-    """Raise `Unreadable` with this sentence where what is read inside is damaged, as `errors` tell."""
+    """Raise `Unreadable` with this sentence where one of the errors is raised inside."""
     try:
         yield
     except errors:
@@ -63,10 +62,14 @@ def memory() -> int:
 
 
 def open_regular(path: Path, follow: bool = True) -> io.BufferedReader:
-    """Return a regular file open for reading; a pipe, a device, a folder and, without `follow`, a link are refused at once."""
-    how = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # O_NONBLOCK: a pipe would wait for its writer
+    """Return a regular file open for reading.
+
+    A pipe, a device, a folder and, without `follow`, a link are refused at once.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY
+    flags |= os.O_NONBLOCK  # a pipe would wait for its writer
     try:
-        fd = os.open(path, how if follow else how | os.O_NOFOLLOW)
+        fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise Unreadable(f"{path} cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -79,7 +82,7 @@ def read_bytes(path: Path, largest: int = TEXT, follow: bool = True) -> bytes:
     """Return a file's bytes, of which there may be at most `largest`."""
     with open_regular(path, follow) as file, refused_as(f"{path} cannot be read to its end"):
         size = os.fstat(file.fileno()).st_size
-        data = file.read(min(size, largest + 1))  # a buffer of so many bytes is made at once, whatever there is
+        data = file.read(min(size, largest + 1))  # a buffer of this size is made at once
     if len(data) > largest:
         raise Unreadable(f"{path} is too large; allowed are {largest} bytes")
     return data
@@ -92,7 +95,7 @@ def sha256(path: Path) -> str:
 
 
 def read_end(path: Path) -> bytes:
-    """Return the last bytes of a file, at most `SMALL`: of a log, which may be long."""
+    """Return the last bytes of a file, at most `SMALL`."""
     with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
         file.seek(max(0, os.fstat(file.fileno()).st_size - SMALL))
         return file.read(SMALL)
@@ -115,13 +118,20 @@ class Hdf5(AbstractContextManager["Hdf5"]):
     """An HDF5 file open for reading, which checks what is asked for."""
 
     def __init__(self, path: Path, what: str):
-        """Open the file; `what` it must be, such as "a result of dpfl_mpi", is said where it is not an HDF5 file."""
+        """Open the file. `what` it must be, such as "a result of dpfl_mpi", is in the sentences."""
         import h5py
+
+        def odd(name: str, link: object) -> str | None:
+            return None if isinstance(link, h5py.HardLink) else name
 
         self.path = path
         open_regular(path).close()
         with refused_as(f"{path} is not {what}, or it is damaged"):
             self.file: h5py.File = h5py.File(path, "r", locking=False)
+            linked = self.file.visititems_links(odd)
+        if linked:
+            self.file.close()
+            raise Unreadable(f"{path} is damaged: {linked} leads to another place")
 
     def __exit__(self, *error: object) -> None:
         self.file.close()
@@ -129,18 +139,19 @@ class Hdf5(AbstractContextManager["Hdf5"]):
     def replaced(self) -> bool:
         """Return whether another file has the path by now."""
         with suppress(OSError):
-            return not os.path.samestat(os.stat(self.path), os.fstat(self.file.id.get_vfd_handle()))
+            now, then = os.stat(self.path), os.fstat(self.file.id.get_vfd_handle())
+            return not os.path.samestat(now, then)
         return False
 
     def damaged(self, name: str, why: str = "cannot be read") -> UserError:
-        """Return the error for an array or attribute that is not what it should be, or that is asked for after `close`."""
+        """Return the error for a damaged array or attribute, or one that is read after `close`."""
         if not self.file:
-            return UserError(f"{self.path} is closed, so nothing is read from it any more; open it again")
+            return UserError(f"{self.path} is closed, so nothing is read from it; open it again")
         return Unreadable(f"{self.path} is damaged: {name} {why}")
 
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:
-        """Raise `damaged` where reading this array or attribute fails inside: a checksum that does not fit, mostly."""
+        """Raise `damaged` where reading this array or attribute fails inside."""
         try:
             yield
         except UNREADABLE:
@@ -151,34 +162,30 @@ class Hdf5(AbstractContextManager["Hdf5"]):
             return name in self.file
 
     def names(self) -> list[str]:
+        """Return the names of all arrays."""
         found: list[str] = []
         with self.reading("its list of arrays"):
-            self.file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
-        return found
+            self.file.visit(found.append)
+            return [name for name in found if hasattr(self.file[name], "shape")]
 
     def dataset(self, name: str, kinds: str, shape: Shape = None) -> "h5py.Dataset":
-        """Return an array that is still in the file, to be read inside `reading`; `kinds` are NumPy's letters of the types allowed, "O" any text."""
+        """Return an array that is still in the file, to be read inside of `reading`.
+
+        `kinds` are NumPy's letters of the types that are allowed, "O" is any text.
+        """
         import h5py
 
         with self.reading(name):
-            above = name.strip("/").split("/")
-            links = [self.file.get("/".join(above[: i + 1]), getlink=True) for i in range(len(above))]
-            if not all(isinstance(link, h5py.HardLink) for link in links):
-                raise self.damaged(name, "is missing, or leads to another file")
-            item = self.file[name]
-            if not isinstance(item, h5py.Dataset) or item.shape is None or item.is_virtual or item.external:
-                raise self.damaged(name, "is no array of this file")
+            item = self.file.get(name)
+            if not isinstance(item, h5py.Dataset) or item.is_virtual or item.external:
+                raise self.damaged(name, "is missing, or no array of this file")
             text = h5py.check_string_dtype(item.dtype) is not None
             if item.dtype.kind not in kinds or (item.dtype.kind == "O" and not text):
                 raise self.damaged(name, f"is of type {item.dtype}")
             if shape is not None and not fits(item.shape, shape):
-                wanted = ", ".join(f"{n[0]} to {n[-1]}" if isinstance(n, range) else str(n) for n in shape)
-                raise self.damaged(name, f"has the shape {item.shape}, not ({wanted.replace('None', 'any')})")
-            claimed, stored = prod(item.shape) * item.dtype.itemsize, item.id.get_storage_size()
-            if claimed > (DEFLATE * stored if item.chunks else stored) + SMALL:
-                raise self.damaged(name, f"claims {claimed} bytes, which {stored} stored ones cannot hold")
-            if item.chunks and prod(item.chunks) * item.dtype.itemsize > CHUNK:
-                raise self.damaged(name, f"is in chunks of {item.chunks}")
+                sizes = [f"{n[0]} to {n[-1]}" if isinstance(n, range) else str(n) for n in shape]
+                wanted = ", ".join(sizes).replace("None", "any")
+                raise self.damaged(name, f"has the shape {item.shape}, not ({wanted})")
             return item
 
     def array(
@@ -190,15 +197,15 @@ class Hdf5(AbstractContextManager["Hdf5"]):
         high: float = inf,
         rows: slice | None = None,
     ) -> np.ndarray:
-        """Return a whole array, or some rows of it, whose numbers must be from `low` to `high`, or not a number."""
+        """Return an array, or some rows of it. Its numbers are from `low` to `high`, or nan."""
         item = self.dataset(name, kinds, shape)
-        size = prod((len(range(len(item))[rows]), *item.shape[1:])) if rows else item.size
-        if size * item.dtype.itemsize > memory():
-            raise self.damaged(name, f"has {size} values, more than this machine's memory holds")
         with self.reading(name):
-            values: np.ndarray = item[rows or ()]
-        values = np.asarray(values)
-        if values.dtype.kind in "iuf" and values.size and ((values < low).any() or (values > high).any()):
+            size = prod((len(range(len(item))[rows]), *item.shape[1:])) if rows else item.size
+            if size * item.dtype.itemsize > memory():
+                why = f"has {size} values, more than this machine's memory holds"
+                raise self.damaged(name, why)
+            values = np.asarray(item[rows or ()])
+        if values.dtype.kind in "iuf" and ((values < low) | (values > high)).any():
             raise self.damaged(name, f"has values beyond {low:g} to {high:g}")
         return values
 
@@ -209,17 +216,20 @@ class Hdf5(AbstractContextManager["Hdf5"]):
             return [str(text) for text in item.asstr()[:]]
 
     def attribute(self, name: str, kind: type, group: str = "/", default: Any = None) -> Any:
-        """Return an attribute as `kind`: str, int, float, bool, or tuple for a list of texts or numbers; `default` where there is none, if it is given."""
+        """Return an attribute as `kind`: str, int, float, bool, or tuple for a list.
+
+        Where there is none it is the `default`, if one is given.
+        """
         with self.reading(f"the attribute {name}"):
             attributes = self.file[group].attrs if group in self.file else {}
             if default is not None and name not in attributes:
                 return default
             value = attributes[name]
-            values = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-            right: Any = {int: int, float: (int, float), tuple: list}.get(kind, kind)
-            if not isinstance(values, right) or isinstance(values, bool) != (kind is bool):
-                raise self.damaged(f"the attribute {name}", f"is a {type(values).__name__}")
-            return kind(values)
+            value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+            right: Any = {float: (int, float), tuple: list}.get(kind, kind)
+            if not isinstance(value, right) or isinstance(value, bool) != (kind is bool):
+                raise self.damaged(f"the attribute {name}", f"is a {type(value).__name__}")
+            return kind(value)
 
     def json(self, name: str, kind: type, group: str = "/") -> Any:
         """Return what an attribute holds as JSON, a list or a dict."""
@@ -231,5 +241,8 @@ class Hdf5(AbstractContextManager["Hdf5"]):
 
 
 def fits(shape: Sequence[int], wanted: Sequence[Size]) -> bool:
-    pairs = zip(shape, wanted, strict=False)
-    return len(shape) == len(wanted) and all(n in w if isinstance(w, range) else w in (None, n) for n, w in pairs)
+    """Return whether a shape is one of those wanted."""
+    if len(shape) != len(wanted):
+        return False
+    pairs = zip(shape, wanted, strict=True)
+    return all(n in size if isinstance(size, range) else size in (None, n) for n, size in pairs)

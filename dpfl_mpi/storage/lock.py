@@ -1,4 +1,4 @@
-"""One run at a time on a results file: a lock file beside it, taken over where its owner is surely gone."""
+"""One run at a time on a results file: a lock file beside it, which a dead owner loses."""
 
 import contextlib
 import json
@@ -15,14 +15,13 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.files import boot, explained, pid_space, system, time_at
 from dpfl_mpi.storage.foreign import SMALL, read_text
 
-UNTOUCHED = 600.0  # seconds after which the lock of another host is abandoned: its owner touches it every BEAT
-BEAT = 30.0  # seconds between two touches
-# seconds that a new run waits for the lock: a killed one needs a moment to die, since its launcher goes first
-PATIENCE = 5.0
+BEAT = 30.0  # seconds between two touches of a lock by its owner
+UNTOUCHED = 600.0  # seconds without a touch after which the lock of another host is abandoned
+PATIENCE = 5.0  # seconds that a new run waits: the launcher of a killed run ends before its ranks
 
 
 def myself() -> dict[str, Any]:
-    """Return who would own a lock: a process, the start of the machine and the container that count it, and the Slurm job."""
+    """Return who would own a lock: the process, machine and container, and the Slurm job."""
     me = {"host": socket.gethostname(), "pid": os.getpid(), "born": born(os.getpid())}
     me["space"] = f"{pid_space()} {boot()}"  # two machines or containers may have one host name
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
@@ -30,13 +29,16 @@ def myself() -> dict[str, Any]:
 
 
 def born(pid: int | str) -> str:
-    """Return when a process started, in ticks since boot, "" where there is none: a number may be used again by another process."""
+    """Return when a process started, in ticks since boot, "" where there is none.
+
+    Its number may be that of another process later.
+    """
     fields = system(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields and fields[0] not in "ZX" else ""  # a zombie writes no more
 
 
 def gone(pid: int, since: str) -> bool:
-    """Return whether the process that was `born` then is no more; one that /proc hides from us lives."""
+    """Return whether the process `born` then has ended; one that /proc hides has not."""
     if now := born(pid):
         return now != since
     try:
@@ -47,28 +49,29 @@ def gone(pid: int, since: str) -> bool:
 
 
 def content(path: Path) -> str:
-    """Return what is in a small file, such as a lock, "" where there is none, or it cannot be read at this moment."""
+    """Return the text of a small file, "" where there is none or it cannot be read now."""
     with contextlib.suppress(UserError):
         return read_text(path, SMALL, follow=False)
     return ""
 
 
 def owner_of(text: str) -> dict[str, Any]:
-    """Return who a lock file's text says owns it, as `myself` does; nothing where it is damaged."""
+    """Return the owner in a lock file's text, as `myself` does; nothing where it is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         owner = json.loads(text)
         kinds = {name: type(value) for name, value in myself().items()}
-        right = isinstance(owner, dict) and all(type(owner.get(name)) is kind for name, kind in kinds.items())
-        if right and 0 < owner["pid"] < 2**31:
-            return dict(owner)
+        if not isinstance(owner, dict) or {n: type(owner.get(n)) for n in kinds} != kinds:
+            return {}
+        if 0 < owner["pid"] < 2**31:
+            return owner
     return {}
 
 
 class Lock:
     """A lock file, made with O_EXCL. On root only.
 
-    `on_lost` is called with a sentence where another run has taken the lock that is held here: from `check`, or from the thread that
-    touches the file. It ends the run, which would otherwise write beside the other one.
+    If another run takes the lock that this one holds, `on_lost` is called with a sentence, from
+    `check` or from the thread that touches the file. It ends this run: two would write one file.
     """
 
     def __init__(self, results: Path, on_lost: Callable[[str], None] = lambda text: None):
@@ -80,8 +83,9 @@ class Lock:
         self.text = ""  # in the file, while it is ours
 
     def acquire(self, patience: float = PATIENCE) -> None:
-        """Take the lock; raise `UserError` where another run holds it, which the sentence names."""
-        with explained(f"{self.path.parent}, the folder for the result (--results, --out), cannot be made"):
+        """Take the lock; if another run holds it, a `UserError` names that run."""
+        folder = f"{self.path.parent}, the folder for the result (--results, --out)"
+        with explained(f"{folder}, cannot be made"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + patience
         with explained(f"the lock file {self.path} cannot be written"):
@@ -90,7 +94,8 @@ class Lock:
                 if self._abandoned(text):
                     self._move_away(text)
                 elif time.monotonic() > end:
-                    raise UserError(f"{self._taken_by(text)}; wait for it, or remove {self.path} if it is gone")
+                    how = f"wait for it, or remove {self.path} if it is gone"
+                    raise UserError(f"{self._taken_by(text)}; {how}")
                 else:
                     time.sleep(0.1)
         self.held = True
@@ -114,9 +119,9 @@ class Lock:
         return False
 
     def _move_away(self, text: str) -> None:
-        """Remove the file with this abandoned text; where another run was quicker, the file is that one's and comes back."""
+        """Remove the file with this abandoned text; put it back if it is another run's by now."""
         away = self.path.with_name(f"{self.path.name}.{socket.gethostname()}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):  # of other errors `acquire` tells
+        with contextlib.suppress(FileNotFoundError):
             os.rename(self.path, away)
             if content(away) != text:
                 with contextlib.suppress(OSError):
@@ -124,9 +129,10 @@ class Lock:
             away.unlink()
 
     def _abandoned(self, text: str) -> bool:
-        """Return whether the owner is surely gone: this job before it was requeued, a dead process of this host, or long silent elsewhere.
+        """Return whether the owner has surely ended.
 
-        A process of this host is asked for: it may have slept, or been stopped, for longer than any lock stays untouched.
+        It is this job before it was requeued, a process of this host that is not there, or one of
+        another host that has not touched the lock for long. A process of this host may have slept.
         """
         owner, me = owner_of(text), myself()
         try:
@@ -136,32 +142,35 @@ class Lock:
         if not stat.S_ISREG(found.st_mode):
             return False  # none of ours, and not ours to remove
         if owner:
-            if me["slurm_job"] and me["slurm_job"] == owner["slurm_job"] and me["restarts"] > owner["restarts"]:
+            same_job = me["slurm_job"] and me["slurm_job"] == owner["slurm_job"]
+            if same_job and me["restarts"] > owner["restarts"]:
                 return True
             if (owner["host"], owner["space"]) == (me["host"], me["space"]):
                 if not gone(owner["pid"], owner["born"]):
                     return False
-                if boot():  # a machine that does not name its start may be another one
+                if boot():  # else it may be another machine
                     return True
-        # An empty lock: its owner was killed before it wrote. A damaged one may be readable later.
+        # the owner of an empty lock was killed; one that cannot be read now may be readable later
         silent = time_at(self.path) - found.st_mtime  # last, as it makes a file
         return silent > (UNTOUCHED if found.st_size else PATIENCE)
 
     def check(self) -> bool:
-        """Return whether no other run has taken the lock that is held; call `on_lost` where one has.
+        """Return whether no other run has taken the lock that is held; call `on_lost` if one has.
 
-        A lock that cannot be read at this moment, or is no more, is nobody else's yet: it is looked at again.
+        A lock that is missing or cannot be read now is nobody's yet: it is read again later.
         """
         text = content(self.path)
-        if not self.held or text == self.text or not owner_of(text):  # `held` after reading: `release` lowers it first
+        # `held` is read after the file: `release` lowers it before
+        if not self.held or text == self.text or not owner_of(text):
             return True
-        silent = f"which took {self.path} while this one was silent; this one ends and changes nothing more"
-        self.on_lost(f"{self._taken_by(text)}, {silent}")
+        end = "this one ends and changes nothing more"
+        why = f"which took {self.path} while this one was silent; {end}"
+        self.on_lost(f"{self._taken_by(text)}, {why}")
         return False
 
     def _beat(self) -> None:
-        """Touch the lock file every `BEAT` seconds while it is held: from other hosts an untouched one counts as abandoned. The thread's function."""
-        while not self.stop.wait(BEAT) and self.check():  # not ours: we slept so long that another run took it over
+        """Touch the lock file every `BEAT` seconds while it is held, in a thread."""
+        while not self.stop.wait(BEAT) and self.check():
             if content(self.path) == self.text:
                 with contextlib.suppress(OSError):
                     os.utime(self.path, follow_symlinks=False)
@@ -172,5 +181,5 @@ class Lock:
             self.stop.set()
             self.held = False
             if content(self.path) == self.text:
-                with contextlib.suppress(OSError):  # why the run ends is told, not this
+                with contextlib.suppress(OSError):  # the run's own end is reported, not this
                     self.path.unlink()
