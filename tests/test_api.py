@@ -1,6 +1,8 @@
-"""`dpfl_mpi.run` and `dpfl_mpi.Result`: the same numbers as the command line, mistakes as sentences, tables, and models of raw images."""
+"""The program in Python: numbers as on the command line, mistakes, tables, and models of images."""
 
+import contextlib
 import functools
+import io
 import os
 import signal
 import sys
@@ -25,8 +27,6 @@ from dpfl_mpi.mpi import launcher
 from dpfl_mpi.storage.lock import born
 
 FIELDS = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3, "seed": 4}
-
-
 pytestmark = pytest.mark.usefixtures("terminal")
 
 
@@ -34,28 +34,32 @@ pytestmark = pytest.mark.usefixtures("terminal")
 def computed(tmp_path_factory, terminal):
     """The result of a call with two ranks, and what it printed."""
     folder = tmp_path_factory.mktemp("api")
-    with pytest.MonkeyPatch.context() as patch:
-        said = []
-        patch.setattr("builtins.print", lambda *words, **_: said.append("".join(map(str, words))))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         result = dpfl_mpi.run(ranks=2, results=folder, save_models=True, **FIELDS)
-    return result, "".join(said)
+    return result, printed.getvalue()
 
 
 def test_a_call_computes_what_the_command_computes(computed, tmp_path):
-    result, said = computed
+    result, printed = computed
     assert result.finished and result.starts()[0]["ranks"] == 2
-    assert said.count("/2 ") == 3 and f"test accuracy        {100 * result.test_acc:.2f} %" in said
+    assert printed.count("/2 ") == 3
+    assert f"test accuracy        {100 * result.test_acc:.2f} %" in printed
     assert starts.same(result.path, run_here(tmp_path / "run.h5", FIELDS, save_models=True))
 
 
 def test_the_same_call_finds_its_result(computed, tmp_path, capfd):
     result, _ = computed
     before = os.stat(result.path).st_mtime_ns
-    again = dpfl_mpi.run(
-        ranks=1, results=result.path.parent, quiet=True, **FIELDS | {"clients": np.int64(6)}
-    )
+    fields = FIELDS | {"clients": np.int64(6), "results": result.path.parent}
+    again = dpfl_mpi.run(ranks=1, quiet=True, **fields)
     assert again.path == result.path and os.stat(again.path).st_mtime_ns == before
     assert capfd.readouterr() == ("", "")
+
+
+X, Y = np.zeros((40, 4)), np.arange(40) % 2
+RANKS = "; allowed is a whole number of at least 1"
+ARRAYS = "; allowed are a path, (x, y) and (x, y, client), arrays with a row per sample"
 
 
 @pytest.mark.parametrize(("settings", "sentence"), [
@@ -66,34 +70,25 @@ def test_the_same_call_finds_its_result(computed, tmp_path, capfd):
     ({"clients": True}, "--clients is True; allowed is a whole number of at least 1"),
     ({"overlap": 1}, "--overlap is 1; allowed is true or false"),
     ({"tie": None}, "--tie is None; allowed are latest, earliest"),
-    ({"ranks": 0}, "ranks is 0; allowed is a whole number of at least 1"),
-    ({"ranks": "8"}, "ranks is '8'; allowed is a whole number of at least 1"),
-])  # fmt: skip
-def test_a_mistake_starts_nothing(monkeypatch, settings, sentence):
-    monkeypatch.setattr(api.subprocess, "Popen", None)
-    assert refused(sentence, dpfl_mpi.run, **settings).startswith(sentence)
-
-
-X, Y = np.zeros((40, 4)), np.arange(40) % 2
-
-
-@pytest.mark.parametrize(("settings", "sentence"), [
-    ({"data": (X,)}, "data is a tuple; allowed are a path, (x, y) and (x, y, client), arrays with a row per sample"),
-    ({"data": (X, Y, Y, Y)}, "data is a tuple; allowed are a path, (x, y) and (x, y, client), "),
-    ({"data": (X, [[1], [1, 2]] * 20)}, "data is a tuple; allowed are a path, (x, y) and (x, y, client), "),
-    ({"data": [X, Y]}, "data is a list; allowed are a path, (x, y) and (x, y, client), "),
-    ({"data": (X, Y[:-1])}, "the data: y is int64 of (39,); one number or name per sample is needed, (40,)"),
+    ({"ranks": 0}, "ranks is 0" + RANKS),
+    ({"ranks": "8"}, "ranks is '8'" + RANKS),
+    ({"data": (X,)}, "data is a tuple" + ARRAYS),
+    ({"data": (X, Y, Y, Y)}, "data is a tuple" + ARRAYS),
+    ({"data": (X, [[1], [1, 2]] * 20)}, "data is a tuple" + ARRAYS),
+    ({"data": [X, Y]}, "data is a list" + ARRAYS),
+    ({"data": (X, Y[:-1])}, "the data: y is int64 of (39,); one number or name per sample is "),
     ({"model": dict}, "model is dict; give a class, or a function of shape and classes"),
     ({"data": (X, Y), "results": 5}, "--results is 5; allowed is a text"),
 ])  # fmt: skip
-def test_what_is_no_data_no_model_and_no_folder(tmp_path, settings, sentence):
-    said = refused("", dpfl_mpi.run, **{"results": tmp_path, **settings})
-    assert said.startswith(sentence) and [*tmp_path.iterdir()] == []
+def test_a_mistake_starts_and_writes_nothing(tmp_path, monkeypatch, settings, sentence):
+    monkeypatch.setattr(api.subprocess, "Popen", None)
+    error = refused("", dpfl_mpi.run, **{"results": tmp_path, **settings})
+    assert error.startswith(sentence) and [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(("call", "sentence"), [
-    (lambda result: dpfl_mpi.run(clients=0), "--clients is 0; allowed is a whole number of at least 1"),
-    (lambda result: api.sweep(clients=[0]), "--clients is 0; allowed is a whole number of at least 1"),
+    (lambda result: dpfl_mpi.run(clients=0), "--clients is 0; allowed is a whole number "),
+    (lambda result: api.sweep(clients=[0]), "--clients is 0; allowed is a whole number "),
     (lambda result: dpfl_mpi.Result(5), "5 is no path of a result"),
     (lambda result: dpfl_mpi.Result("a\x1b[2J"), "a\\x1b[2J: there is no such result file"),
     (lambda result: api.model(result, "1"), "client '1' is not in"),
@@ -105,9 +100,8 @@ def test_a_mistake_shows_one_frame_of_the_package(computed, call, sentence):
     with pytest.raises(UserError) as error:
         call(computed[0])
     assert sentence in str(error.value)
-    assert [
-        f.name for f in error.traceback if "dpfl_mpi/" in str(f.path).removeprefix(str(ROOT))
-    ] == ["wrapper"]
+    paths = {frame.name: str(frame.path).removeprefix(str(ROOT)) for frame in error.traceback}
+    assert [name for name, path in paths.items() if "dpfl_mpi/" in path] == ["wrapper"]
     assert error.value.__suppress_context__
 
 
@@ -115,17 +109,11 @@ def test_an_error_and_a_crash_of_the_ranks(tmp_path, capfd, monkeypatch):
     said = refused("", dpfl_mpi.run, ranks=2, model="cnn", results=tmp_path, **FIELDS)
     assert said.startswith("--model cnn needs images of at least 16x16, these are 8x8")
     assert capfd.readouterr().err == ""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import dpfl_mpi.methods.dpfl as m\nm.init = lambda fed: 1 / 0\n"
-    )
+    broken = "import dpfl_mpi.methods.dpfl as m\nm.init = lambda fed: 1 / 0\n"
+    (tmp_path / "sitecustomize.py").write_text(broken)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    refused(
-        "the run ended with exit code 1; it printed why",
-        dpfl_mpi.run,
-        ranks=1,
-        results=tmp_path,
-        **FIELDS,
-    )
+    why = "the run ended with exit code 1; it printed why"
+    refused(why, dpfl_mpi.run, ranks=1, results=tmp_path, **FIELDS)
     assert "ZeroDivisionError: division by zero" in capfd.readouterr().err
 
 
@@ -148,7 +136,7 @@ dpfl_mpi.run(ranks=2, out=sys.argv[1], **eval(sys.argv[2]))
 
 
 def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
-    """INT reaches this process alone, as the kernel of a notebook gets it: the ranks keep a checkpoint and are gone."""
+    """INT reaches only this process, as in a notebook; the ranks write a checkpoint and end."""
     out, fields = tmp_path / "run.h5", starts.small(rounds=300, checkpoint_every="1")
     process = starts.begin([sys.executable, "-c", SCRIPT, str(out), repr(fields)])
     starts.wait_for(lambda: starts.checkpoint_rounds(out), process)
@@ -156,17 +144,15 @@ def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
     assert len(below) >= 2
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=100)
-    assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt"), (
-        errors
-    )
+    assert process.returncode == -signal.SIGINT, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
     *_, t = starts.checkpoint_rounds(out)
-    assert (
-        f"stopped after round {t} of 300 (SIGUSR1); the same command goes on from there" in errors
-    )
+    stopped = f"stopped after round {t} of 300 (SIGUSR1)"
+    assert f"{stopped}; the same command goes on from there" in errors
     starts.wait_for(lambda: not any(map(born, below)), timeout=10)
 
 
-# a result -------------------------------------------------------------------------------------------------------------
+# a result -----------------------------------------------------------------------------------------
 @pytest.fixture
 def tiny(tmp_path):
     return dpfl_mpi.Result(tiny_result.make(tmp_path / "tiny.h5"))
@@ -184,21 +170,17 @@ def test_a_result_says_what_it_is_and_that_it_is_closed(tiny, tmp_path):
 def test_one_row_per_client(tiny, tmp_path):
     frame = tiny.to_pandas()
     assert frame.index.tolist() == [0, 1, 2, 3] and frame.index.name == "client"
-    assert (
-        frame["best_test_acc"].tolist() == [0.8, 0.6, 1.0, 0.4] == frame["last_test_acc"].tolist()
-    )
+    for name in ("best_test_acc", "last_test_acc"):
+        assert frame[name].tolist() == [0.8, 0.6, 1.0, 0.4]
     assert frame["n_train"].tolist() == [10] * 4 and frame["p"].tolist() == [0.25] * 4
     assert frame["collaborators"].tolist() == [2, 0, 1, 0]  # in round 2
     assert frame["models_received"].tolist() == [2 * 2 + 1 + 2, 2 * 1, 2 * 2 + 1 + 1, 0]
-    assert "class_counts" not in frame and "confusion" not in " ".join(
-        frame.columns
-    )  # more than a number per client
+    # these are more than a number per client
+    assert "class_counts" not in frame and "confusion" not in " ".join(frame.columns)
     path = tiny_result.make(tmp_path / "drift.h5", drift="0.5:1")
     with h5py.File(path, "r+") as file:
-        file["client/drift_classes"], file["client/drifted"] = (
-            np.array([0, 2]),
-            np.array([True, False, True, False]),
-        )
+        file["client/drift_classes"] = np.array([0, 2])
+        file["client/drifted"] = np.array([True, False, True, False])
     frame = dpfl_mpi.Result(path).to_pandas()
     assert frame["drifted"].tolist() == [True, False, True, False] and "drift_classes" not in frame
 
@@ -209,9 +191,8 @@ def test_one_row_per_round(tiny):
     assert frame["test_acc"].tolist() == pytest.approx([0.5, 0.6, 0.7])
     assert frame["epochs"].tolist() == [10, 15, 20] and frame["edges"].tolist() == [5, 2, 3]
     assert frame["models_received"].tolist() == [2.5, 0.5, 0.75]
-    assert (
-        frame["seconds"].tolist() == [15.75] * 3
-    )  # of a mean rank: three quarters of 1 + 2 + ... + 6
+    # of a mean rank: three quarters of 1 + 2 + ... + 6
+    assert frame["seconds"].tolist() == [15.75] * 3
 
 
 def test_tables_of_a_run_without_a_round_and_without_pandas(tmp_path, monkeypatch):
@@ -224,35 +205,34 @@ def test_tables_of_a_run_without_a_round_and_without_pandas(tmp_path, monkeypatc
 
 
 def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
-    """On each client's own test images as the data set has them, uint8, that the test picks by itself."""
+    """On each client's own test images, uint8, which the test picks from the data set."""
     result, _ = computed
     arrays, partition = digits.load(), deal(result.run, result.source)
+    biases = set()
     for k in range(FIELDS["clients"]):
-        mine = partition.of("test", k)
-        images, labels = arrays.test_images[mine], arrays.test_labels[mine]
+        rows = partition.of("test", k)
+        images, labels = arrays.test_images[rows], arrays.test_labels[rows]
         assert images.dtype == np.uint8 and images.shape[1:] == (8, 8, 1)
         model = api.model(result, k)
         assert isinstance(model, torch.nn.Module) and not model.training
         with torch.no_grad():
             predicted = model(torch.from_numpy(images)).argmax(1).numpy()
         assert (predicted == labels).mean() == result["best/test_acc"][k]
-        assert np.array_equal(
-            confusion_matrix(labels, predicted, labels=range(10)), result["best/confusion"][k]
-        )
-    assert (
-        len({tuple(api.model(result, k).network.head.bias.tolist()) for k in range(6)}) == 6
-    )  # each its own
+        confusion = confusion_matrix(labels, predicted, labels=range(10))
+        assert np.array_equal(confusion, result["best/confusion"][k])
+        biases.add(tuple(model.network.head.bias.tolist()))
+    assert len(biases) == 6  # each client has its own
 
 
 def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
-    """Floats from 0 to 1, as ToTensor makes them, would be almost black; channels first would be rows."""
+    """Floats from 0 to 1 would be almost black; channels first would be rows."""
     model = api.model(computed[0], 0)
     images = torch.zeros(3, 8, 8, 1, dtype=torch.uint8)
     assert model(images).shape == model(images.long().numpy()).shape == (3, 10)
-    held = "it takes samples as the data hold them: whole numbers from 0 to 255, [S, H, W, 1]"
+    takes = "it takes samples as the data hold them: whole numbers from 0 to 255, [S, H, W, 1]"
     for odd in (images / 255, images.movedim(-1, 1), images[0]):
         kind = f"{str(odd.dtype).removeprefix('torch.')} {list(odd.shape)}"
-        assert refused(kind, model, odd) == f"the model was given {kind}; {held}"
+        assert refused(kind, model, odd) == f"the model was given {kind}; {takes}"
 
 
 @pytest.mark.parametrize("small, saved", [(1e8, True), (1e3, False)])
@@ -268,12 +248,11 @@ def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
 def test_what_there_is_no_model_of(computed, tiny):
     refused("holds no models; run with --save_models", api.model, tiny, 0)
     for client in (-1, 6):
-        refused(
-            f"client {client} is not in ...; allowed are 0 to 5", api.model, computed[0], client
-        )
+        sentence = f"client {client} is not in ...; allowed are 0 to 5"
+        refused(sentence, api.model, computed[0], client)
 
 
-# what is not in a file ------------------------------------------------------------------------------------------------
+# code and data that are in no file ----------------------------------------------------------------
 WEIGHTS = np.ones(2)
 
 
@@ -296,6 +275,12 @@ def round(fed, state, t):
     w = fed.local_opt(state["client"]["w"], epochs=1)
     fed.evaluate(w)
     return {"client": {"w": w + (fed.mean(w) - w) * 0.25}, "shared": {}}
+"""
+NET = """
+import torch
+
+def build(shape, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, classes))
 """
 
 
@@ -322,28 +307,22 @@ class Small(nn.Module):
 
 
 def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch, result_of):
-    """They compute what the same in files does, and what they use is part of the Run: another constant is another one."""
-    rng = np.random.default_rng(0)
+    """They give the numbers of the same code in files, and their source is part of the Run."""
     y = np.arange(240) % 4
-    data = (
-        rng.integers(0, 60, (240, 4, 4), np.uint8) + 40 * y[:, None, None].astype(np.uint8),
-        y,
-        np.arange(240) % 3,
-    )
+    noise = np.random.default_rng(0).integers(0, 60, (240, 4, 4), np.uint8)
+    data = noise + 40 * y[:, None, None].astype(np.uint8), y, np.arange(240) % 3
     few = {"rounds": 2, "tau_train": 1, "results": str(tmp_path)}
     given = {"method": quarter, "model": Small, "data": data} | few
     fields = api.as_files(given)
     assert api.as_files(given) == fields and len([*tmp_path.rglob("*.*")]) == 3
     by_hand = text_file(tmp_path / "by_hand.py", BY_HAND)
-    net = text_file(tmp_path / "net.py", "import torch\n\ndef build(shape, classes):\n    head = torch.nn.Linear(16, classes)\n"
-                    "    return torch.nn.Sequential(torch.nn.Flatten(), head)\n")  # fmt: skip
+    net = text_file(tmp_path / "net.py", NET)
     del few["results"], fields["results"]
-    mine, other = (
-        result_of(api.plain(fields | more)) for more in ({}, {"method": by_hand, "model": net})
-    )
-    assert mine.run.clients == 3 and str(mine.run.partition) == "natural"
-    np.testing.assert_allclose(mine["round/test_loss"], other["round/test_loss"], rtol=1e-5)
-    assert mine["round/test_loss"][2].std() > 0 and mine.key["method"] != other.key["method"]
+    a = result_of(api.plain(fields))
+    b = result_of(api.plain(fields | {"method": by_hand, "model": net}))
+    assert a.run.clients == 3 and str(a.run.partition) == "natural"
+    np.testing.assert_allclose(a["round/test_loss"], b["round/test_loss"], rtol=1e-5)
+    assert a["round/test_loss"][2].std() > 0 and a.key["method"] != b.key["method"]
     assert api.as_files(given | {"method": half})["method"] != fields["method"]
     assert api.as_files({"method": starts})["method"] == starts.__file__  # a module
 
@@ -352,17 +331,14 @@ def test_a_file_that_was_changed_is_not_executed(tmp_path):
     given = {"method": quarter, "results": tmp_path}
     path = Path(api.as_files(given)["method"])
     path.write_text("import os\n")
-    sentence = f"{path} was changed; remove it"
-    assert refused("", dpfl_mpi.run, ranks=1, **given) == sentence
+    assert refused("", dpfl_mpi.run, ranks=1, **given) == f"{path} was changed; remove it"
 
 
 def test_the_data_of_a_model_are_those_of_its_run(tmp_path):
-    """Pixels that were changed where they lie, the hash of them left as it was."""
-    x = np.random.default_rng(0).integers(0, 256, (80, 4), np.uint8)
+    """Here pixels were changed in the file, but not their hash."""
+    x, i = np.random.default_rng(0).integers(0, 256, (80, 4), np.uint8), np.arange(80)
     few = {"rounds": 1, "tau_init": 1, "tau_train": 1, "ranks": 1, "quiet": True}
-    result = dpfl_mpi.run(
-        data=(x, np.arange(80) % 2, np.arange(80) // 2 % 4), results=tmp_path, **few
-    )
+    result = dpfl_mpi.run(data=(x, i % 2, i // 2 % 4), results=tmp_path, **few)
     with h5py.File(result.run.data, "r+") as file:
         file["train/images"][:] = 0
     refused("its content has the sha256 ", api.model, result, 0)
@@ -382,23 +358,15 @@ def test_what_no_file_can_say_is_refused(tmp_path, method, sentence):
 def test_a_sweep_is_every_combination(monkeypatch):
     monkeypatch.delattr(dpfl_mpi, "api")  # as before anything of it was used
     monkeypatch.setattr(dpfl_mpi.api, "run", lambda **settings: tuple(settings.values()))
-    assert api.sweep(method=["a", "b"], clients=3, seed=range(1, 3)) == [
-        ("a", 3, 1),
-        ("a", 3, 2),
-        ("b", 3, 1),
-        ("b", 3, 2),
-    ]
+    results = api.sweep(method=["a", "b"], clients=3, seed=range(1, 3))
+    assert results == [("a", 3, 1), ("a", 3, 2), ("b", 3, 1), ("b", 3, 2)]
 
 
 def test_a_result_is_drawn(computed):
     result, _ = computed
     axes, _ = api.plot(result).axes
-    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(
-        100 * result.mean("round/test_acc")[-1]
-    )
+    last = 100 * result.mean("round/test_acc")[-1]
+    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(last)
     assert len(api.plot(result, "graph_evolution", rounds=[0, 2]).axes) == 2
-    for figure, sentence in (
-        ("curve", "there is no figure curve"),
-        ("accuracy_table", "accuracy_table is a table"),
-    ):
-        refused(sentence, api.plot, result, figure)
+    refused("there is no figure curve", api.plot, result, "curve")
+    refused("accuracy_table is a table", api.plot, result, "accuracy_table")
