@@ -107,27 +107,27 @@ class StackedCNN:
             return self.product(x_kSI, w_kIO).add_(b_k1O)
         return torch.baddbmm(b_k1O, x_kSI, w_kIO)
 
-    def prepare(self, x_kSHWC: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    def prepare_images(self, x_kSHWC: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
         """Return the windows of the images, and `(S, pooled height, pooled width)`."""
         _, s, h, w, _ = x_kSHWC.shape
         return windows(x_kSHWC), (s, (h - 4) // 2, (w - 4) // 2)
 
-    def ready(self, layers: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def prepare_rows(self, layers: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return the layers and the filters of both convolutions at their four places."""
         return layers, phases(layers["conv1.weight"]), phases(layers["conv2.weight"])
 
-    def logits(self, ready, prepared) -> Tensor:
+    def logits(self, rows, images) -> Tensor:
         """Return `[rows, S, classes]`; consecutive rows may share one client's images."""
-        return self._forward(ready, prepared)[0]
+        return self._forward(rows, images)[0]
 
     def gradient(
         self, layers: dict[str, Tensor], x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Return the gradient of each row's weighted sum of losses, by layer, and the sums."""
-        prepared = self.prepare(x_kSHWC)
-        _, _, w2 = ready = self.ready(layers)
-        logits, (z1, a1, cols2, z2, flat, h1, h2) = self._forward(ready, prepared)
-        cols1, (s, _, _) = prepared
+        images = self.prepare_images(x_kSHWC)
+        _, _, w2 = rows = self.prepare_rows(layers)
+        logits, (z1, a1, cols2, z2, flat, h1, h2) = self._forward(rows, images)
+        cols1, (s, _, _) = images
         k = logits.shape[0]
         log_p = logits.log_softmax(2)
         loss = -(log_p.gather(2, y_kS[:, :, None])[:, :, 0] * weight_kS).sum(1)
@@ -156,9 +156,9 @@ class StackedCNN:
         grads["conv1.weight"] = unphase(self.product(d, cols1), x_kSHWC.shape[-1])
         return grads, loss
 
-    def _forward(self, ready, prepared):
-        layers, w1, w2 = ready
-        cols1, (s, h, w) = prepared
+    def _forward(self, rows, images):
+        layers, w1, w2 = rows
+        cols1, (s, h, w) = images
         k, r, f = w1.shape
         clients = len(cols1)  # whose rows share its windows in one product, 4*O*rows wide
         w1 = w1.view(clients, k // clients * r, f)

@@ -169,7 +169,7 @@ class Backend:
             if predict:
                 logits = predict(slice(rows.start, rows.start + len(y)), w, x)
             else:
-                logits = self.ensemble.logits(self.ensemble.ready(w), self.ensemble.prepare(x))
+                logits = self.ensemble.logits(w, x)
             behind = (0, 0, 0, len(w_kW) - len(y))  # rows of clients without images left
             of_images = cross_entropy(logits, y), logits.argmax(2), y
             out.append([pad(values, behind) for values in of_images])
@@ -185,7 +185,7 @@ class Backend:
 
     def outputs(self, w_kW: Tensor, images: Any, head: str) -> tuple[Tensor, Tensor]:
         """Return logits `[k, S, C]` of a `Predict`'s images, and what `head` reads `[k, S, F]`."""
-        logits = self.ensemble.logits(self.ensemble.ready(w_kW), self.ensemble.prepare(images))
+        logits = self.ensemble.logits(w_kW, images)
         return logits, self.ensemble.features(w_kW, images, head)
 
     def training_features(
@@ -201,10 +201,11 @@ class Backend:
         x, y = self.clients.training_samples(i)
         total = np.zeros(len(w_mW))
         with torch.no_grad():
-            ready = self.ensemble.ready(w_mW)
+            rows = self.ensemble.prepare_rows(w_mW)
             parts = x.split(SCORED_IMAGES), y.split(SCORED_IMAGES)
             for images, labels in zip(*parts, strict=True):
-                logits = self.ensemble.logits(ready, self.ensemble.prepare(images[None]))
+                prepared = self.ensemble.prepare_images(images[None])
+                logits = self.ensemble.logits_of(rows, prepared)
                 losses = cross_entropy(logits, labels.expand(len(w_mW), -1))
                 total += losses.double().sum(1).cpu().numpy()
         return total / len(y)
@@ -218,15 +219,17 @@ class Backend:
         if (rows.start, m) not in self._validation:  # prepared once while a block is searched
             if len(self.blocks) > 1 and k == 1:
                 self._validation.clear()  # a CPU goes through its clients one by one
+            prepare = self.ensemble.prepare_images
             self._validation[rows.start, m] = [
-                (self.ensemble.prepare(x), y.repeat_interleave(m, 0), mask.repeat_interleave(m, 0))
+                (prepare(x), y.repeat_interleave(m, 0), mask.repeat_interleave(m, 0))
                 for x, y, mask in self.clients.scored_samples(rows, True, SCORED_IMAGES)
             ]
         w = w_kmW.view(k * m, -1)
         total = torch.zeros(k * m, dtype=torch.float64, device=self.ensemble.device)
         with torch.no_grad():
             for prepared, y, mask in self._validation[rows.start, m]:
-                logits = self.ensemble.logits(self.ensemble.ready(w[: len(y)]), prepared)
+                models = self.ensemble.prepare_rows(w[: len(y)])
+                logits = self.ensemble.logits_of(models, prepared)
                 losses = torch.where(mask, cross_entropy(logits, y), 0)
                 total[: len(y)] += losses.double().sum(1)
         return total.cpu().numpy().reshape(k, m) / self.clients.n_search[rows, None]

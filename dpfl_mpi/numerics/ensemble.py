@@ -220,25 +220,29 @@ class Ensemble:
         """Return normalised samples as a module takes them: images with channels first, a view."""
         return x_kSHWC.movedim(-1, 2) if x_kSHWC.dim() == 5 else x_kSHWC
 
-    def prepare(self, x_kSHWC: Tensor) -> Any:
-        """Return what `logits` needs of normalised images: work that all models share."""
-        return self.kernels.prepare(x_kSHWC) if self.kernels else self.module_input(x_kSHWC)
+    def logits(self, w_rW: Tensor, x_kSHWC: Tensor) -> Tensor:
+        """Return `logits_of` rows and normalised images that are used once."""
+        return self.logits_of(self.prepare_rows(w_rW), self.prepare_images(x_kSHWC))
 
-    def ready(self, w_rW: Tensor) -> Any:
-        """Return what `logits` needs of rows: work that all their images share."""
+    def prepare_rows(self, w_rW: Tensor) -> Any:
+        """Return rows as `logits_of` takes them: work that all their images share."""
         layers = self.layers(w_rW)
-        return self.kernels.ready(layers) if self.kernels else layers
+        return self.kernels.prepare_rows(layers) if self.kernels else layers
 
-    def logits(self, ready: Any, prepared: Any) -> Tensor:
+    def prepare_images(self, x_kSHWC: Tensor) -> Any:
+        """Return normalised images as `logits_of` takes them: work that all models share."""
+        return self.kernels.prepare_images(x_kSHWC) if self.kernels else self.module_input(x_kSHWC)
+
+    def logits_of(self, rows: Any, images: Any) -> Tensor:
         """Return logits `[r, S, classes]` of r = k m rows: m consecutive ones per client."""
         if self.kernels:
-            return self.kernels.logits(ready, prepared)
-        models = len(ready[self.names[0]]) // len(prepared)
-        if len(prepared) == 1:
-            rows = ({name: layer[i] for name, layer in ready.items()} for i in range(models))
-            return torch.stack([self._call(self.module, row, prepared[0]) for row in rows])
+            return self.kernels.logits(rows, images)
+        models = len(rows[self.names[0]]) // len(images)
+        if len(images) == 1:
+            each = ({name: layer[i] for name, layer in rows.items()} for i in range(models))
+            return torch.stack([self._call(self.module, row, images[0]) for row in each])
         scorer = functools.partial(self._call, self.module)
-        return vmap(scorer)(ready, prepared.repeat_interleave(models, 0))
+        return vmap(scorer)(rows, images.repeat_interleave(models, 0))
 
     def features(self, w_kW: Tensor, x_kSHWC: Tensor, head: str) -> Tensor:
         """Return what the layer named `head` reads of each row's images, `[k, S, F]`."""

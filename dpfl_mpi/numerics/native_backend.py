@@ -224,7 +224,7 @@ def check_against_pytorch(native: Native, ensemble: Ensemble) -> None:
         labels, keys = torch.from_numpy(y)[None], torch.from_numpy(key)
         with torch.no_grad():
             ensemble.gradient(block, normalised, labels, half, keys)
-            scores = ensemble.logits(ensemble.ready(row[None]), ensemble.prepare(normalised))[0]
+            scores = ensemble.logits(row[None], normalised)[0]
         images, order = native.images(x, y), np.arange(2, dtype=np.int32)
         native.gradient(row, found, MiniBatch(images, order, keys=key))
         off = scores - torch.tensor(native.score(row[None], images, order, logits=True).logits)[0]

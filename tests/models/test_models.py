@@ -374,7 +374,7 @@ def test_modules_that_are_right_pass_and_train_in_blocks(module):
             loss = ensemble.gradient(one, *(part[now] for part in batch))
             torch.testing.assert_close(losses[now], loss, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(both.g[now], one.g, rtol=1e-4, atol=1e-6)
-        ensemble.logits(ensemble.ready(rows[0][None]), ensemble.prepare(batch[0][:1]))
+        ensemble.logits(rows[0][None], batch[0][:1])
     assert all(map(torch.equal, own, module.parameters()))  # no row stays in a layer
 
 

@@ -61,10 +61,6 @@ def images(rng, k, s, shape, constant=False):
     return torch.from_numpy(x)
 
 
-def scores(ensemble, w, x):
-    return ensemble.logits(ensemble.ready(w), ensemble.prepare(x))
-
-
 @pytest.mark.parametrize("constant", [False, True], ids=["noise", "ties"])
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("kind", ["cifar", "femnist", "odd", "mlp", "plain"])
@@ -79,7 +75,7 @@ def test_loss_gradient_and_logits(kind, k, constant):
     block, normalised = Block(ensemble, w), ensemble.normalise(x)
     with torch.no_grad():
         losses = ensemble.gradient(block, normalised, y, weight)
-        logits = scores(ensemble, w, normalised)
+        logits = ensemble.logits(w, normalised)
     for i, m in enumerate(modules):
         real = int((weight[i] > 0).sum())
         out = m(((x[i].float() / 255 - 0.5) / 0.25).permute(0, 3, 1, 2))
@@ -152,7 +148,7 @@ def test_bfloat16_rounds_the_products_only(kind):
     blocks = [Block(exact, w), Block(rounded, w.clone())]
     with torch.no_grad():
         losses = [block.ensemble.gradient(block, *batch) for block in blocks]
-        logits = [scores(ensemble, w, x) for ensemble in (exact, rounded)]
+        logits = [ensemble.logits(w, x) for ensemble in (exact, rounded)]
     g, g_rounded = (block.g for block in blocks)
     assert g_rounded.dtype == torch.float32 and not torch.equal(g, g_rounded)
     torch.testing.assert_close(losses[1], losses[0], rtol=2e-2, atol=0)

@@ -257,7 +257,7 @@ def test_scores_of_several_rows(kind, n):
     scores = net.native.score(rows, net.images, numbers(order), logits=True, features=True)
     with torch.no_grad():
         x = net.ensemble.normalise(torch.from_numpy(net.pixels[order]))
-        logits = net.ensemble.logits(net.ensemble.ready(rows), net.ensemble.prepare(x[None]))
+        logits = net.ensemble.logits(rows, x[None])
         features = net.ensemble.features(rows, x.expand(3, *x.shape), "head")
     labels = torch.from_numpy(net.labels[order]).expand(3, n)
     losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
