@@ -33,7 +33,7 @@ import numpy as np
 from PIL import Image
 
 from dpfl_mpi.datasets import cifar10
-from dpfl_mpi.datasets.pfllib import client
+from dpfl_mpi.datasets.pfllib import read_client
 from dpfl_mpi.errors import UserError, in_a_sentence
 
 FEDLORE = "zeruishao/FedLoRE", "d245aaf98f9742255aa95f0433f137e4b8c5149a"
@@ -102,7 +102,7 @@ def published(dataset: str, clones: Path) -> tuple[np.ndarray, np.ndarray]:
         sha, before = hashlib.sha256(), set(found)
         for path, data in files(clones / repository, commit, folder):
             sha.update(data)
-            x, y = client(f"{repository}: {path}", data)
+            x, y = read_client(f"{repository}: {path}", data)
             pairs = zip(y, pixels(path, x), strict=True)
             images = ((int(label), image.tobytes()) for label, image in pairs)
             found += [image for image in images if image not in before]

@@ -1,12 +1,12 @@
-"""The data sets, one file each, by the contract of docs/own-data.md; `data.source.check` says what is refused. Beside it a file may hold
+"""The data sets, one file each (docs/extend-data.md). Besides `load` or `read` a file may hold
 
-    TITLE         as tables print it; the file's name where it is left out
+    TITLE         in tables; by default the file's name
     AUTHORS_CODE  defaults of --preset authors_code, where the authors' published code differs
     DOWNLOAD      (url, "md5:...", bytes): where `prepare` gets it without `--source`
-    WEIGHTS       "train": p_k follows the samples left to train; otherwise those before the validation split
-    OWN_DATA      True where the name says nothing about the content, so a Run is keyed by the file's content under any path
+    WEIGHTS       "train": p_k follows the samples left to train; else those before validation
+    OWN_DATA      True where the name says nothing of the content, so a Run's key has the content
 
-No module imports torch; Pillow and scikit-learn only inside the function that needs them. Files whose name starts with _ are helpers.
+No module imports torch. Files whose name starts with _ are helpers.
 """
 
 from collections.abc import Mapping
@@ -18,41 +18,75 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import allowed, fields, fits, options_of, types
 
-# what a Run of one's own data is where nothing else is said: a small one, minutes on a laptop, without crops and flips. Data that name
-# their clients are dealt by them, all of them; the model is the one for images, vectors or tokens (`settings.files.own_defaults`)
+# Defaults for data of one's own: minutes on a laptop. Data that name their clients are dealt by
+# them; the model depends on the samples (`settings.files.own_defaults`).
 SMALL = {
-    "partition": "pathological", "classes_per_client": 2, "dirichlet_alpha": 0.5, "min_per_class": 2, "min_samples": 5, "clients": 20,
-    "model": "mlp", "rounds": 20, "tau_init": 10, "tau_train": 5, "budget": "0.25N",
-    "lr": 0.01, "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "augment": False,
-}  # fmt: skip
+    "partition": "pathological",
+    "classes_per_client": 2,
+    "dirichlet_alpha": 0.5,
+    "min_per_class": 2,
+    "min_samples": 5,
+    "clients": 20,
+    "model": "mlp",
+    "rounds": 20,
+    "tau_init": 10,
+    "tau_train": 5,
+    "budget": "0.25N",
+    "lr": 0.01,
+    "weight_decay": 1e-3,
+    "lr_decay": 1.0,
+    "batch_size": 16,
+    "augment": False,
+}
 
 
 def load(name: str, module: ModuleType) -> ModuleType:
-    """Return a data set's file, with what it leaves out; `UserError` where it breaks the contract."""
+    """Return a data set's file with its defaults; a `UserError` names what breaks the contract."""
     what = f"the data set {name}"
-    if not any(callable(getattr(module, function, None)) for function in ("load", "read")):
-        raise UserError(f"{what} has neither load() nor read(source); one of them must return the data")
-    takes = signature(module.load).parameters.values() if callable(getattr(module, "load", None)) else ()
-    if wants := [a.name for a in takes if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)]:
-        raise UserError(f"load of {what} wants {wants[0]}; allowed is load(), or read(source)")
+    check_functions(what, module)
     if not isinstance(title := getattr(module, "TITLE", ""), str):
         raise UserError(f"TITLE of {what} is {title!r}; it must be a text")
-    kinds = types(Run)
-    for name_of in ("AUTHORS_CODE", "PAPER"):
-        settings = getattr(module, name_of, {})
-        if not isinstance(settings, Mapping):
-            raise UserError(f"{name_of} of {what} is a {type(settings).__name__}; it must be a dict of settings")
-        if unknown := sorted(set(settings) - set(SMALL)):
-            raise UserError(f"{name_of} of {what} has {unknown[0]}; allowed are {', '.join(SMALL)}")
-        for f in (f for f in fields(Run) if f.name in settings):
-            if settings[f.name] is None or not fits(settings[f.name], kinds[f.name], f.metadata):
-                value = f"{f.name} {settings[f.name]!r}"
-                raise UserError(f"{name_of} of {what} has {value}; allowed {allowed(f, kinds[f.name])}")
-    # what the file itself says of a Run: what follows from the prepared data does not replace it
-    said = {n for n, value in settings.items() if len(settings) < len(SMALL) or value != SMALL[n]}
-    module.SAID = getattr(module, "SAID", said)  # type: ignore[attr-defined]
-    found: dict[str, Any] = {"SOURCE": "what its read takes", "NO_DOWNLOAD": "name it with --source PATH"}
-    found |= {"DATA": f"data/{name}.h5" if hasattr(module, "read") else None, "TITLE": name}
-    found |= {field: held for field in found if (held := getattr(module, field, None)) is not None}
-    vars(module).update(found, PAPER={**SMALL, **settings}, Options=options_of(what, module))
+    for settings in ("AUTHORS_CODE", "PAPER"):
+        check_settings(f"{settings} of {what}", getattr(module, settings, {}))
+    paper = getattr(module, "PAPER", {})
+    # What the file itself says; what follows from the prepared data does not replace it.
+    complete = len(paper) == len(SMALL)
+    said = {field for field, value in paper.items() if not complete or value != SMALL[field]}
+    found: dict[str, Any] = {
+        "SAID": said,
+        "SOURCE": "what its read takes",
+        "NO_DOWNLOAD": "name it with --source PATH",
+        "DATA": f"data/{name}.h5" if hasattr(module, "read") else None,
+        "TITLE": name,
+    }
+    for field in found:
+        if getattr(module, field, None) is not None:
+            found[field] = getattr(module, field)
+    vars(module).update(found, PAPER={**SMALL, **paper}, Options=options_of(what, module))
     return module
+
+
+def check_functions(what: str, module: ModuleType) -> None:
+    loads = callable(getattr(module, "load", None))
+    if not loads and not callable(getattr(module, "read", None)):
+        must = "one of them must return the data"
+        raise UserError(f"{what} has neither load() nor read(source); {must}")
+    for a in signature(module.load).parameters.values() if loads else ():
+        if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD):
+            allowed_are = "allowed is load(), or read(source)"
+            raise UserError(f"load of {what} wants {a.name}; {allowed_are}")
+
+
+def check_settings(what: str, settings: Any) -> None:
+    if not isinstance(settings, Mapping):
+        kind = type(settings).__name__
+        raise UserError(f"{what} is a {kind}; it must be a dict of settings")
+    if unknown := sorted(set(settings) - set(SMALL)):
+        raise UserError(f"{what} has {unknown[0]}; allowed are {', '.join(SMALL)}")
+    kinds = types(Run)
+    for f in fields(Run):
+        if f.name not in settings:
+            continue
+        value, kind = settings[f.name], kinds[f.name]
+        if value is None or not fits(value, kind, f.metadata):
+            raise UserError(f"{what} has {f.name} {value!r}; allowed {allowed(f, kind)}")

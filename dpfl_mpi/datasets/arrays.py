@@ -1,4 +1,4 @@
-"""Anyone's own arrays: an npz file with x and y, and optionally the client of every sample."""
+"""Arrays of one's own: an npz file with x and y, and optionally the client of every sample."""
 
 import zipfile
 from pathlib import Path
@@ -7,7 +7,8 @@ import numpy as np
 
 from dpfl_mpi.data.own import aligned, arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import entries, npy
+from dpfl_mpi.datasets._archives import entries
+from dpfl_mpi.datasets._pickles import read_npy
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import memory, open_regular
 
@@ -20,32 +21,56 @@ KNOWN = ("x", "y", "client", "test", "x_test", "y_test", "client_test")
 def read(source: Path) -> Arrays:
     with open_regular(source) as file:
         if not zipfile.is_zipfile(file):
-            raise UserError(f"{source} is no whole npz file; allowed is what np.savez(FILE, x=x, y=y) writes")
+            allowed = "allowed is what np.savez(FILE, x=x, y=y) writes"
+            raise UserError(f"{source} is no whole npz file; {allowed}")
     found: dict[str, np.ndarray] = {}
     for path, get in entries(source, memory()):
         if path.stem not in KNOWN:
-            raise UserError(f"{source} holds {path.stem}, which is not read; allowed are {', '.join(KNOWN)}")
-        found[path.stem] = np.atleast_1d(npy(f"{source}: {path.stem}", get()))
+            allowed = f"allowed are {', '.join(KNOWN)}"
+            raise UserError(f"{source} holds {path.stem}, which is not read; {allowed}")
+        found[path.stem] = np.atleast_1d(read_npy(f"{source}: {path.stem}", get()))
     if not {"x", "y"} <= set(found):
-        raise UserError(f"{source} holds {', '.join(sorted(found)) or 'nothing'}; x and y are needed")
-    if ("x_test" in found) != ("y_test" in found) or ("x_test" in found and "test" in found):
-        raise UserError(f"{source}: the test set is either x_test and y_test, or test, a flag for every sample of x")
-    if "x_test" not in found:
-        return arrays_of(found["x"], found["y"], found.get("client"), found.get("test"), str(source))
+        names = ", ".join(sorted(found)) or "nothing"
+        raise UserError(f"{source} holds {names}; x and y are needed")
+    halves = [name in found for name in ("x_test", "y_test")]
+    if halves[0] != halves[1] or (halves[0] and "test" in found):
+        either = "either x_test and y_test, or test, a flag for every sample of x"
+        raise UserError(f"{source}: the test set is {either}")
+    where = str(source)
+    if not halves[0]:
+        client, test = found.get("client"), found.get("test")
+        return arrays_of(found["x"], found["y"], client, test, where)
+    both = join_test(where, found)
+    test = np.repeat([False, True], [len(found["x"]), len(found["x_test"])])
+    return arrays_of(both["x"], both["y"], both.get("client"), test, where)
+
+
+def join_test(where: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return x, y and client with the test samples behind the others."""
     if ("client" in found) != ("client_test" in found):
-        raise UserError(f"{source}: client and client_test must both be there or neither")
+        raise UserError(f"{where}: client and client_test must both be there or neither")
     x, x_test = found["x"], found["x_test"]
     if x_test.shape[1:] != x.shape[1:] or x_test.dtype.kind != x.dtype.kind:
-        raise UserError(f"{source}: x_test has samples of {x_test.dtype} {x_test.shape[1:]}, x {x.dtype} {x.shape[1:]}")
-    lengths = [len(x), len(x_test)]
-    for name, length in zip(("y", "y_test", "client", "client_test"), 2 * lengths, strict=True):
-        if name in found:
-            aligned(str(source), name, found[name], length)
-    names = [name for name in ("x", "y", "client") if name in found]
-    for name in names:
-        a, b = found[name].dtype, found[f"{name}_test"].dtype
-        rounded = {a.kind, b.kind} == {"i", "u"} and np.result_type(a, b).kind == "f"
-        if rounded or {a.kind, b.kind} == {"S", "U"} or (name == "x" and (a == np.uint8) != (b == np.uint8)):
-            raise UserError(f"{source}: {name} is {a} and {name}_test {b}; save both as one type")
-    both = {name: np.concatenate([found[name], found[f"{name}_test"]]) for name in names}
-    return arrays_of(both["x"], both["y"], both.get("client"), np.repeat([False, True], lengths), str(source))
+        samples = f"samples of {x_test.dtype} {x_test.shape[1:]}, x {x.dtype} {x.shape[1:]}"
+        raise UserError(f"{where}: x_test has {samples}")
+    out = {}
+    for name in ("x", "y", "client"):
+        if name not in found:
+            continue
+        train, test = found[name], found[f"{name}_test"]
+        if name != "x":
+            aligned(where, name, train, len(x))
+            aligned(where, f"{name}_test", test, len(x_test))
+        if not same_numbers(train.dtype, test.dtype, name == "x"):
+            kinds = f"{name} is {train.dtype} and {name}_test {test.dtype}"
+            raise UserError(f"{where}: {kinds}; save both as one type")
+        out[name] = np.concatenate([train, test])
+    return out
+
+
+def same_numbers(a: np.dtype, b: np.dtype, samples: bool) -> bool:
+    """Return whether arrays of both types can be joined without another meaning or a rounding."""
+    rounded = {a.kind, b.kind} == {"i", "u"} and np.result_type(a, b).kind == "f"
+    texts = {a.kind, b.kind} == {"S", "U"}
+    images = samples and (a == np.uint8) != (b == np.uint8)
+    return not (rounded or texts or images)

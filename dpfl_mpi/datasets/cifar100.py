@@ -1,19 +1,20 @@
-"""CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32 in 100 classes, or their 20 superclasses."""
+"""CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images in 100 or 20 classes."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import entries, image_splits
+from dpfl_mpi.datasets._archives import entries
+from dpfl_mpi.datasets._images import image_splits
+from dpfl_mpi.datasets.cifar10 import ARCHIVED, PIXELS, read_binaries
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
-from dpfl_mpi.datasets.cifar10 import PIXELS, binaries
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import option
 
-# not in the paper: with 100 classes of 500 images, ten classes per client leave about ten holders of fifty images each
+# not in the paper: ten of 100 classes per client leave about ten holders of fifty images each
 PAPER = CIFAR10 | {"classes_per_client": 10, "min_per_class": 2}
-SOURCE = "cifar-100-binary.tar.gz, that archive unpacked, or a folder or archive of {train,test}/CLASS/*.png"
+SOURCE = f"cifar-100-binary.tar.gz, {ARCHIVED}"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
 DOWNLOAD = (URL, "md5:03b5dce01913d631647c71ecec9e9cb8", 168_513_733)
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)  # of its training images
@@ -26,14 +27,19 @@ class Options:
 
 
 def read(source: Path, labels: str = "fine") -> Arrays:
-    """Return CIFAR-100 from its binary archive, that archive unpacked, or images {train,test}/CLASS/*."""
-    at, classes = (1, 100) if labels == "fine" else (0, 20)
-    if found := binaries(source, IMAGES, 2, at, classes):
-        listed = (get() for p, get in entries(source, 60_000 * (2 + PIXELS)) if p.name == f"{labels}_label_names.txt")
-        names = tuple(next(listed, b"").decode("utf-8", "replace").split())
-        names = names if len(names) == classes else tuple(map(str, range(classes)))
+    """Return CIFAR-100 from its binary archive, that archive unpacked, or images."""
+    label_at, classes = (1, 100) if labels == "fine" else (0, 20)
+    found = read_binaries(source, IMAGES, header=2, label_at=label_at, classes=classes)
+    if found:
+        names = tuple(map(str, range(classes)))
+        for path, get in entries(source, 60_000 * (2 + PIXELS)):
+            if path.name == f"{labels}_label_names.txt":
+                listed = tuple(get().decode("utf-8", "replace").split())
+                names = listed if len(listed) == classes else names
+                break
         return Arrays(*found["train.bin"], *found["test.bin"], names, MEAN, STD)
     if labels == "coarse":
-        raise UserError(f"--labels is coarse, and {source} holds images by class; the binary archive has them")
+        has = "the binary archive has them"
+        raise UserError(f"--labels is coarse, and {source} holds images by class; {has}")
     splits, names = image_splits(source, ("train", "test"), shape=(32, 32, 3))
     return Arrays(*splits["train"], *splits["test"], names, MEAN, STD)

@@ -1,11 +1,14 @@
-"""CINIC-10 (Darlow et al. 2018): CIFAR-10's classes from CIFAR-10 and ImageNet, 90,000 images of 32x32 each to train, validate and test."""
+"""CINIC-10 (Darlow et al. 2018): CIFAR-10's classes from CIFAR-10 and ImageNet.
+
+90,000 images of 32x32 each to train, validate and test.
+"""
 
 from pathlib import Path
 
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import image_splits
+from dpfl_mpi.datasets._images import image_splits
 from dpfl_mpi.datasets.cifar10 import AUTHORS_CODE as CIFAR10_CODE
 from dpfl_mpi.datasets.cifar10 import CLASSES
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
@@ -16,11 +19,12 @@ AUTHORS_CODE = CIFAR10_CODE | {"rounds": 47, "batch_size": 16}
 SOURCE = "CINIC-10.tar.gz, or a folder {train,valid,test}/CLASS/*.png"
 URL = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
 DOWNLOAD = (URL, "md5:6ee4d0c996905fe93221de577967a372", 687_544_992)
-MEAN, STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)  # its publisher's
+# its publisher's
+MEAN, STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
 
 
 def read(source: Path) -> Arrays:
-    """Return CINIC-10, train and valid joined (the paper, section E.4) to 180,000 images, from its archive or a folder; a few of its images are grey and become colour."""
+    """Return CINIC-10, train and valid joined to 180,000 images (the paper, section E.4)."""
     splits, names = image_splits(source, ("train", "valid", "test"), CLASSES, (32, 32, 3))
     images, labels = (np.concatenate([splits["train"][i], splits["valid"][i]]) for i in (0, 1))
     return Arrays(images, labels, *splits["test"], names, MEAN, STD)

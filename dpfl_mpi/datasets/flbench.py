@@ -1,4 +1,4 @@
-"""A folder that FL-bench's `generate_data.py` made: `data.npy`, `targets.npy`, and `partition.pkl`, which says who holds which of them."""
+"""A folder of FL-bench's `generate_data.py`: `data.npy`, `targets.npy` and `partition.pkl`."""
 
 from pathlib import Path
 from typing import Any
@@ -7,53 +7,68 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._files import check_one, entries, npy, unpickled
+from dpfl_mpi.datasets._archives import check_one, entries
+from dpfl_mpi.datasets._pickles import read_npy, unpickle
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import refused_as
 
 PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
-SOURCE = "FL-bench's folder of a data set, such as data/femnist, or an archive of it, with data.npy, targets.npy and partition.pkl"
-NO_DOWNLOAD = "FL-bench makes these files: run its generate_data.py, and name data/femnist, say, with --source PATH"
 NEEDED = ("data.npy", "targets.npy", "partition.pkl")
-A_FILE = 16 * 2**30  # bytes
+SOURCE = "FL-bench's folder of a data set, such as data/femnist, or an archive of it, "
+SOURCE += f"with {', '.join(NEEDED)}"
+NO_DOWNLOAD = "run FL-bench's generate_data.py, and name data/femnist, say, with --source PATH"
+FILE_BYTES = 16 * 2**30  # most
 
 
 def read(source: Path) -> Arrays:
-    """Return the samples that clients hold, client k with the name "k"; what a client validates with is joined to its training part."""
-    held = {path: get() for path, get in entries(source, A_FILE) if path.name in NEEDED}
-    check_one(source, (path.parent for path in held))
-    found = {path.name: data for path, data in held.items()}
-    if missing := [name for name in NEEDED if name not in found]:
-        note = "; of data that FL-bench downloads it keeps the partition alone" if missing[0] == "data.npy" else ""
-        raise UserError(f"{source} holds no {missing[0]}, which FL-bench makes for synthetic, femnist and celeba{note}")
-    x, y = (npy(f"{source}: {name}", found[name]) for name in NEEDED[:2])
+    """Return the samples that clients hold; client k is named "k".
+
+    What a client validates with is joined to its training part.
+    """
+    files = {path: get() for path, get in entries(source, FILE_BYTES) if path.name in NEEDED}
+    check_one(source, (path.parent for path in files))
+    found = {path.name: data for path, data in files.items()}
+    for name in NEEDED:
+        if name not in found:
+            makes = "which FL-bench makes for synthetic, femnist and celeba"
+            if name == "data.npy":
+                makes += "; of data that FL-bench downloads it keeps the partition alone"
+            raise UserError(f"{source} holds no {name}, {makes}")
+    x, y = (read_npy(f"{source}: {name}", found[name]) for name in NEEDED[:2])
     if y.ndim != 1 or x.shape[:1] != y.shape:
-        raise UserError(f"{source}: data.npy is {x.shape}, targets.npy {y.shape}; one label per sample is needed")
-    dealt = unpickled(found["partition.pkl"], f"{source}: partition.pkl")
-    clients = dealt.get("data_indices") if isinstance(dealt, dict) else None
+        shapes = f"data.npy is {x.shape}, targets.npy {y.shape}"
+        raise UserError(f"{source}: {shapes}; one label per sample is needed")
+    partition = unpickle(found["partition.pkl"], f"{source}: partition.pkl")
+    clients = partition.get("data_indices") if isinstance(partition, dict) else None
     if not (isinstance(clients, list) and clients):
-        raise UserError(f"{source}: partition.pkl is no dictionary with data_indices, a list of clients")
+        needed = "data_indices, a list of clients"
+        raise UserError(f"{source}: partition.pkl is no dictionary with {needed}")
     rows, owners, test = [], [], []
     for k, sets in enumerate(clients):
-        if not (isinstance(sets, dict) and {"train", "test"} <= set(sets) <= {"train", "val", "test"}):
+        known = isinstance(sets, dict) and {"train", "test"} <= set(sets)
+        if not known or not set(sets) <= {"train", "val", "test"}:
             raise UserError(f"{source}: partition.pkl has no train and test of client {k}")
         for part, indices in sets.items():
-            rows.append(whole(source, k, indices, len(y)))
+            rows.append(checked_indices(source, k, indices, len(y)))
             owners.append(np.full(len(rows[-1]), k))
             test.append(np.full(len(rows[-1]), part == "test"))
     chosen = np.concatenate(rows)
     if len(np.unique(chosen)) < len(chosen):
         raise UserError(f"{source}: partition.pkl deals a sample twice")
-    note = f"FL-bench's {source.name}, {len(clients)} clients, who hold {len(chosen)} of {len(y)} samples"
-    return arrays_of(x[chosen], y[chosen], np.concatenate(owners), np.concatenate(test), str(source), note)
+    held = f"{len(chosen)} of {len(y)} samples"
+    note = f"FL-bench's {source.name}, {len(clients)} clients, who hold {held}"
+    client, is_test = np.concatenate(owners), np.concatenate(test)
+    return arrays_of(x[chosen], y[chosen], client, is_test, str(source), note)
 
 
-def whole(source: Path, k: int, indices: Any, samples: int) -> np.ndarray:
+def checked_indices(source: Path, k: int, indices: Any, samples: int) -> np.ndarray:
     with refused_as(f"{source}: partition.pkl gives client {k} no list of indices"):
         out = np.asarray(indices)
     if out.size == 0:
         return np.empty(0, np.int64)
-    if out.ndim != 1 or out.dtype.kind not in "iu" or out.min() < 0 or out.max() >= samples:
-        raise UserError(f"{source}: partition.pkl gives client {k} indices beyond 0 to {samples - 1}")
+    whole = out.ndim == 1 and out.dtype.kind in "iu"
+    if not whole or out.min() < 0 or out.max() >= samples:
+        beyond = f"indices beyond 0 to {samples - 1}"
+        raise UserError(f"{source}: partition.pkl gives client {k} {beyond}")
     return out.astype(np.int64)

@@ -26,7 +26,7 @@ from dpfl_mpi.data.source import (
     verify,
 )
 from dpfl_mpi.datasets import flbench, pfllib
-from dpfl_mpi.datasets._files import unpickled
+from dpfl_mpi.datasets._pickles import unpickle
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.prepare import write
@@ -352,7 +352,7 @@ def same(a, b):
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_data_in_a_pickle_is_read_as_pickle_reads_it(protocol):
     held = pickle.dumps(DATA | {"again": DATA["list"], "x again": DATA["x"]}, protocol)
-    assert same(unpickled(held, "file"), pickle.loads(held))
+    assert same(unpickle(held, "file"), pickle.loads(held))
 
 
 class Hostile:
@@ -386,7 +386,7 @@ def hostile(path):
 def test_a_hostile_pickle_is_refused_and_not_run(tmp_path):
     path = tmp_path / "touched"
     for data in hostile(path).values():
-        said = refused("file holds a ...pickle...(nothing ...was executed)", unpickled, data, "file")
+        said = refused("file holds a ...pickle...(nothing ...was executed)", unpickle, data, "file")
         assert said.startswith("file holds") and said.endswith("was executed)")
     assert not path.exists()
     pickle.loads(hostile(path)["os.system"])  # the file is what it is said to be
@@ -402,7 +402,7 @@ def test_a_pickle_with_any_byte_changed_is_data_or_one_sentence():
         bad = bytearray(good)
         bad[rng.randrange(len(bad))] = rng.randrange(256)
         try:
-            unpickled(bytes(bad), "file")
+            unpickle(bytes(bad), "file")
             seen.add("data")
         except UserError as error:
             seen.add(str(error).split(" with ")[0])
@@ -410,7 +410,7 @@ def test_a_pickle_with_any_byte_changed_is_data_or_one_sentence():
     laughs = [1]
     for _ in range(60):
         laughs = [laughs, laughs]
-    assert isinstance(unpickled(pickle.dumps(laughs, 4), "file"), list)
+    assert isinstance(unpickle(pickle.dumps(laughs, 4), "file"), list)
 
 
 # PFLlib -------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from launch import refused
 from making import folder, images, leaf, real, records, stored, tar, zipped
 
 from dpfl_mpi.data.source import in_file, open_source, read_rows
-from dpfl_mpi.datasets import _files, cifar10, cifar100, cinic10, femnist
+from dpfl_mpi.datasets import _archives, cifar10, cifar100, cinic10, femnist
 from dpfl_mpi.datasets import arrays as own
 from dpfl_mpi.plugins import find
 from dpfl_mpi.prepare import default_out, main, prepare
@@ -72,7 +72,7 @@ def test_cinic_joins_train_and_valid(tmp_path):
 
 
 def test_cifar10_binary(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "A_FILE", 20)
+    monkeypatch.setattr(cifar10, "IMAGES", 20)
     at, numbered = "cifar-10-batches-bin", enumerate((*cifar10.TRAIN, *cifar10.TEST))
     files = {f"{at}/{name}": records(20, np.arange(20) % 10, i) for i, name in numbered}
     one, two = cifar10.read(tar(tmp_path / "c.tar.gz", files)), cifar10.read(folder(tmp_path / "c", files))
@@ -303,11 +303,11 @@ def test_links_and_what_an_archive_holds_twice_are_refused(tmp_path, monkeypatch
 
 def test_too_large(tmp_path, monkeypatch):
     files = images(("train", "test"), ("a",), each=2)
-    monkeypatch.setattr(_files.entries, "__defaults__", (100, None))
+    monkeypatch.setattr(_archives.entries, "__defaults__", (100, None))
     for source in (folder(tmp_path / "f", files), tar(tmp_path / "t", files), zipped(tmp_path / "z", files)):
         unstaged(tmp_path, "image_folder", source, "allowed are 100")
     monkeypatch.undo()
-    monkeypatch.setattr(_files, "MEMBERS", 3)
+    monkeypatch.setattr(_archives, "MEMBERS", 3)
     unstaged(tmp_path, "image_folder", tar(tmp_path / "t2", files), "more than 3 files")
 
 

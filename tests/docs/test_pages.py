@@ -17,7 +17,7 @@ import torch
 from launch import ROOT, ended, mpirun, refused, run_here, run_many, script, text_file
 
 from dpfl_mpi import api, plugins
-from dpfl_mpi.datasets._files import unpickled
+from dpfl_mpi.datasets._pickles import unpickle
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.methods import Method
 from dpfl_mpi.numerics import native
@@ -184,7 +184,7 @@ def test_a_mistake_says_what_the_page_says(tmp_path, on_ranks, file, mistake):
 def test_every_mistake_of_the_pages_is_made_here():
     assert [len(table(file)) for file in MISTAKES] == [len(GOSSIP), len(NET), len(TOPICS) + 1]
     *_, (mistake, sentence) = table("topics")
-    refused(sentence, unpickled, b"cposix\nsystem\n(S'true'\ntR.", "partition.pkl")
+    refused(sentence, unpickle, b"cposix\nsystem\n(S'true'\ntR.", "partition.pkl")
     assert mistake.startswith("a pickle")
 
 
