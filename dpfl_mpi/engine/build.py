@@ -31,9 +31,8 @@ from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.optimiser import optimiser_of
 from dpfl_mpi.numerics.select_backend import select_backend
-from dpfl_mpi.plan.needs import refuse_results
+from dpfl_mpi.plan.needs import optimiser_of, refuse_results
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.search import Rule

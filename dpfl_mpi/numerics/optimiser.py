@@ -4,13 +4,10 @@ What an optimiser remembers of a row lies in its momentum row: `[W]` for SGD, `[
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from dpfl_mpi.settings import Resolved
 
 
 @dataclass(frozen=True)
@@ -102,17 +99,3 @@ class Adam(SGD):
         if trained is not None:
             step.mul_(trained)
         w.add_(step, alpha=-float(lr))
-
-
-def optimiser_of(run: Resolved) -> SGD:
-    """Return the optimiser of a Run: SGD, Adam or AdamW."""
-    settings: dict[str, Any] = {
-        "batch_size": run.batch_size,
-        "momentum": run.momentum,
-        "weight_decay": run.weight_decay,
-        "clip_norm": run.clip_norm,
-    }
-    if run.optimizer == "sgd":
-        return SGD(**settings)
-    betas, decoupled = (run.beta1, run.beta2), run.optimizer == "adamw"
-    return Adam(**settings, betas=betas, eps=run.adam_eps, decoupled=decoupled)

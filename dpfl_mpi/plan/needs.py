@@ -24,7 +24,7 @@ from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native_backend import try_native
-from dpfl_mpi.numerics.optimiser import optimiser_of
+from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.numerics.sketches import comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.transport.build import codec_of, columns_of
@@ -247,6 +247,15 @@ def step_seconds(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n:
     first = np.zeros(1, np.int64)
     epoch = lambda: backend.train_epochs(block, LocalEpochs(1, first, LR))  # noqa: E731
     return fastest(epoch, TIMED_S) / steps
+
+
+def optimiser_of(run: Resolved) -> SGD:
+    """Return the optimiser of a Run."""
+    sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
+    if run.optimizer == "sgd":
+        return sgd
+    betas, decoupled = (run.beta1, run.beta2), run.optimizer == "adamw"
+    return Adam(**vars(sgd), betas=betas, eps=run.adam_eps, decoupled=decoupled)
 
 
 def one_client(
