@@ -1,7 +1,7 @@
 """`Search`: the loop that Algorithms 2 and 3 share, for a block of clients in lock-step.
 
 Line numbers are those of Algorithm 2. Algorithm 3 takes the same steps in its lines 12 to 25.
-X and Y are sets of clients other than k; k itself is always in both.
+Client k is always in X and in Y, so the sets that are stored leave it out.
 """
 
 from typing import Any
@@ -18,8 +18,6 @@ from dpfl_mpi.transport.mailroom import Arrived
 
 # whether a > 0 and b > 0, in the order of `graph.CASES`
 GAINS = [(True, False), (False, True), (False, False), (True, True)]
-
-
 # a block of clients, sum p_i w_i over each client's Y, float64 [k, W], and sum p_i, [k]
 Start = tuple[slice, Tensor, np.ndarray]
 
