@@ -1,4 +1,4 @@
-"""The greedy search against all subsets, by hand and the run's own search as a twin; how many partitions a difference takes, by hand."""
+"""The greedy search against all subsets, and how many partitions a difference takes."""
 
 import csv
 import itertools
@@ -28,31 +28,31 @@ def saved(tmp_path_factory):
 
 
 def test_greedy_by_hand():
-    """Three others; R by subset 000 to 111. The order 0, 1, 2 takes 0 (gain 2 against 0), then 1 by a coin, and then it is full."""
+    """R by subset 000 to 111 of three others, in the order 0, 1, 2.
+
+    0 is added (gain 2 against 0). 1: a = 3 - 2 = 1, b = R(101) - R(111) = 3: added with a coin below
+    1/4. With a coin of 0.3 it is not, and 2 is added (a = 3, b = 0). Then the budget is reached.
+    """
     rewards = np.array([0.0, 2, 1, 3, 5, 5, 4, 2])
-    # 0: a = 2, b = R(110) - R(111) = 2: a coin below 1/2 adds. 1: a = 3 - 2 = 1, b = R(101) - R(111) = 3: below 1/4 adds;
-    # with a coin of 0.3 not 1; then 2: a = 3, b = 0: added
     for coin, most, chosen in ((0.2, 2, 0b011), (0.3, 2, 0b101), (0.2, 1, 0b001), (0.2, 0, 0)):
-        assert optimality.greedy(rewards, np.arange(3), np.array([0.4, coin, 0.9]), most) == chosen
-    assert [optimality.best_subset(rewards, most) for most in (0, 1, 2, 3)] == [
-        0,
-        0b100,
-        0b100,
-        0b100,
-    ]
+        coins = np.array([0.4, coin, 0.9])
+        assert optimality.greedy(rewards, np.arange(3), coins, most) == chosen
+    best = [optimality.best_subset(rewards, most) for most in (0, 1, 2, 3)]
+    assert best == [0, 0b100, 0b100, 0b100]
     assert optimality.best_subset(np.array([0.0, 1, 1, 4]), 1) == 1
 
 
 def test_rewards_are_losses_of_averages(saved):
     with Result(saved) as result, federation(FIELDS) as fed:
-        models, k = optimality.Models(result, None), 2
-        rewards, others, R = models.rewards(k), [0, 1, 3, 4], reward_of(fed, k)
+        models, k, others = optimality.Models(result, None), 2, [0, 1, 3, 4]
+        rewards, R = models.rewards(k), reward_of(fed, k)
         p, best = result["client/p"], result["model/best"].astype(float)
         for size in range(5):
             for members in itertools.combinations(range(4), size):
                 chosen = [k, *(others[m] for m in members)]
                 row = (p[chosen] @ best[chosen]) / p[chosen].sum()
-                assert rewards[sum(1 << m for m in members)] == pytest.approx(R(row), abs=1e-5)
+                subset = sum(1 << m for m in members)
+                assert rewards[subset] == pytest.approx(R(row), abs=1e-5)
         assert models.test_acc(k, 0) == pytest.approx(result["best/test_acc"][k])
 
 
@@ -68,46 +68,45 @@ def test_it_is_the_search_of_the_runs(saved):
                 order = np.searchsorted(others, fed.shuffle(k, others, 0))
                 coins = streams.stream(fed.run.seed, streams.COIN, k, 1000 * t).random(N - 1)
                 found = optimality.greedy(models.rewards(k), order, coins, 2)
-                assert (
-                    others[[found >> i & 1 == 1 for i in range(N - 1)]].tolist()
-                    == omega.of(k).tolist()
-                )
+                is_member = [found >> i & 1 == 1 for i in range(N - 1)]
+                assert others[is_member].tolist() == omega.of(k).tolist()
 
 
 def test_the_report(saved, tmp_path, said):
-    out = said(optimality.main, saved, "--orders=30", "--out", tmp_path / "o.csv")
+    file = tmp_path / "o.csv"
+    out = said(optimality.main, saved, "--orders=30", "--out", file)
     assert "5 clients, B_c = 3, 16 subsets per client, 30 orders" in out
-    rows = list(csv.DictReader((tmp_path / "o.csv").read_text().splitlines()))
-    assert len(rows) == 5 * 31 and all(
-        float(r["gap"]) >= 0 and len(r["collaborators"].split()) <= 2 for r in rows
-    )
-    assert all(float(r["gap"]) == 0 for r in rows if r["order"] == "-1")
-    found = 100 * np.mean([float(r["gap"]) < 1e-12 for r in rows if r["order"] != "-1"])
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    gaps = np.array([float(row["gap"]) for row in rows])
+    is_best = np.array([row["order"] == "-1" for row in rows])
+    assert len(rows) == 5 * 31 and (gaps >= 0).all() and (gaps[is_best] == 0).all()
+    assert all(len(row["collaborators"].split()) <= 2 for row in rows)
+    found = 100 * (gaps[~is_best] < 1e-12).mean()
     assert f"in {found:.1f} % of the orders" in out
 
 
+NO_ORDERS = "--orders is 0; allowed is a whole number of at least 1"
+MANY = "has 17 clients; all subsets are tried of 2 to 16"
+REACH, BATCH = "in the run it reached fewer (--reach)", "over mini-batches (--metric batch)"
 NARROW = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch"}
 
 
-@pytest.mark.parametrize(("fields", "orders", "code", "sentences"), [
-    ({"rounds": 0}, 0, 2, ["--orders is 0; allowed is a whole number of at least 1"]),
-    ({"rounds": 0, "clients": 17}, 2, 2, ["has 17 clients; all subsets are tried of 2 to 16"]),
-    (NARROW, 2, 0, ["in the run it reached fewer (--reach)", "in the run over mini-batches (--metric batch)"]),
-])  # fmt: skip
-def test_mistakes_and_what_the_run_does_otherwise_are_said(
-    fields, orders, code, sentences, result_of, said
-):
-    told = said(
-        optimality.main,
-        result_of(FIELDS | fields, save_models=True).path,
-        f"--orders={orders}",
-        code=code,
-    )
-    assert [sentence for sentence in sentences if sentence not in told] == []
+@pytest.mark.parametrize(
+    ("fields", "orders", "code", "sentences"),
+    [
+        ({"rounds": 0}, 0, 2, [NO_ORDERS]),
+        ({"rounds": 0, "clients": 17}, 2, 2, [MANY]),
+        (NARROW, 2, 0, [REACH, BATCH]),
+    ],
+)
+def test_mistakes_and_differences_to_the_run(fields, orders, code, sentences, result_of, said):
+    path = result_of(FIELDS | fields, save_models=True).path
+    printed = said(optimality.main, path, f"--orders={orders}", code=code)
+    assert [sentence for sentence in sentences if sentence not in printed] == []
 
 
 def test_chance_by_hand():
-    """Means 2 and 6; within: (1 + 1 + 4 + 4) / 2 = 5; of a mean 5 / 2; between: 8 - 2.5."""
+    """Means 2 and 6; within: (1 + 1 + 4 + 4) / 2 = 5, of a mean 5 / 2; between: 8 - 2.5."""
     parts = [np.array([1.0, 3.0]), np.array([4.0, 8.0])]
     chance = chance_of(parts)
     assert (chance.partitions, chance.clients) == (2, 2)
@@ -115,54 +114,41 @@ def test_chance_by_hand():
     # one degree of freedom; the error of the mean is 2
     assert interval(parts) == (4, pytest.approx(12.706 * 2, rel=1e-4))
     one = [np.array([0.0, 1.0, 2.0, 5.0])]
-    assert chance_of(one).between == 0 and interval(one)[1] == pytest.approx(
-        3.1824 * np.sqrt(14 / 3 / 4), rel=1e-4
-    )
+    assert chance_of(one).between == 0
+    assert interval(one)[1] == pytest.approx(3.1824 * np.sqrt(14 / 3 / 4), rel=1e-4)
     assert chance_of([np.array([1.0, 9.0]), np.array([5.1, 4.9])]).between == 0  # never below 0
 
 
 def test_power_is_that_of_a_t_test():
-    """An effect of one standard deviation: a paired t-test of 10 has a power of 0.8031 (G*Power 3.1, two-sided, 5 %)."""
+    """A paired t-test of 10 has a power of 0.8031 for one standard deviation (G*Power 3.1)."""
     chance = Chance(within=2.0, between=0.0, partitions=1, clients=1)
     assert power(chance, 2.0, 10, 1, 0.05) == pytest.approx(0.8031, abs=1e-4)
-    for difference, wanted, count in (
-        (2, 0.8, 10),
-        (-2, 0.8, 10),
-        (2, 0.81, 11),
-        (1e-3, 0.8, 0),
-    ):  # 0: over 10,000
-        assert needed(chance, difference, 1, wanted, 0.05) == count
-    assert power(chance, 1e-9, 10, 1, 0.05) == pytest.approx(
-        0.05, abs=1e-6
-    )  # nothing there: the level
+    for difference, wanted, count in ((2, 0.8, 10), (-2, 0.8, 10), (2, 0.81, 11), (1e-3, 0.8, 0)):
+        assert needed(chance, difference, 1, wanted, 0.05) == count  # 0: over 10,000
+    assert power(chance, 1e-9, 10, 1, 0.05) == pytest.approx(0.05, abs=1e-6)  # the level
     assert power(chance, 100.0, 5, 100, 0.05) == 1
     # a partition's mean over 50 clients has the variance 2^2 + 5^2 / 50 = 15^2 / 50
-    both, one = (Chance(within, between, 2, 50) for within, between in ((5.0, 2.0), (15.0, 0.0)))
+    both, one = Chance(5.0, 2.0, 2, 50), Chance(15.0, 0.0, 2, 50)
     assert power(both, 1.5, 6, 50, 0.05) == pytest.approx(power(one, 1.5, 6, 50, 0.05))
-    # two partitions, 8 deviations of their mean: the other way of the same test, 1 - F'(12.706^2; 1, 1, 64)
-    assert power(chance, 8 * 2 / 2**0.5, 2, 1, 0.05) == pytest.approx(
-        ncf.sf(12.7062**2, 1, 1, 64), abs=1e-4
-    )
+    # two partitions, 8 deviations of their mean, as an F-test: 1 - F'(12.706^2; 1, 1, 64)
+    f_test = ncf.sf(12.7062**2, 1, 1, 64)
+    assert power(chance, 8 * 2 / 2**0.5, 2, 1, 0.05) == pytest.approx(f_test, abs=1e-4)
 
 
 @pytest.fixture
 def paths(tmp_path):
-    return [
-        str(tiny_result.make(tmp_path / f"{m}{s}.h5", m, s))
-        for m in ("dpfl", "local")
-        for s in (42, 52)
-    ]
+    pairs = [(method, seed) for method in ("dpfl", "local") for seed in (42, 52)]
+    return [str(tiny_result.make(tmp_path / f"{m}{s}.h5", m, s)) for m, s in pairs]
 
 
-def test_from_results(paths, said):
-    """Differences of two partitions: (20, 0, 20, -20) with mean 5, and (30, 10, 10, -10) with mean 10."""
+def test_power_from_results(paths, said):
+    """Two partitions: (20, 0, 20, -20) with mean 5, and (30, 10, 10, -10) with mean 10."""
     out = said(plan_power.main, *paths, "--difference=5")
     assert "DPFL (B_c = 3) minus Local: +7.50 ± 31.77 points" in out  # 12.706 * 2.5
-    assert (
-        "2 partitions, 4 clients each" in out
-        and "within a partition 17.80, between partitions 0.00" in out
-    )
-    row = next(line.split() for line in out.splitlines() if line.strip().startswith("100 "))
+    assert "2 partitions, 4 clients each" in out
+    assert "within a partition 17.80, between partitions 0.00" in out
+    lines = [line.split() for line in out.splitlines()]
+    row = next(line for line in lines if line[:1] == ["100"])
     chance = chance_of([np.array([20.0, 0, 20, -20]), np.array([30.0, 10, 10, -10])])
     assert int(row[1]) == needed(chance, 5, 100, 0.8, 0.05) and int(row[2]) == 100 * int(row[1])
     assert max(map(len, out.splitlines())) <= 130
@@ -172,23 +158,24 @@ def test_from_results(paths, said):
 
 def test_results_without_a_round_are_refused(tmp_path, said):
     tiny_result.empty(tmp_path / "a.h5", Run().resolve())
-    told = said(plan_power.main, tmp_path / "a.h5", "--difference=1", code=2)
-    assert told.endswith("error: none of these results has a recorded round yet\n")
+    printed = said(plan_power.main, tmp_path / "a.h5", "--difference=1", code=2)
+    assert printed.endswith("error: none of these results has a recorded round yet\n")
 
 
-@pytest.mark.parametrize(("which", "more", "sentence"), [
-    ([0, 1], ["--difference=1"], "these are results of 1 different Runs"),
-    ([0, 2], ["--difference=0"], "--difference is 0; allowed is a number of points other than 0"),
-    ([0, 2], ["--difference=1", "--power=1"], "--power is 1; allowed is a probability"),
-    ([0, 3], ["--difference=1"], "no partition in common"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("which", "more", "sentence"),
+    [
+        ([0, 1], ["--difference=1"], "these are results of 1 different Runs"),
+        ([0, 2], ["--difference=0"], "--difference is 0; allowed is a number of points"),
+        ([0, 2], ["--difference=1", "--power=1"], "--power is 1; allowed is a probability"),
+        ([0, 3], ["--difference=1"], "no partition in common"),
+    ],
+)
 def test_mistakes_are_sentences(paths, said, which, more, sentence):
     assert sentence in said(plan_power.main, *(paths[i] for i in which), *more, code=2)
 
 
-@pytest.mark.parametrize(
-    ("study", "flag"), [(plan_power, "--difference"), (optimality, "--orders")]
-)
-def test_a_number_is_in_the_digits_0_to_9(study, flag, said):
-    for digits in ("٣", "1_0"):
-        assert f"{flag}: invalid" in said(study.main, "x.h5", f"{flag}={digits}", code=2)
+def test_a_number_is_in_the_digits_0_to_9(said):
+    for study, flag in ((plan_power, "--difference"), (optimality, "--orders")):
+        for digits in ("٣", "1_0"):
+            assert f"{flag}: invalid" in said(study.main, "x.h5", f"{flag}={digits}", code=2)
