@@ -1,0 +1,150 @@
+"""The arena's cells and its tables, against SciPy and numbers chosen by hand."""
+
+import arena
+import numpy as np
+import pandas as pd
+import pytest
+import standings
+import tiny_result
+from launch import ROOT, refused, script
+from scipy import stats
+
+from dpfl_mpi.settings import Run
+
+
+def test_holm_by_hand():
+    corrected = standings.holm([0.01, 0.04, 0.03, 0.2])
+    assert corrected == pytest.approx([0.04, 0.09, 0.09, 0.2])
+    assert standings.holm([0.9, 0.8]).tolist() == [1, 1]
+
+
+def test_a_chance_is_the_larger_of_two_t_tests():
+    rng = np.random.default_rng(1)
+    parts = [rng.normal(mean, 1, 50) for mean in (0.3, 0.5, 0.1)]
+    one = stats.ttest_1samp(parts[0], 0).pvalue
+    assert standings.chance(parts[:1]) == pytest.approx(one)
+    over_partitions = stats.ttest_1samp([part.mean() for part in parts], 0).pvalue
+    mean, error = np.mean(parts), np.sqrt(sum(part.var(ddof=1) / 50 for part in parts)) / 3
+    over_clients = 2 * stats.t(147).sf(mean / error)
+    assert standings.chance(parts) == pytest.approx(max(over_partitions, over_clients))
+    assert standings.chance([part - mean for part in parts]) > 0.9
+
+
+@pytest.fixture
+def lines():
+    """Return Runs and clients: three partitions of 50 clients, with little noise.
+
+    DPFL is two points above the random graph, and ten above Local.
+    """
+    rng = np.random.default_rng(2)
+    above = {"DPFL": 0.10, standings.RANDOM: 0.08, "Local": 0.0}
+    costs = {"megabytes": 3, "evaluations": 0, "steps": 7, "core_hours": 0.5}
+    runs, clients = [], []
+    for seed in (1, 2, 3):
+        of_client = rng.uniform(0.4, 0.6, 50)
+        for row, gain in above.items():
+            run, accuracy = f"{row}{seed}", of_client + gain + rng.normal(0, 0.002, 50)
+            name = {"setting": "Digits", "epochs": 10, "row": row, "seed": seed, "run": run}
+            runs.append(name | {"partition": f"p{seed}", "models": 100.0 * seed} | costs)
+            columns = {"run": run, "client": range(50), "accuracy": accuracy}
+            clients.append(pd.DataFrame(columns))
+    return pd.DataFrame(runs), pd.concat(clients)
+
+
+def test_a_table_shows_what_is_significant(lines):
+    runs, clients = lines
+    found = standings.differences(runs, clients)
+    pairs = {("DPFL", "Local"), ("DPFL", standings.RANDOM), (standings.RANDOM, "Local")}
+    assert set(zip(found["row"], found["to"], strict=True)) == pairs
+    assert found["significant"].all()
+    table = pd.DataFrame(standings.table(runs, clients, found)).set_index("row")
+    assert table.loc["DPFL", "vs random graph"].startswith("**+1.98 ± 0.08 (3)")
+    assert table.loc["Local", "vs Local"] == "-"
+    assert (table["models"] == "200").all() and (table["core hours"] == "0.50").all()
+    noise = clients.assign(accuracy=clients.groupby("client")["accuracy"].transform("mean"))
+    noise["accuracy"] += np.random.default_rng(3).normal(0, 0.01, len(noise))
+    assert not standings.differences(runs, noise)["significant"].any()
+    one = standings.differences(runs[runs["seed"] == 1], clients)
+    assert not one["significant"].any() and one["p"].min() < 1e-6  # of one partition
+    _, right = standings.picture(runs, found).axes
+    # Local has no difference of its own
+    assert [text.get_text() for text in right.texts] == ["DPFL", standings.RANDOM]
+
+
+def test_the_front_page_shows_the_length_with_most_partitions(lines):
+    runs, clients = lines
+    found = standings.differences(runs, clients)
+    longer = runs[runs["seed"] == 1].assign(epochs=20)  # of one partition, with one row more
+    other = found[found["to"] == standings.RANDOM].assign(parts=[found["parts"][0][:1]])
+    other = other.assign(row="Oracle", epochs=20, significant=False)
+    (front,) = standings.answer(pd.concat([runs, longer]), pd.concat([found, other]))
+    shown = (front["epochs"], front["DPFL"], front["Oracle"])
+    assert shown == ("10", "**+1.98 ± 0.08 (3)**", "-")
+    assert front["random graph over Local"].startswith("**+8.0")
+
+
+def test_rows_of_a_setting_train_as_long_with_the_same_budget():
+    # these train 10 epochs before round 1
+    before = ("dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "nearest")
+    for setting, row, epochs, run in arena.CELLS:
+        trained = 5 * run.rounds + run.finetune_epochs + (10 if run.method in before else 0)
+        assert trained == epochs, (setting, row)
+        assert str(run.budget) == ("6" if setting.startswith("HAR") else "0.1N")
+    names = [(setting, row, epochs, run.seed) for setting, row, epochs, run in arena.CELLS]
+    assert len(set(names)) == len(names) > 400
+    command = arena.prepared("data/labels-42.h5")
+    assert "groups.py --source OUT.zip --by labels --seed 42 --out" in command
+    said = "--cell is no such; no cell's name has these words"
+    refused(said, arena.print_commands, "no such")
+
+
+def test_a_cells_line(tmp_path):
+    result = tiny_result.tiny(tmp_path, "one", "dpfl", 42)
+    line = arena.line_of(Run(method="dpfl"), result)
+    models = result["traffic/models_received"].sum(0).mean()
+    assert line["models"] == pytest.approx(models)
+    megabytes = 4e-6 * models * int(result.fact("parameters"))
+    assert line["megabytes"] == pytest.approx(megabytes)
+
+
+def test_a_client_that_is_like_no_other_is_scored_on_its_own_images(result_of):
+    fields = {"clients": 4, "rounds": 1, "method": "local", "tau_train": 1}
+    result = result_of(fields)
+    settings = ("HAR, 30 people", "CIFAR-10 Patho(3)")
+    alone, alike = (arena.clients_of(setting, result) for setting in settings)
+    own = result["best/test_acc"].round(6).tolist()
+    assert alone["accuracy"].tolist() == alone["own"].tolist() == alike["own"].tolist() == own
+    assert alike["accuracy"].tolist() != own
+
+
+def test_cells_are_collected_folder_by_folder(tmp_path):
+    """DPFL's cell comes from one folder and Local's from another; none is scored twice."""
+    arena, setting = script(ROOT / "reproduction" / "arena.py"), "CIFAR-10 Patho(3)"
+    arena.FILE, arena.CLIENTS = tmp_path / "arena.csv", tmp_path / "arena-clients.csv"
+    arena.CELLS, arena.DONE = [], set()
+    for row, method, more in ("DPFL", "dpfl", {"budget": 3}), ("Local", "local", {}):
+        run = Run(method=method, clients=4, rounds=2, seed=42, classes_per_client=3, **more)
+        tiny_result.make(run.path(tmp_path / row), method, 42)
+        arena.CELLS.append((setting, row, 160, run))
+    scored = []
+
+    def clients_of(_, result):  # these results hold no models
+        scored.append(result.path.stem[-8:])
+        columns = {"run": scored[-1], "client": range(4), "accuracy": result["best/test_acc"]}
+        return pd.DataFrame(columns)
+
+    arena.clients_of = clients_of
+    for row in ("Local", "DPFL", "DPFL"):
+        arena.collect(str(tmp_path / row))
+        keys = pd.read_csv(arena.FILE)[arena.KEYS].itertuples(index=False)
+        arena.DONE = {arena.place(*key) for key in keys}
+    lines, clients = pd.read_csv(arena.FILE), pd.read_csv(arena.CLIENTS, dtype={"run": str})
+    assert lines["row"].tolist() == ["DPFL", "Local"] and len(scored) == 2
+    assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
+    assert clients["client"].tolist() == [0, 1, 2, 3] * 2 and clients["client"].dtype == int
+    assert clients["accuracy"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
+    # the random graph takes its degrees from DPFL's result
+    wanted = [arena.is_wanted(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")]
+    assert wanted == [True, False, True]
+    arena.DONE.add(arena.place(setting, standings.DEGREES, 160, 42))
+    assert not arena.is_wanted(setting, "DPFL", 160, 42)
