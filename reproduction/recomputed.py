@@ -283,10 +283,17 @@ def period(frames: Frames) -> str:
     return ablation(frames, "ggc_period", "P", paper.PERIOD)
 
 
-USUAL = {"table 1": table_1, "order": order}
-CIFAR10 = {**USUAL, "random graph": against, "variance": variances, "others": others}
-PATHO = {**CIFAR10, "tau_init": tau_init, "graphs": graphs, "searches": searches, "flips": flips}
-TABLES: dict[str, dict[str, Callable[[Frames], Any]]] = {  # by folder; other folders have `USUAL`
+Tables = dict[str, Callable[[Frames], Any]]
+USUAL: Tables = {"table 1": table_1, "order": order}
+CIFAR10: Tables = {**USUAL, "random graph": against, "variance": variances, "others": others}
+PATHO: Tables = {
+    **CIFAR10,
+    "tau_init": tau_init,
+    "graphs": graphs,
+    "searches": searches,
+    "flips": flips,
+}
+TABLES: dict[str, Tables] = {  # by folder; other folders have `USUAL`
     "cifar-10-patho-3": PATHO,
     "cifar-10-dir-0-1": {**CIFAR10, "P": period},
     "cifar-10-motivation": {"example": example},

@@ -8,6 +8,7 @@ differences of the page over two partitions or more; with one partition it never
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -133,7 +134,7 @@ def draw_costs(axes: Axes, runs: pd.DataFrame, parts: dict[str, Parts], looks: d
         colour, mark = looks[row]
         axes.plot(models[row], points[row], mark, ms=3, color=colour)
         if points[row] > highest or row in LABELLED:
-            place = {"textcoords": "offset points", "fontsize": 5}
+            place: dict[str, Any] = {"textcoords": "offset points", "fontsize": 5}
             axes.annotate(row, (models[row], points[row]), (3, 2), **place)
         highest = max(highest, points[row])
     axes.margins(x=0.25)

@@ -89,7 +89,7 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
     return pd.DataFrame(out)
 
 
-def over_clients(lines: pd.DataFrame, column: str) -> dict[str, float]:
+def over_clients(lines: pd.DataFrame, column: str) -> dict[str, Any]:
     """Return the spread and the worst decile of a row's clients, percent, means over seeds."""
     scored = lines.dropna(subset=[column])
     each = [100 * part.to_numpy() for _, part in scored.groupby("run")[column]]
@@ -102,7 +102,7 @@ def over_clients(lines: pd.DataFrame, column: str) -> dict[str, float]:
 
 def against_local(
     lines: pd.DataFrame, line: Any, local: pd.DataFrame, column: str
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Return a row's difference to Local, points, and the percentage of clients below it."""
     parts = minus_local(lines, line, local, column)
     if not parts:

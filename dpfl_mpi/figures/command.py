@@ -186,7 +186,7 @@ def main(
     def work() -> None:
         args = parser.parse_args()
         if args.files:
-            results, missing = [Result(file) for file in args.files], []
+            results, missing = [Result(file) for file in args.files], list[str]()
         else:
             results, missing = gather(runs, args.results)
         for line in missing:

@@ -8,6 +8,7 @@ that come from flipped ones over the rounds, and the distribution of that share 
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -71,12 +72,12 @@ def draw_row(panels: Sequence[Axes], result: Result, name: str) -> tuple[pd.Data
     over_rounds.plot(line, color=RED)
     over_rounds.axhline(by_chance, color=GREY, lw=0.6, ls=":")
     over_rounds.set_ylim(0, max(by_chance, line.max()) * 1.15)
-    at_end = {"ha": "right", "va": "bottom", "fontsize": 6, "color": GREY}
+    at_end: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 6, "color": GREY}
     over_rounds.text(last, by_chance, "chance ", **at_end)
     over_rounds.set(xlabel="round", ylabel="edges from flipped, %")
     over_rounds.locator_params(axis="x", integer=True)
     share = 100 * shares(result.graph(last), flipped)
-    histogram.hist(share, bins=np.arange(0, 101, 10), color=PALE, edgecolor=DARK, lw=0.5)
+    histogram.hist(share, bins=range(0, 101, 10), color=PALE, edgecolor=DARK, lw=0.5)
     histogram.set(xlabel=f"collaborators flipped, %\n(round {last})", ylabel="benign clients")
     histogram.locator_params(axis="y", integer=True)
     run, mean = result.run, share.mean() if len(share) else 0

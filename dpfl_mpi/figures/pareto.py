@@ -18,8 +18,8 @@ from dpfl_mpi.figures.style import TEXT, curve, legend, looks, over_repetitions
 from dpfl_mpi.figures.tables import markdown, number
 from dpfl_mpi.figures.variance import REACH
 
-METHODS = ("dpfl", "random_graph", "pairwise", "fedavg", "fedprox", "ditto", "fedrep")
-METHODS += ("pfedgraph", "local")
+WITH_SERVER = ("fedavg", "fedprox", "ditto", "fedrep")
+METHODS = ("dpfl", "random_graph", "pairwise", *WITH_SERVER, "pfedgraph", "local")
 RUNS = cifar10(method=METHODS, seed=SEEDS)
 RUNS += cifar10(method="fedavg", finetune_epochs=10, seed=SEEDS)
 COSTS = {

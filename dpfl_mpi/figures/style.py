@@ -70,7 +70,8 @@ def looks(rows: pd.DataFrame) -> list[dict[str, Any]]:
     out = []
     for row, place, count in zip(rows.itertuples(), places, counts, strict=True):
         white = PALEST * place / max(count - 1, 1)
-        shade = to_hex([(1 - white) * channel + white for channel in to_rgb(row.colour)])
+        red, green, blue = ((1 - white) * channel + white for channel in to_rgb(row.colour))
+        shade = to_hex((red, green, blue))
         line = LINES[(LINES.index(row.line) + place) % 4] if count > 1 else row.line
         out.append({"color": shade, "ls": line})
     return out
@@ -98,7 +99,7 @@ def curve(axes: Axes, x: Any, mean: Any, spread: Any, **look: Any) -> None:
     x, mean, spread = map(np.asarray, (x, mean, spread))
     axes.plot(x, mean, **look)
     if np.any(spread > 0):
-        band = {"color": look.get("color"), "alpha": 0.18, "lw": 0}
+        band: dict[str, Any] = {"color": look.get("color"), "alpha": 0.18, "lw": 0}
         axes.fill_between(x, mean - spread, mean + spread, **band)
 
 
@@ -173,5 +174,6 @@ def patches(
 ) -> None:
     """Draw a legend of coloured boxes by name."""
     boxes = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    usual: dict[str, Any] = {"ncols": len(boxes), "handlelength": 0.9, "handleheight": 0.9}
-    figure.legend(handles=boxes, loc=place, **usual | look)
+    usual: dict[str, Any] = {"loc": place, "ncols": len(boxes)}
+    usual |= {"handlelength": 0.9, "handleheight": 0.9}
+    figure.legend(handles=boxes, **usual | look)

@@ -594,7 +594,7 @@ def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, colour):
 
 
 def test_pareto_shows_ten_points_below_the_best_and_names_the_rest(made, tmp_path):
-    """DPFL ends at 70 and 75 %, which are 72.5 and a band; the random graph at 50 %, of one seed."""
+    """DPFL ends at 70 and 75 %: 72.5 and a band. The random graph ends at 50 %, one seed."""
     drawing = draw("pareto", [made[n] for n in (*SEEDS, "unsearched")])
     axes = drawing.figure.axes[0]
     assert axes.get_ylim()[0] == pytest.approx(62.5) and len(axes.collections) == 1

@@ -1,4 +1,4 @@
-"""The verdicts of reproduction/question.py against SciPy's t-tests and numbers worked out by hand."""
+"""The verdicts of reproduction/question.py, against SciPy and numbers worked out by hand."""
 
 from unittest.mock import MagicMock
 

@@ -1,4 +1,4 @@
-"""The report is one page that opens from disk: loads without errors, the slider changes the graph, the table sorts."""
+"""The report: its numbers, and in a browser its errors, slider and table."""
 
 import dataclasses
 import json
@@ -19,19 +19,20 @@ from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.results import Result
 
 CHROMIUM = list(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
+FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync"
+FLAGS += " --disable-background-networking"
 FLAGS += " --disable-component-update --window-size=1280,2400"
 
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
-    """The path of a report on two runs, one with a graph and one without."""
+    """Return the path of a report on two runs, one with a graph and one without."""
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(draw("report", [tiny(path.parent, m, m) for m in ("dpfl", "local")]).html)
     return path
 
 
-def held(page, name):
+def stored(page, name):
     return json.loads(re.search(rf"const {name} = (.*);</script>", page)[1])
 
 
@@ -44,7 +45,7 @@ def test_the_page_holds_everything_itself(html):
 
 
 def test_the_numbers_in_the_page(html):
-    runs = held(html.read_text(), "RUNS")
+    runs = stored(html.read_text(), "RUNS")
     assert [r["name"] for r in runs] == ["DPFL (B_c = 3), seed 42", "Local, seed 42"]
     assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
     assert runs[0]["sparsity"] == [43.75, 62.5, 56.25] and runs[0]["order"] == [0, 2, 1, 3]
@@ -65,11 +66,11 @@ def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
 
 
 def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
-    """All clients' labels are flipped: the page's JSON held NaN, which a browser shows as such."""
+    """All clients' labels are flipped: JSON must not hold NaN, which a browser would show."""
     none = tiny(tmp_path, "none", flipped=np.ones(4, bool), flip_share=0.9)
     page = draw("report", [none, tiny(tmp_path, "local", "local")]).html
     assert "NaN" not in page[page.index("const RUNS = ") :]
-    runs, groups = held(page, "RUNS"), held(page, "GROUPS")
+    runs, groups = stored(page, "RUNS"), stored(page, "GROUPS")
     assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
     assert (
         runs[0]["low"] == runs[0]["high"] == [None] * 3
@@ -80,14 +81,18 @@ def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
 
 
 NAMES = (
-    "<img src=x onerror=\"document.title='it ran'\">", "<!--<script>", "</script><script>document.title='it ran'</script>",
-    "<b>&lt;\u2028</b>", "{{GROUPS}}", "<a href='https://example.org'>x</a>",
-)  # fmt: skip
+    "<img src=x onerror=\"document.title='it ran'\">",
+    "<!--<script>",
+    "</script><script>document.title='it ran'</script>",
+    "<b>&lt;\u2028</b>",
+    "{{GROUPS}}",
+    "<a href='https://example.org'>x</a>",
+)
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """The path of a report on two runs whose data and classes are called what a page could take for its own."""
+    """Return the path of a report on two runs whose names look like parts of a page."""
     folder, i = tmp_path_factory.mktemp("hostile"), np.arange(240) % len(NAMES)
     x = np.random.default_rng(0).integers(0, 60, (240, 4, 4)) + 30 * i[:, None, None]
     results = []
@@ -116,8 +121,8 @@ def hostile(tmp_path_factory):
 
 def test_names_are_texts_whatever_they_look_like(hostile):
     page = hostile.read_text()
-    assert [run["classes"] for run in held(page, "RUNS")] == [list(NAMES)] * 2
-    assert [group["setting"] for group in held(page, "GROUPS")] == [
+    assert [run["classes"] for run in stored(page, "RUNS")] == [list(NAMES)] * 2
+    assert [group["setting"] for group in stored(page, "GROUPS")] == [
         "{{DATA}} Patho(2)",
         "{{GROUPS}} Patho(2)",
     ]
@@ -130,16 +135,16 @@ def test_an_endless_number_is_none(tmp_path):
     """A browser's JSON has no infinity, which the seconds of a damaged file may have."""
     with h5py.File(tiny(tmp_path).path, "r+") as file:
         file["seconds/train"][1] = np.inf
-    (run,) = held(draw("report", [Result(tmp_path / "a.h5")]).html, "RUNS")
+    (run,) = stored(draw("report", [Result(tmp_path / "a.h5")]).html, "RUNS")
     assert run["summary"]["seconds"] is None and run["seconds"]["train"] == [1.0, None, 1.0]
 
 
 def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
-    """DPFL has 70 and 75 %, Local 65 % twice; mean test accuracies of the rounds are .1 apart, as tiny_result makes them."""
+    """DPFL has 70 and 75 %, Local 65 % twice; accuracies of the rounds are .1 apart."""
     page = draw(
         "report", [tiny(tmp_path, f"{m}{s}", m, s) for s in (52, 42) for m in ("local", "dpfl")]
     ).html
-    groups, runs = held(page, "GROUPS"), held(page, "RUNS")
+    groups, runs = stored(page, "GROUPS"), stored(page, "RUNS")
     assert [g["name"] for g in groups] == ["DPFL (B_c = 3)", "Local"]
     assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
     assert (
@@ -197,7 +202,8 @@ def change(browser, name, value, event="input"):
 def test_it_loads_without_errors_and_without_network(browser):
     assert browser.title == "Local and DPFL (B_c = 3) on Digits Patho(3)"
     assert browser.get_log("browser") == []
-    asked = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).map(e => e.name)"
+    asked = "performance.getEntriesByType('resource').map(e => e.name)"
+    asked += ".filter(name => !name.startsWith('data:'))"
     assert run(browser, asked) == []
     assert run(browser, "document.querySelectorAll('.js-plotly-plot').length") == 7
     buttons = run(
@@ -217,18 +223,14 @@ def test_the_slider_changes_the_graph(browser):
     assert run(browser, both) == ["round 1 of 2", [3, 2, 1, 0]]
     assert run(browser, "byName('matrix').layout.title.text") == "round 1: 2 edges, sparsity 62.5 %"
     assert run(browser, "byName('force').data[0].x.length") == 6  # two edges of from, to, gap
-    assert (
-        run(browser, "byName('force').data[2].text[0]")
-        == "client 0<br>0 6<br>averages with: 2<br>test 80 %"
-    )
+    text = "client 0<br>0 6<br>averages with: 2<br>test 80 %"
+    assert run(browser, "byName('force').data[2].text[0]") == text
     change(browser, "slider", 2)
 
 
 def column(browser, number):
-    return run(
-        browser,
-        f"[...document.querySelectorAll('#clients tbody tr')].map(r => r.cells[{number}].textContent)",
-    )
+    rows = "[...document.querySelectorAll('#clients tbody tr')]"
+    return run(browser, f"{rows}.map(r => r.cells[{number}].textContent)")
 
 
 @pytest.mark.browser
@@ -268,7 +270,7 @@ def test_runs_are_compared_and_chosen(browser):
 
 @pytest.mark.browser
 def test_it_fits_a_phone(browser, html):
-    """At 420 px the page does not move sideways, and its first curves have most of the width: their legend is below."""
+    """At 420 px the page does not move sideways; its first curves have most of the width."""
     wide = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", wide)
     browser.get(html.as_uri())
@@ -294,10 +296,8 @@ def test_no_name_runs_or_is_taken_for_html(browser, html, hostile):
     }
     assert set(column(browser, 1)) <= set(NAMES)
     run(browser, "Plotly.Fx.hover(byName('matrix'), {xval: 0, yval: 1})")
-    shown = run(
-        browser,
-        "[...document.querySelectorAll('#matrix .hovertext text')].map(e => e.textContent).join(' ')",
-    )
+    texts = "[...document.querySelectorAll('#matrix .hovertext text')]"
+    shown = run(browser, f"{texts}.map(e => e.textContent).join(' ')")
     assert any(name.split()[0] in shown for name in NAMES)
     assert run(browser, "document.querySelectorAll('img, .js-plotly-plot text a').length") == 0
     assert (

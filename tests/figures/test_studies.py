@@ -30,8 +30,8 @@ def saved(tmp_path_factory):
 def test_greedy_by_hand():
     """R by subset 000 to 111 of three others, in the order 0, 1, 2.
 
-    0 is added (gain 2 against 0). 1: a = 3 - 2 = 1, b = R(101) - R(111) = 3: added with a coin below
-    1/4. With a coin of 0.3 it is not, and 2 is added (a = 3, b = 0). Then the budget is reached.
+    0 is added (gain 2 against 0). 1: a = 3 - 2 = 1, b = R(101) - R(111) = 3: added with a coin
+    below 1/4. With 0.3 it is not, and 2 is added (a = 3, b = 0). Then the budget is reached.
     """
     rewards = np.array([0.0, 2, 1, 3, 5, 5, 4, 2])
     for coin, most, chosen in ((0.2, 2, 0b011), (0.3, 2, 0b101), (0.2, 1, 0b001), (0.2, 0, 0)):
