@@ -31,12 +31,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def refused(words: str, call, *arguments, **named) -> str:
-    """Check that a call is refused in one sentence with these words, "..." standing for any; return the sentence."""
+    """Check that a call is refused in one sentence with these words; return the sentence.
+
+    "..." stands for any words.
+    """
     with pytest.raises(UserError) as error:
         call(*arguments, **named)
-    said = str(error.value)
-    assert re.search(".*".join(map(re.escape, words.split("..."))), said) and "\n" not in said, said
-    return said
+    sentence = str(error.value)
+    pattern = ".*".join(map(re.escape, words.split("...")))
+    assert re.search(pattern, sentence) and "\n" not in sentence, sentence
+    return sentence
 
 
 def script(path: Path):
@@ -54,10 +58,12 @@ def text_file(path: Path, text: str) -> str:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a start: this package, one thread, nothing of a launcher or job around the tests."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "SLURM_", "_PYTEST_MPI"))}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [clean.get("PYTHONPATH")])])
-    return clean | OPEN_MPI | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
+    """Return the environment of a start: this package, one thread, no launcher or job around it."""
+    around = "PMI", "SLURM_", "_PYTEST_MPI"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(around)}
+    folders = [str(ROOT), str(ROOT / "tests"), clean.get("PYTHONPATH")]
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "OMP_NUM_THREADS": "1"}
+    return clean | OPEN_MPI | own | more
 
 
 def ended(*words: object, timeout: float = 280, cwd: Path = ROOT, **env: str):
@@ -115,13 +121,13 @@ def run_here(out: Path, fields: dict[str, object], **job: object) -> Path:
 
 
 def federation(fields: dict[str, object], **job: object):
-    """Return a Federation of one rank, in this process, that also has what its parts have: tests look inside."""
+    """Return a Federation of one rank, in this process, which also has its parts' attributes."""
 
     class Open(Federation, contextlib.AbstractContextManager):
         def __getattr__(self, name: str):
             parts = self._parts
-            held = next((part for part in (parts, parts.members, parts.backend) if hasattr(part, name)), object())
-            return getattr(held, name)
+            places = parts, parts.members, parts.backend
+            return getattr(next((at for at in places if hasattr(at, name)), object()), name)
 
         def __exit__(self, *error: object) -> None:
             self.close()
@@ -138,10 +144,11 @@ def training_rows(fed, k: int) -> slice:
 
 
 def validation(fed, k: int):
-    """Return client k's validation images of the digits, normalised, channels first, and their labels."""
+    """Return client k's normalised validation images (channels first) and labels of the digits."""
     first = int(fed.clients.scored[fed.row_of[k]])
     rows = slice(first, first + int(fed.clients.n_val[fed.row_of[k]]))
-    return ((fed.clients.score_x[rows].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2), fed.clients.score_y[rows]
+    images = (fed.clients.score_x[rows].float() / 255 - 0.305) / 0.376
+    return images.permute(0, 3, 1, 2), fed.clients.score_y[rows]
 
 
 def reward_of(fed, k: int):
@@ -150,13 +157,15 @@ def reward_of(fed, k: int):
 
     @torch.no_grad()
     def R(w):
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(w.astype("float32")), module.parameters())
-        return -float(torch.nn.functional.cross_entropy(module(x), y, reduction="none").double().mean())
+        row = torch.from_numpy(w.astype("float32"))
+        torch.nn.utils.vector_to_parameters(row, module.parameters())
+        losses = torch.nn.functional.cross_entropy(module(x), y, reduction="none")
+        return -float(losses.double().mean())
 
     return R
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """Return the names of what two results do not have alike, but for seconds and what computed them."""
+    """Return the names of the values in which two results differ; seconds and machines may."""
     with Result(a) as one, Result(b) as two:
         return Result.differences(one, two)

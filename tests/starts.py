@@ -1,4 +1,4 @@
-"""How these tests start runs that they then disturb: here on one rank, or with mpirun in the background."""
+"""How tests start runs that they then disturb: here on one rank, or mpirun in the background."""
 
 import atexit
 import contextlib
@@ -28,7 +28,7 @@ from dpfl_mpi.sweep.entries import Submission
 
 @functools.cache
 def data() -> Path:
-    """Return a prepared file of 8x8 grey images in four classes: a start reads it in a moment, without scikit-learn."""
+    """Return a prepared file of 8x8 grey images in four classes, which needs no scikit-learn."""
     folder = tempfile.TemporaryDirectory(prefix="dpfl-tests-")
     atexit.register(folder.cleanup)
     return labelled(Path(folder.name) / "tiny.h5", (480, 160), (8, 8, 1), noise=90)
@@ -36,8 +36,9 @@ def data() -> Path:
 
 def small(**more: Any) -> dict[str, Any]:
     """Return a small Run: six clients, four rounds, a model of a few hundred kB."""
-    fields = {"dataset": "image_folder", "data": str(data()), "augment": False, "model": "mlp"}
-    return fields | {"clients": 6, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 3, "min_per_class": 2} | more
+    of_data = {"dataset": "image_folder", "data": str(data()), "augment": False, "model": "mlp"}
+    length = {"rounds": 4, "tau_init": 1, "tau_train": 1}
+    return of_data | length | {"clients": 6, "budget": 3, "min_per_class": 2} | more
 
 
 def script(path: Path, text: str) -> None:
@@ -47,7 +48,8 @@ def script(path: Path, text: str) -> None:
 
 def command(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> list[str]:
     """Return the command line of one rank that computes a Run into `out`."""
-    return [sys.executable, "-m", "dpfl_mpi", *to_flags({"out": out} | (small() if fields is None else fields) | job)]
+    settings = {"out": out} | (small() if fields is None else fields) | job
+    return [sys.executable, "-m", "dpfl_mpi", *to_flags(settings)]
 
 
 HELD = """
@@ -71,7 +73,10 @@ UNHEARD = "not Heard.at"  # a condition for `held`: until a signal comes
 
 
 def held(condition: str, out: Path, t: int = 3, before: str = "", **more: Any) -> list[str]:
-    """Return the command line of a run whose round t waits as long as a condition holds; once it has begun there is a file `<out>.held`."""
+    """Return the command line of a run whose round t waits as long as a condition holds.
+
+    Once it waits there is a file `<out>.held`.
+    """
     program = HELD.format(t=t, condition=f"({condition})", before=before, reached=f"{out}.held")
     return [sys.executable, "-c", program, *command(out, **more)[3:]]
 
@@ -92,18 +97,23 @@ def start(ranks: int, words: list[str]) -> subprocess.Popen[str]:
 
 
 def start_in_terminal(ranks: int, words: list[str]) -> subprocess.Popen[str]:
-    """Start `mpirun -n RANKS WORDS` in the foreground of a terminal of its own: what is typed there is stdin, what is shown is stdout."""
+    """Start `mpirun -n RANKS WORDS` in a terminal: stdin is its keys, stdout what it shows."""
     code = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
-    return begin([sys.executable, "-c", code, "mpirun", "-n", str(ranks), *words], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", code, "mpirun", "-n", str(ranks), *words]
+    return begin(command, stdin=subprocess.PIPE)
 
 
 @functools.cache
 def open_mpi() -> bool:
-    return "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True)
+    return "Open MPI" in done.stdout
 
 
 def tell(process: subprocess.Popen[str], number: int) -> None:
-    """Signal a run: mpirun passes it on. Open MPI's ends its ranks on TERM and INT; there they are told as srun would, directly."""
+    """Signal a run: mpirun passes it on.
+
+    Open MPI's ends its ranks on TERM and INT: there the ranks get the signal, as from srun.
+    """
     if open_mpi() and number != signal.SIGUSR1:
         for pid in ranks_of(process.pid):
             os.kill(pid, number)
@@ -146,8 +156,9 @@ def here(out: Path, fields: dict[str, Any] | None = None, **job: Any) -> Path:
 
 
 def checkpoint_rounds(out: Path) -> list[int]:
-    """Return the rounds of which there is a checkpoint, oldest first; none where the run removes the folder at its end meanwhile."""
-    return sorted(int(name[:6]) for name in glob.glob("*.manifest.h5", root_dir=f"{out}.checkpoint"))
+    """Return the rounds that have a checkpoint, oldest first."""
+    names = glob.glob("*.manifest.h5", root_dir=f"{out}.checkpoint")
+    return sorted(int(name[:6]) for name in names)
 
 
 def times_started(out: Path) -> int:
@@ -155,13 +166,18 @@ def times_started(out: Path) -> int:
         return len(result.starts())
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, timeout: float = 240) -> None:
+def wait_for(
+    condition: Callable[[], Any],
+    process: subprocess.Popen[str] | None = None,
+    timeout: float = 240,
+) -> None:
     """Wait until the condition holds; fail where the process ends before."""
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, "the condition was not met in time"
         if process is not None and process.poll() is not None:
-            raise AssertionError(f"ended early with {process.returncode}: {process.communicate()[1]}")
+            errors = process.communicate()[1]
+            raise AssertionError(f"ended early with {process.returncode}: {errors}")
         time.sleep(0.02)
 
 

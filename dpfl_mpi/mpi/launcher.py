@@ -91,12 +91,12 @@ def find_line() -> list[str]:
 
 # a Run in a Slurm job -----------------------------------------------------------------------------
 class Ranks:
-    """The ranks of a Run, started by srun or mpirun. USR1 and TERM reach all of them as USR1."""
+    """The ranks of a Run, started by srun or mpirun. A warning reaches all of them as USR1."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.warned = False  # by a signal
-        for number in (signal.SIGUSR1, signal.SIGTERM):
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._warn)
 
     def _warn(self, *_: object) -> None:
@@ -150,8 +150,8 @@ class Report:
 def run(flags: list[str]) -> int:
     """Compute a Run in this Slurm job; return its exit code.
 
-    An array's task has its own number as seed, unless `flags` name another. Slurm starts the job
-    again where a checkpoint waits (75), or where it was warned before the ranks could listen.
+    Slurm starts the job again where a checkpoint waits (75), or where it was warned before the
+    ranks could listen.
     """
     if not (tasks := os.environ.get("SLURM_NTASKS")):
         why = "SLURM_NTASKS is not set, as in a heterogeneous job"
@@ -161,9 +161,12 @@ def run(flags: list[str]) -> int:
     threads = os.environ.get("SLURM_CPUS_PER_TASK", "1")
     os.environ |= {"OMP_NUM_THREADS": threads, "SRUN_CPUS_PER_TASK": threads}
     ranks = Ranks()
-    task = os.environ.get("SLURM_ARRAY_TASK_ID")
-    seed = ["--seed", task] if task else []
-    command = [*find_line(), "-n", tasks, sys.executable, "-m", "dpfl_mpi", *seed, *flags]
+    try:
+        line = find_line()
+    except UserError as error:
+        complain(f"error: {error}")
+        return NO_MPI
+    command = [*line, "-n", tasks, sys.executable, "-m", "dpfl_mpi", *flags]
     report = Report()
     for attempt in range(1, STARTS + 1):
         code = ranks.compute(command, report)
@@ -179,12 +182,13 @@ def run(flags: list[str]) -> int:
 def main() -> int:
     """Execute the command line and return the exit code."""
     arguments = sys.argv[1:]
+    if arguments[:1] == ["run"]:
+        task = os.environ.get("SLURM_ARRAY_TASK_ID")  # the seed, unless a later flag names one
+        return run([*(["--seed", task] if task else []), *arguments[1:]])
     if arguments == ["--open_mpi"]:
         print(" ".join(f"{name}={value}" for name, value in OPEN_MPI.items()))
         return 0
     try:
-        if arguments[:1] == ["run"]:
-            return run(arguments[1:])
         print(" ".join(find_line()))
     except UserError as error:
         complain(f"error: {error}")

@@ -175,9 +175,9 @@ class Entry:
     def log(self) -> str:
         """Return the Run's own error messages, or else the end of its log."""
         folder = self.folder or Path(os.devnull)
-        files = [folder / f"{self.job}_0_log.out", *sorted(folder.glob(f"{self.job}_*_log.err"))]
         text = ""
-        for path in (*files, folder / f"{self.path.stem}.log"):
+        for name in (f"{self.job}_0_log.out", f"{self.job}_0_log.err", f"{self.path.stem}.log"):
+            path = folder / name
             with contextlib.suppress(UserError):
                 text += read_end(path).decode(errors="replace")
         lines = [ln for ln in text.splitlines() if ln.strip() and not ln.startswith(NOISE)]

@@ -1,4 +1,4 @@
-"""The Runs of a sweep as jobs on Slurm, by submitit: what is submitted, and what each rank does."""
+"""The Runs of a sweep as jobs on Slurm, which submitit submits."""
 
 import argparse
 import contextlib
@@ -7,70 +7,34 @@ import io
 import os
 import re
 import shlex
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpfl_mpi.errors import REQUEUE, UserError
-from dpfl_mpi.mpi import slurm
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi import launcher
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
 from dpfl_mpi.sweep.wanted import MINUTES, bases
 
-ROOT_S = 15.0  # that root has to requeue the job: nothing runs after the ranks' abort
 WARNING_S = 120  # before the end of a job, or half of a shorter one
 GRACE_S = 100.0  # of WARNING_S, to end the round; the rest is for leaving
 MOST_JOBS = 256  # at once, unless --max_parallel says otherwise
-# A killed start leaves MPICH's shared memory under the numbers of its job and step, on which
-# another MPI_Init fails. A requeued job numbers its steps from 0 again: empty steps come first.
-EMPTY = "srun --mpi=none -N 1 -n 1 --ntasks-per-node=1 true"
-STEPS = f"for i in $(seq $((${{SLURM_RESTART_COUNT:-0}} % 10))); do {EMPTY}; done"
 SITE = Path("slurm/site.sh")  # modules and virtual environment, sourced if it is there
 
 
-# in a job -----------------------------------------------------------------------------------------
-def compute(arguments: list[str]) -> int:
-    """Compute one Run as one of the ranks that srun started. This function is submitted.
-
-    The Run handles Slurm's warning, not submitit, which would requeue the job for ever.
-    """
-    from dpfl_mpi.__main__ import main
-
-    try:
-        main(arguments, partial(requeue, patience=ROOT_S))
-    except SystemExit as end:
-        requeue(end.code)
-        raise
-    return 0
+def compute(flags: list[str]) -> None:
+    """Compute one Run in a job, where it starts the ranks. This function is submitted."""
+    if code := launcher.run(flags):
+        sys.exit(code)
 
 
-def requeue(code: object, patience: float = 0.0) -> None:
-    """Let Slurm start this job again if its Run ended with 75: root asks, others wait for it."""
-    if code != REQUEUE:
-        return
-    if os.environ.get("SLURM_PROCID", "0") == "0":
-        slurm.requeue("--retry goes on")
-    else:
-        time.sleep(patience)
-
-
-def again(arguments: list[str]) -> Any:
-    """Return the same submission, for a job that is warned before its Run listens."""
-    from submitit.helpers import DelayedSubmission
-
-    return DelayedSubmission(compute, arguments)
-
-
-compute.checkpoint = again  # type: ignore[attr-defined]  # where submitit looks for it
-
-
-# submitting ---------------------------------------------------------------------------------------
 def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
     """Return submitit's executor for this command line, with `more` options of sbatch."""
     import submitit
@@ -85,7 +49,6 @@ def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
         extra[name.lstrip("-")] = value if value else True
     limit = minutes(args.time or str(MINUTES))
     site = [f". {shlex.quote(str(SITE.resolve()))}"] if SITE.is_file() else []
-    srun = [f"--mpi={args.mpi}", f"--cpus-per-task={args.cpus}", "--kill-on-bad-exit=1"]
     out.update_parameters(
         name="dpfl",
         timeout_min=limit,
@@ -96,8 +59,8 @@ def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
         slurm_account=args.slurm_account,
         slurm_gpus_per_node=args.gpus,
         slurm_array_parallelism=args.max_parallel or MOST_JOBS,
-        slurm_srun_args=srun,
-        slurm_setup=[*site, f"export OMP_NUM_THREADS={args.cpus}", STEPS],
+        slurm_setup=site,
+        slurm_use_srun=False,  # the launcher calls it
         slurm_signal_delay_s=min(WARNING_S, limit * 60 // 2),
         slurm_additional_parameters=extra | more,
     )

@@ -66,8 +66,6 @@ def parser(description: str) -> Parser:
     add("--time", help=limit)
     add("--slurm_partition", metavar="NAME", help="Slurm partition (--partition is a Run's)")
     add("--slurm_account", "--account", metavar="NAME", help="Slurm account")
-    mpi = "srun --mpi=...: pmi2 for MPICH, pmix for Open MPI [pmi2]"
-    add("--mpi", default="pmi2", help=mpi)
     more = "any other option of sbatch, repeatable"
     add("--sbatch", action="append", default=[], metavar="NAME=VALUE", help=more)
     add_flags(out)

@@ -1,5 +1,6 @@
-"""Which GPU a rank or a Run of a sweep gets, decided without one: a fake nvidia-smi on PATH, and CUDA_VISIBLE_DEVICES."""
+"""Which GPU a rank or a Run of a sweep gets, without one: by a fake nvidia-smi on PATH."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,8 @@ from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.mpi.node import installed_gpus, visible_gpus
 from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import Backend
-from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.device import pick_device, why_hidden
+from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.settings import Job
@@ -31,7 +32,7 @@ GPU 1: Fake A100 (UUID: GPU-1111-00)
 
 @pytest.fixture
 def smi(fakes, monkeypatch):
-    """A function that puts an nvidia-smi on PATH which lists what it is told, and unsets CUDA_VISIBLE_DEVICES."""
+    """A function that sets what a fake nvidia-smi lists; CUDA_VISIBLE_DEVICES is not set."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     script(fakes / "nvidia-smi", f'test "$1" = -L && cat {fakes}/list')
     return (fakes / "list").write_text
@@ -44,7 +45,8 @@ def uuids(*numbers):
 def test_gpus_of_a_node(smi, monkeypatch):
     smi(FOUR)
     assert installed_gpus() == visible_gpus() == uuids(0, 1, 2, 3)
-    some = {"2,3": ["2", "3"], "GPU-1111-00": uuids(1), "0,-1,1": ["0"]}  # CUDA reads no further than -1
+    # CUDA reads no further than -1
+    some = {"2,3": ["2", "3"], "GPU-1111-00": uuids(1), "0,-1,1": ["0"]}
     for text, seen in (some | {"": [], "-1": [], "NoDevFiles": []}).items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
         assert visible_gpus() == seen, text
@@ -71,26 +73,31 @@ def test_ranks_of_a_node_have_different_gpus(monkeypatch, request, wanted):
 
 
 def test_a_gpu_computes_with_recorded_steps(monkeypatch):
-    """All clients of a rank in one block, launched as a recording unless that is switched off; the native kernels are a CPU's."""
-    ensemble, sgd = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False), SGD(16, 0.9, 1e-3, 20.0)
+    """All clients of a rank are one block, launched as a recording unless that is switched off."""
+    ensemble = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False)
+    sgd = SGD(16, 0.9, 1e-3, 20.0)
     tried = []
     monkeypatch.setattr(selection, "check_several", lambda *of: tried.append(of))
-    for job, kind in ((Job(), RecordedBackend), (Job(kernels="torch"), Backend), (Job(block=2), RecordedBackend)):
-        backend, _ = select_backend(job.kernels, job.block, ALONE, ensemble, range(3), sgd)
+    kinds = {("auto", 0): RecordedBackend, ("torch", 0): Backend, ("auto", 2): RecordedBackend}
+    for (kernels, block), kind in kinds.items():
+        backend, _ = select_backend(kernels, block, ALONE, ensemble, range(3), sgd)
         assert type(backend) is kind
-        assert backend.blocks == ([slice(0, 2), slice(2, 3)] if job.block else [slice(0, 3)])
+        assert backend.blocks == ([slice(0, 2), slice(2, 3)] if block else [slice(0, 3)])
     assert len(select_backend("auto", 1, ALONE, ensemble, range(3), sgd)[0].blocks) == 3
     assert tried == [(ensemble, range(3), 2)] * 3 + [(ensemble, range(3), 1)]
     assert select_backend("compiled", 0, ALONE, ensemble, range(3), sgd)[0].name == "compiled"
     why = "--kernels is native; the native kernels compute in float32 on a CPU"
     refused(why, select_backend, "native", 0, ALONE, ensemble, range(3), sgd)
     ensemble.device = torch.device("cpu")
-    refused("--kernels is compiled, which needs a GPU", select_backend, "compiled", 0, ALONE, ensemble, [], sgd)
+    why = "--kernels is compiled, which needs a GPU"
+    refused(why, select_backend, "compiled", 0, ALONE, ensemble, [], sgd)
 
 
 def test_a_rank_without_a_gpu_computes_as_those_with_one():
-    """Nodes may differ under --device auto: no rank may wait for the others' word on the native kernels, which GPUs do not ask for."""
-    ensemble, asked = SimpleNamespace(device=torch.device("cpu"), bfloat16_products=False, module=MLP(64, 10)), []
+    """Ranks with a GPU do not ask who has the native kernels: no rank may wait for them."""
+    device, module = torch.device("cpu"), MLP(64, 10)
+    ensemble = SimpleNamespace(device=device, bfloat16_products=False, module=module)
+    asked = []
     world = SimpleNamespace(agree=lambda flag: asked.append(flag) or True)  # another rank has a GPU
     backend, _ = select_backend("auto", 0, world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
     assert type(backend) is Backend and asked == [False]
@@ -117,30 +124,34 @@ def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path, capfd):
     """In one line; a CPU that was asked for is no news."""
     smi(FOUR)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    said = "warning: --device auto takes the CPU: 4 GPUs are installed, but CUDA_VISIBLE_DEVICES is empty"
+    hidden = "4 GPUs are installed, but CUDA_VISIBLE_DEVICES is empty"
+    said = f"warning: --device auto takes the CPU: {hidden}"
     for device, lines in (("auto", [said]), ("cpu", [])):
         starts.here(tmp_path / f"{device}.h5", starts.small(rounds=1), device=device, quiet=False)
         assert [line for line in capfd.readouterr().err.splitlines() if "GPU" in line] == lines
 
 
 def test_ranks_that_share_a_gpu_are_counted(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+    def properties(device):
+        return SimpleNamespace(uuid=f"GPU-{device.index}")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     for index, alike in ((0, {"GPU-0": 3}), (1, {"GPU-1": 2}), (2, {})):
-        world = SimpleNamespace(root=True, agree=bool, most_alike=lambda name, alike=alike: alike.get(name, 1))
+        most_alike = partial(lambda alike, name: alike.get(name, 1), alike)
+        world = SimpleNamespace(root=True, agree=bool, most_alike=most_alike)
         build.warn_of_device(Job(), world, torch.device("cuda", index))
-    shared = "warning: up to {} ranks share one GPU; they take turns on it, unless CUDA's MPS runs".format
+    turns = "they take turns on it, unless CUDA's MPS runs"
+    shared = f"warning: up to {{}} ranks share one GPU; {turns}".format
     assert capsys.readouterr().err.splitlines() == [shared(3), shared(2)]
 
 
-# sweeps ------------------------------------------------------------------------------------------------------------------
+# sweeps -------------------------------------------------------------------------------------------
 def test_gpus_that_cannot_be(smi, tmp_path, said):
-    for text, words, sentence in (
-        ("", ["--gpus", "1"], "--gpus is 1; allowed is 1 up to the number of GPUs visible here, 0"),
-        (FOUR, ["--gpus", "5"], "--gpus is 5; allowed is 1 up to the number of GPUs visible here, 4"),
-        (FOUR, ["--gpus", "0"], "--gpus is 0; allowed is 1 up to"),
-    ):
+    for text, gpus, there in (("", 1, 0), (FOUR, 5, 4), (FOUR, 0, 4)):
         smi(text)
-        assert sentence in said(sweep.main, "--methods=local", *starts.of_sweep(tmp_path), *words, code=2)
+        words = ["--methods=local", *starts.of_sweep(tmp_path), "--gpus", gpus]
+        allowed = f"allowed is 1 up to the number of GPUs visible here, {there}"
+        assert f"--gpus is {gpus}; {allowed}" in said(sweep.main, *words, code=2)
     assert not list(tmp_path.glob("sweeps/*"))
 
 
@@ -152,7 +163,9 @@ def test_gpus_that_cannot_be(smi, tmp_path, said):
     (None, ["--device=cpu"], ["unset", "unset"]),
     ("", [], ["", ""]),  # whoever hides all GPUs means it; each Run says it in its log
 ])  # fmt: skip
-def test_runs_of_a_local_sweep_have_gpus_of_their_own(smi, fakes, swept, monkeypatch, visible, words, expected):
+def test_runs_of_a_local_sweep_have_gpus_of_their_own(
+    smi, fakes, swept, monkeypatch, visible, words, expected
+):
     """An mpirun that only writes down what CUDA_VISIBLE_DEVICES was is first on PATH."""
     smi(FOUR)
     (seen := fakes / "seen").mkdir()
