@@ -3,15 +3,17 @@
 import argparse
 import dataclasses
 import itertools
+import runpy
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import LONGEST, UserError
 from dpfl_mpi.plugins import admit, find
-from dpfl_mpi.plugins.code import execute, in_path
 from dpfl_mpi.results.result import mean, result_of
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.settings.command_line import Parser, add_flags
@@ -73,9 +75,22 @@ def parser(description: str) -> Parser:
 
 
 def runs_of(file: Path) -> list[Run]:
-    """Return the list RUNS of a file, which may import its neighbours."""
-    module, _ = execute(str(file), in_path(str(file), file))
-    runs = getattr(module, "RUNS", None)
+    """Return the list RUNS of a file, which is executed as a script: it may import neighbours."""
+    if not file.is_file():
+        raise UserError(f"{file}; there is no such file")
+    sys.path.insert(0, folder := str(file.resolve().parent))
+    try:
+        runs = runpy.run_path(str(file)).get("RUNS")
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == str(file)]
+        text = " ".join(str(error).split())[:LONGEST]
+        why = f"{type(error).__name__}: {text} ({file}{''.join(lines[-1:])})"
+        raise UserError(f"{file}, which fails: {why}") from None
+    finally:
+        sys.path.remove(folder)
     if not isinstance(runs, list) or not all(isinstance(run, Run) for run in runs):
         raise UserError(f"{file} has no list RUNS of Run(...)")
     return runs
