@@ -1,4 +1,4 @@
-"""Results in other tools' formats, in the terminal, and their models scored."""
+"""Results as CSV and in the terminal, and their models scored."""
 
 import csv
 import dataclasses
@@ -39,6 +39,12 @@ def rows_of(path):
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
+def columns_of(path):
+    """Return the accuracies and the numbers of samples that evaluate wrote."""
+    rows = rows_of(path)
+    return [float(r["accuracy"]) for r in rows], [int(r["samples"]) for r in rows]
+
+
 def words_of(text):
     return [line.split() for line in text.splitlines()]
 
@@ -51,16 +57,13 @@ def test_csv_is_long_and_exact(made, tmp_path, said):
     assert len(rows) == 3 * 3 * 4  # rounds, sets, clients
     picked = next(r for r in rows if (r["client_id"], r["round"], r["set"]) == ("1", "2", "test"))
     assert float(picked["accuracy"]) == 0.6 and float(picked["loss"]) == 0.5 - 0.1 * 2
-    assert {r["accuracy"] for r in rows if r["set"] == "train"} == {
-        ""
-    }  # training accuracy is not recorded
+    # training accuracy is not recorded
+    assert {r["accuracy"] for r in rows if r["set"] == "train"} == {""}
 
 
 @pytest.mark.parametrize("form", ["csv", "clients"])
-def test_several_results_are_named_and_those_of_one_name_by_their_paths(made, tmp_path, said, form):
-    same = [
-        str(tiny_result.make(tmp_path / x / "out.h5", seed=s)) for x, s in (("a", 42), ("b", 52))
-    ]
+def test_results_are_named_and_those_of_one_name_by_their_paths(made, tmp_path, said, form):
+    same = [str(tiny_result.make(tmp_path / str(s) / "out.h5", seed=s)) for s in (42, 52)]
     out = tmp_path / "all.csv"
     said(export.main, *same, made["local"], "--format", form, "--out", out)
     assert {r["run"] for r in rows_of(out)} == {*same, "local"}
@@ -71,12 +74,9 @@ def test_several_results_have_a_file_of_their_own_and_what_is_replaced_is_said(t
     paths = [str(tiny_result.make(tmp_path / f"{s}.h5", best=EVEN, seed=s)) for s in (1, 2, 3)]
     one, both = tmp_path / "1.csv", tmp_path / "runs.csv"
     replaced = f"{both} existed; it was replaced\n"
-    for some, out, said in (
-        (paths[:1], one, ""),
-        (paths[:2], both, ""),
-        (paths[1:], both, replaced),
-    ):
-        assert (export.main(some), *capsys.readouterr()) == (0, f"{out}\n", said)
+    calls = (paths[:1], one, ""), (paths[:2], both, ""), (paths[1:], both, replaced)
+    for some, out, errors in calls:
+        assert (export.main(some), *capsys.readouterr()) == (0, f"{out}\n", errors)
     assert "run" not in rows_of(one)[0] and {row["run"] for row in rows_of(both)} == {"2", "3"}
 
 
@@ -95,62 +95,45 @@ def test_what_is_read_is_never_overwritten(command, digits_file, tmp_path, said)
 
 def test_what_a_run_reads_is_never_overwritten(made, tmp_path, said):
     budget, graphs = text_file(tmp_path / "budget.txt", "2 2 2 2"), made["dpfl"]
-    words = "--clients=4", f"--budget={budget}", "--save", budget
-    assert f"--save is {budget}, which is read here and would be lost" in said(
-        describe.main, *words, code=2
-    )
-    words = (
-        "--method=replay",
-        "--clients=4",
-        "--rounds=2",
-        f"--graphs={graphs}",
-        "--out",
-        graphs,
-        "--fresh",
-    )
-    assert f"--out is {graphs}, which is read here and would be lost" in said(main, *words, code=2)
+    lost = "which is read here and would be lost"
+    error = said(describe.main, "--clients=4", f"--budget={budget}", "--save", budget, code=2)
+    assert f"--save is {budget}, {lost}" in error
+    replay = "--method=replay", "--clients=4", "--rounds=2", f"--graphs={graphs}"
+    error = said(main, *replay, f"--out={graphs}", "--fresh", code=2)
+    assert f"--out is {graphs}, {lost}" in error
 
 
 @pytest.mark.parametrize("command", [export.main, evaluate.main, show.main])
 def test_a_missing_file_is_one_sentence(command, said):
-    assert (
-        said(command, "nothing.h5", code=2) == "error: nothing.h5: there is no such result file\n"
-    )
+    error = said(command, "nothing.h5", code=2)
+    assert error == "error: nothing.h5: there is no such result file\n"
 
 
 def test_show_prints_the_run(made, said):
     out = said(show.main, made["dpfl"], "--clients", 1, "--last", 2, "--wide")
     assert "dpfl on digits, finished, 2 rounds\n" in out
-    assert (
-        "\n  test accuracy 70.00 % (mean over 4 clients of their best model by validation),\n  std over"
-        in out
-    )
-    assert "\n  std over clients 22.36, lowest 40.0 %\n" in out
+    test = "  test accuracy 70.00 % (mean over 4 clients of their best model by validation),"
+    assert f"\n{test}\n  std over clients 22.36, lowest 40.0 %\n" in out
     lines = words_of(out)
     assert ["1", "15", "0.4000", "60.00", "60.00", "2", "0.5", "15.75"] in lines
     assert ["2", "20", "0.3000", "70.00", "70.00", "3", "0.8", "15.75"] in lines
     assert not any(words[:2] == ["0", "10"] for words in lines)
-    best, worst = (
-        next(words for words in lines if words[:2] == c) for c in (["2", "100.0"], ["3", "40.0"])
-    )
+    (best,) = [words for words in lines if words[:2] == ["2", "100.0"]]
+    (worst,) = [words for words in lines if words[:2] == ["3", "40.0"]]
     assert best[-2:] == ["0(4)", "1(1)"] and worst[-1] == "2(8)"
     assert ["Omega", "5", "43.8", "0", "/", "1.2", "/", "2", "20.0", "16.7"] in lines
     assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in lines
 
 
 def test_a_text_is_fitted_to_a_terminal():
-    """A line is folded below where it begins; of a table that is too wide each part has the columns that name a row."""
-    assert (
-        fitted("time       " + "x " * 36 + "\nnote")
-        == "time       " + "x " * 34 + "x\n" + " " * 11 + "x\nnote"
-    )
+    """A line goes on below its text; each part of a wide table has the columns that name a row."""
+    folded = "time       " + "x " * 34 + "x\n" + " " * 11 + "x\nnote"
+    assert fitted("time       " + "x " * 36 + "\nnote") == folded
     named, line = f"| {'a' * 20} | {'b' * 20} | ", "| one | two | 3 | 4 |".replace(" ", " " * 5)
     one, two = fitted("\n".join([f"{named}{'1' * 30} | {'2' * 30} |", line, line])).split("\n\n")
     assert one.splitlines()[0] == f"{named}{'1' * 30} |" and "4" not in one
-    assert (
-        two.splitlines()[0] == f"{named}{'2' * 30} |"
-        and two.splitlines()[2].split("|")[3].strip() == "4"
-    )
+    assert two.splitlines()[0] == f"{named}{'2' * 30} |"
+    assert two.splitlines()[2].split("|")[3].strip() == "4"
     assert fitted(one) == one
 
 
@@ -159,18 +142,14 @@ def test_show_fits_a_terminal(made, said):
     _, *lines = said(show.main, *paths, "--compare", *paths).splitlines()
     first = lines.index("settings") + 1
     assert max(len(line) for line in lines if str(ROOT) not in line and ".h5" not in line) <= 80
-    assert [words[-1] for words in map(str.split, lines) if words[:1] == ["3"]][:2] == [
-        "0",
-        "2(8)",
-    ]  # of two tables
+    of_client_3 = [words[-1] for words in map(str.split, lines) if words[:1] == ["3"]]
+    assert of_client_3[:2] == ["0", "2(8)"]  # in two tables
     assert lines[first].startswith("  data       dataset digits, partition pathological,")
     assert lines[first + 1].startswith(" " * 13 + "dirichlet_alpha 0.5, ")
-    i = lines.index(
-        "client by client (same partition), B - A: -5.00 points; B is better for 1, equal"
-    )
-    assert lines[i + 1] == "  for 1, worse for 2" and lines[i + 2].startswith(
-        "arrays that differ: best/test_acc, "
-    )
+    by_client = "client by client (same partition), B - A: -5.00 points; "
+    i = lines.index(f"{by_client}B is better for 1, equal")
+    assert lines[i + 1] == "  for 1, worse for 2"
+    assert lines[i + 2].startswith("arrays that differ: best/test_acc, ")
     assert all(line.startswith("  ") for line in lines[i + 3 :])
 
 
@@ -185,23 +164,20 @@ def test_show_of_graphs_and_of_a_running_run(made, tmp_path, said):
     lock.acquire()
     assert "running, round 2 of 2\n  test accuracy" in said(show.main, running)
     lock.release()
-    # a method that chooses in each round alone: its graph is not in Omega, which is that of preprocessing
-    graphs = ([[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []])
-    out = said(
-        show.main,
-        tiny_result.make(tmp_path / "p.h5", "pfedgraph", best=EVEN, graphs=graphs, budget=1),
-    )
+    # a method that chooses anew in each round has no Omega
+    fields = {"graphs": ([[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []]), "budget": 1}
+    path = tiny_result.make(tmp_path / "p.h5", "pfedgraph", best=EVEN, **fields)
+    out = said(show.main, path)
     assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in words_of(out)
-    assert "no edges" not in out and not any(words[:1] == ["Omega"] for words in words_of(out))
+    assert "no edges" not in out and "Omega" not in out.split()
 
 
 def test_compare_says_what_differs(made, said):
     out = said(show.main, "--compare", made["local"], made["dpfl"])
     assert ["method", "local", "dpfl"] in words_of(out) and ["budget", "1", "3"] in words_of(out)
     assert ["test", "accuracy,", "%", "65.00", "70.00"] in words_of(out)
-    assert "B - A: +5.00 points; B is better for 2, equal for 1, worse for 1" in " ".join(
-        out.split()
-    )
+    by_client = "B - A: +5.00 points; B is better for 2, equal for 1, worse for 1"
+    assert by_client in " ".join(out.split())
     out = said(show.main, "--compare", made["dpfl"], made["dpfl"])
     assert "the settings are the same" in out and "all recorded numbers are equal to the bit" in out
 
@@ -228,9 +204,8 @@ def test_the_summary_draws_only_what_there_is(made, tmp_path, monkeypatch):
     assert f"python {ROOT}/analysis/graph_evolution.py '{odd}'" in summary(odd)
     said = summary(made["local"])
     assert "edges" not in said and "draw the graph" not in said and "B_c" not in said
-    assert (
-        max(map(len, said.splitlines()[:-1])) <= 80 and "\n                       evaluate " in said
-    )
+    assert max(map(len, said.splitlines()[:-1])) <= 80
+    assert "\n                       evaluate " in said
 
 
 DIVERGED = {"rounds": 1, "lr": 1000.0, "clip_norm": 0.0, "on_divergence": "exclude"}
@@ -250,9 +225,8 @@ def test_a_run_in_which_nobody_was_scored_says_so(why, result_of, said):
     out = said(show.main, "--compare", path, path)
     assert ["test", "accuracy,", "%", "-", "-"] in words_of(out)
     assert "B - A: no client was scored in both; B is better for 0" in " ".join(out.split())
-    assert ("no client is scored on their own test samples" in said(evaluate.main, path)) == (
-        why == "flipped"
-    )
+    nobody = "no client is scored on their own test samples" in said(evaluate.main, path)
+    assert nobody == (why == "flipped")
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -264,25 +238,18 @@ def test_no_newcomers_are_no_line(tmp_path):
 
 
 def test_means_are_over_clients_that_are_scored(tmp_path, said):
-    flip = tiny_result.tiny(
-        tmp_path, "flip", flipped=[False, True, False, True]
-    )  # best .8 .6 1.0 .4
-    local = tiny_result.tiny(
-        tmp_path, "local", "local", flipped=[False, True, False, True]
-    )  # .6 .6 .8 .6
+    flipped = [False, True, False, True]
+    flip = tiny_result.tiny(tmp_path, "flip", flipped=flipped)  # best .8 .6 1.0 .4
+    local = tiny_result.tiny(tmp_path, "local", "local", flipped=flipped)  # .6 .6 .8 .6
     compared = " ".join(show.compare(flip, local).split())
     assert "B - A: -20.00 points; B is better for 0, equal for 0, worse for 2" in compared
     assert "(mean over 2 clients" in show.show(flip, 1, 1)
     text = evaluate.report(flip, np.array([0.8, 0.1, 1.0, 0.1]), "own", "test")
-    assert (
-        text.startswith("2 models on their own test samples: mean 90.00 %")
-        and "the same for 2 of 2 clients" in text
-    )
+    assert text.startswith("2 models on their own test samples: mean 90.00 %")
+    assert "the same for 2 of 2 clients" in text
     out = said(show.main, tiny_result.make(tmp_path / "a.h5", best=[0.5, np.nan, np.nan, np.nan]))
-    three_took_none = (
-        "50.00 % (mean over 1 of 4 clients, 3 took no part, of their best model by validation)"
-    )
-    assert three_took_none in " ".join(out.split())
+    mean = "50.00 % (mean over 1 of 4 clients, 3 took no part, of their best model by validation)"
+    assert mean in " ".join(out.split())
 
 
 def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
@@ -292,17 +259,13 @@ def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
 
 def test_evaluate_finds_the_recorded_scores(trained, tmp_path, said):
     out = tmp_path / "scores.csv"
-    assert "the same for 4 of 4 clients" in said(
-        evaluate.main, trained, "--out", out, "--device", "cpu"
-    )
+    for words in (["--out", out], ["--set", "val"]):
+        text = said(evaluate.main, trained, "--device", "cpu", *words)
+        assert "the same for 4 of 4 clients" in text
+    scores, samples = columns_of(out)
     with Result(trained) as result:
-        assert [float(r["accuracy"]) for r in rows_of(out)] == pytest.approx(
-            result["best/test_acc"].tolist()
-        )
-        assert [int(r["samples"]) for r in rows_of(out)] == result["client/n_test"].tolist()
-    assert "the same for 4 of 4 clients" in said(
-        evaluate.main, trained, "--set", "val", "--device", "cpu"
-    )
+        assert scores == pytest.approx(result["best/test_acc"].tolist())
+        assert samples == result["client/n_test"].tolist()
     other = said(evaluate.main, trained, "--dataset", "image_folder", code=2)
     assert other == "error: --dataset is image_folder; the run has the shipped digits\n"
 
@@ -312,44 +275,35 @@ def test_who_was_never_there_has_no_model(tmp_path, said):
     fields["churn"] = text_file(tmp_path / "churn.csv", "90 0 join\n")
     path = run_here(tmp_path / "a.h5", fields)
     for on in ("own", "all", "classes"):
-        text = said(
-            evaluate.main, path, "--on", on, "--out", tmp_path / f"{on}.csv", "--device", "cpu"
-        )
+        out = tmp_path / f"{on}.csv"
+        text = said(evaluate.main, path, "--on", on, "--out", out, "--device", "cpu")
         assert text.startswith("1 of 6 clients have no model: they were never scored\n5 models on ")
-        scores = [float(row["accuracy"]) for row in rows_of(tmp_path / f"{on}.csv")]
+        scores, _ = columns_of(out)
         assert np.isnan(scores).tolist() == [True] + [False] * 5
-        assert f"mean {100 * np.mean(scores[1:]):.2f} %" in text and (
-            on != "own" or "the same for 5 of 5" in text
-        )
+        assert f"mean {100 * np.mean(scores[1:]):.2f} %" in text
+        assert on != "own" or "the same for 5 of 5" in text
     with Result(path) as result:
-        refused("client 0 of ... has no model: it was never scored", lambda: api.model(result, 0))
+        refused("client 0 of ... has no model: it was never scored", api.model, result, 0)
 
 
 def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, said):
-    """Labels must name the same classes; images are normalised as those that were trained on, whatever their own moments are."""
+    """Classes must have the same names; images are normalised as those of the run."""
     everyone = said(evaluate.main, trained, "--on", "all")
     assert everyone.startswith("4 models on the whole test set: mean")
-    arrays = digits.load()
-    fewer = dataclasses.replace(
-        arrays, train_images=arrays.train_images[:-1], train_labels=arrays.train_labels[:-1]
-    )
-    moments, names = tmp_path / "moments.h5", tmp_path / "names.h5"
-    prepare.write(dataclasses.replace(fewer, mean=(0.9,), std=(2.0,)), "image_folder", moments)
-    prepare.write(
-        dataclasses.replace(fewer, class_names=(*arrays.class_names[:9], "ten")),
-        "image_folder",
-        names,
-    )
+    a, moments, names = digits.load(), tmp_path / "moments.h5", tmp_path / "names.h5"
+    fewer = {"train_images": a.train_images[:-1], "train_labels": a.train_labels[:-1]}
+    for path, change in (
+        (moments, {"mean": (0.9,), "std": (2.0,)}),
+        (names, {"class_names": (*a.class_names[:9], "ten")}),
+    ):
+        prepare.write(dataclasses.replace(a, **fewer, **change), "image_folder", path)
     for same in (digits_file, moments):
         assert said(evaluate.main, trained, "--on", "all", "--data", same) == everyone
     np.savez(tmp_path / "wine.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
     no_file = "`python -m dpfl_mpi.prepare DATASET --source PATH"
+    no_fit = "the saved models do not fit these data (samples of 17x18x3, 4 classes)"
     for data, on, sentence in (
-        (
-            colour_file,
-            "all",
-            "the saved models do not fit these data (samples of 17x18x3, 4 classes)",
-        ),
+        (colour_file, "all", no_fit),
         (colour_file, "own", "these are not the data of the run"),
         (names, "all", "class 9 is ten, and 9 in the run; both must have the same classes"),
         # what is advised replaces no file
@@ -360,56 +314,42 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, sai
 
 
 def test_evaluate_on_other_floats(trained, tmp_path, said):
-    """Normalised as those that were trained on, whatever their own moments are; bytes are not of their kind."""
+    """They are normalised as those of the run; bytes are refused."""
     a, files = digits.load(), {}
-    x, y = (
-        np.concatenate([a.train_images, a.test_images]),
-        np.concatenate([a.train_labels, a.test_labels]),
-    )
+    x = np.concatenate([a.train_images, a.test_images])
+    y = np.concatenate([a.train_labels, a.test_labels])
     test = np.arange(len(y)) >= len(a.train_labels)
     for name, first in (("run", 0), ("wider", -4)):
         floats = (x / 64 - 1).astype(np.float32)
         floats[0, 0, 0] = first
         files[name] = tmp_path / f"{name}.h5"
         prepare.write(arrays_of(floats, y, None, test), "arrays", files[name], own=True)
-    fields = {
-        "clients": 4,
-        "rounds": 1,
-        "tau_init": 2,
-        "dataset": "arrays",
-        "data": str(files["run"]),
-    }
+    fields = {"clients": 4, "rounds": 1, "tau_init": 2, "dataset": "arrays"}
+    fields["data"] = str(files["run"])
     run = run_here(tmp_path / "own.h5", fields, save_models=True)
-    scores = {
-        name: said(evaluate.main, run, "--on", "all", "--data", data)
-        for name, data in files.items()
-    }
-    assert scores["run"].startswith("4 models on the whole") and len(set(scores.values())) == 1
-    of_another_kind = "its samples are float32, those of the run uint8; prepare both alike"
-    assert of_another_kind in said(
-        evaluate.main, trained, "--on", "all", "--data", files["run"], code=2
-    )
+    texts = [said(evaluate.main, run, "--on", "all", "--data", data) for data in files.values()]
+    assert texts[0].startswith("4 models on the whole") and texts[0] == texts[1]
+    error = said(evaluate.main, trained, "--on", "all", "--data", files["run"], code=2)
+    assert "its samples are float32, those of the run uint8; prepare both alike" in error
 
 
 def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
-    """Against sums class by class; where every client is a group of its own these are its own samples."""
+    """As sums class by class; if every client is its own group, they are its own samples."""
     out = tmp_path / "scores.csv"
-    told = said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu")
-    assert told.startswith("4 models on all test samples of their classes: mean")
+    text = said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu")
+    assert text.startswith("4 models on all test samples of their classes: mean")
+    scores, samples = columns_of(out)
     with Result(trained) as result:
         source, labels = result.source, result.source.labels["test"]
         images = source.images("test", np.arange(len(labels)))
-        right = np.stack(
-            [api.model(result, k)(images).argmax(1).numpy() == labels for k in range(4)]
-        )
         own = result["best/confusion"].sum(2)  # test samples by class
-        by_hand = [
-            sum(n / own[k].sum() * right[k, labels == c].mean() for c, n in enumerate(own[k]))
-            for k in range(4)
-        ]
-        assert [float(r["accuracy"]) for r in rows_of(out)] == pytest.approx(by_hand)
-        held = [int(np.isin(labels, np.flatnonzero(n)).sum()) for n in own]
-        assert [int(r["samples"]) for r in rows_of(out)] == held and min(held) > own.sum(1).max()
+        for k in range(4):
+            right = api.model(result, k)(images).argmax(1).numpy() == labels
+            shares = own[k] / own[k].sum()
+            by_hand = sum(n * right[labels == c].mean() for c, n in enumerate(shares))
+            assert scores[k] == pytest.approx(by_hand)
+            assert samples[k] == np.isin(labels, np.flatnonzero(own[k])).sum()
+        assert min(samples) > own.sum(1).max()
         rows, weights = evaluate.of_classes(result, source, np.arange(4))
         alone = evaluate.accuracies(result, source, rows, "test", "cpu", weights)
         assert alone == pytest.approx(result["best/test_acc"])
@@ -417,16 +357,10 @@ def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
 
 def test_evaluate_refuses_classes_where_clients_differ_in_more(tmp_path, result_of, said):
     labels = np.arange(80) % 2
-    prepare.write(
-        arrays_of(np.zeros((80, 3)), labels, np.arange(80) % 5), "arrays", tmp_path / "people.h5"
-    )
-    fields = {
-        "dataset": "arrays",
-        "data": str(tmp_path / "people.h5"),
-        "method": "local",
-        "rounds": 0,
-        "tau_init": 1,
-    }
+    arrays = arrays_of(np.zeros((80, 3)), labels, np.arange(80) % 5)
+    prepare.write(arrays, "arrays", tmp_path / "people.h5")
+    fields = {"dataset": "arrays", "data": str(tmp_path / "people.h5")}
+    fields |= {"method": "local", "rounds": 0, "tau_init": 1}
     path = result_of(fields, save_models=True).path
     sentence = "--on is classes; clients of --partition natural differ in more than their classes"
     assert sentence in said(evaluate.main, path, "--on", "classes", code=2)
@@ -446,8 +380,7 @@ def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, re
 
 
 def test_means_over_batches_are_not_compared_without_a_word(result_of, said):
-    result = result_of(
-        {"clients": 4, "rounds": 1, "metric": "batch", "batch_size": 8}, save_models=True
-    )
+    fields = {"clients": 4, "rounds": 1, "metric": "batch", "batch_size": 8}
+    result = result_of(fields, save_models=True)
     why = "the run took means over mini-batches (--metric batch); these are over images"
     assert why in said(evaluate.main, result.path)
