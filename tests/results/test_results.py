@@ -1,12 +1,12 @@
-"""The results file: it holds what the table says, it reads finished and running, and its models give its scores."""
+"""The results file: its layout, how it reads while it is written, what damages it, its scores."""
 
 import contextlib
 import csv
 import functools
+import io
 import json
 import shutil
 import warnings
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -26,30 +26,27 @@ from dpfl_mpi.results import recorder as recorders
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import METRICS, score
 from dpfl_mpi.settings import Run
+from dpfl_mpi.storage import files
 from dpfl_mpi.storage.lock import Lock
 
 N, C, T = 6, 10, 3
-FIELDS = {
-    "dataset": "image_folder",
-    "model": "mlp",
-    "augment": False,
-    "clients": N,
-    "rounds": T,
-    "tau_init": 1,
-}
-FIELDS |= {"tau_train": 2, "budget": 3, "seed": 9, "batch_size": 8}
+FIELDS = {"dataset": "image_folder", "model": "mlp", "augment": False, "clients": N, "rounds": T}
+FIELDS |= {"tau_init": 1, "tau_train": 2, "budget": 3, "seed": 9, "batch_size": 8}
+D = 64 * 64 + 64 + 640 + 10
+SIZES = {"T+1": T + 1, "N": N, "N+1": N + 1, "C": C, "D": D, "starts": 1, "3": 3, "4": 4}
+# what a Run without controls and fine-tuning does not write
+CONTROLS = ("of_data", "liars", "newcomers", "drifted", "drift_classes", "stopped_round")
+ABSENT = {f"client/{name}" for name in CONTROLS}
+ABSENT |= {"traffic/bytes_sent", "round/there", "graph/repair_models", "graph/repair_evaluations"}
+GROUPS = ("finetune", "newcomers", "attack", "graph/reach", "network")
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory, digits_file):
-    fields = FIELDS | {"data": str(digits_file)}
+    fields, out = FIELDS | {"data": str(digits_file)}, tmp_path_factory.mktemp("results") / "run.h5"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            record, "GATHERED", 4 * 4 * SIZES["D"]
-        )  # of six models four come to root at a time
-        return run_here(
-            tmp_path_factory.mktemp("results") / "run.h5", fields, save_models=True, mixed=True
-        )
+        patch.setattr(record, "GATHERED", 4 * 4 * D)  # of six models four come to root at a time
+        return run_here(out, fields, save_models=True, mixed=True)
 
 
 @pytest.fixture
@@ -58,42 +55,19 @@ def result(path):
         yield result
 
 
-SIZES = {
-    "T+1": T + 1,
-    "N": N,
-    "N+1": N + 1,
-    "C": C,
-    "D": 64 * 64 + 64 + 640 + 10,
-    "starts": 1,
-    "3": 3,
-    "4": 4,
-}
-# what a Run without controls and fine-tuning does not write
-ABSENT = {
-    f"client/{name}"
-    for name in ("of_data", "liars", "newcomers", "drifted", "drift_classes", "stopped_round")
-}
-ABSENT |= {"traffic/bytes_sent", "round/there", "graph/repair_models", "graph/repair_evaluations"}
-
-
 def test_a_file_holds_what_the_table_says(result):
     found = set(result.names())
-    switched_on = "finetune", "newcomers", "attack", "graph/reach", "network"
-    absent = {name for name in schema.ARRAYS if name.startswith(switched_on)}
+    absent = {name for name in schema.ARRAYS if name.startswith(GROUPS)}
     assert found == set(schema.ARRAYS) - ABSENT - absent
     for name in found - {"graph/omega/senders", "graph/chosen/senders"}:
-        assert result[name].shape == tuple(
-            SIZES[axis] for axis in schema.ARRAYS[name].axes.split()
-        ), name
+        axes = schema.ARRAYS[name].axes.split()
+        assert result[name].shape == tuple(SIZES[axis] for axis in axes), name
     assert result["graph/omega/senders"].shape == (result["graph/omega/indptr"][-1],)
     assert result["graph/chosen/senders"].shape == (result["graph/chosen/indptr"][-1, -1],)
     named = {line.split()[0] for line in schema.LAYOUT.splitlines() if "/" in line.split(" ")[0]}
-    held = {
-        f"{group}/{name}"
-        for group in ("", "meta", "model")
-        for name in result.file[group or "/"].attrs
-    }
-    assert held == named - set(schema.ARRAYS)
+    groups = {group: result.file[group or "/"].attrs for group in ("", "meta", "model")}
+    attributes = {f"{group}/{name}" for group, names in groups.items() for name in names}
+    assert attributes == named - set(schema.ARRAYS)
 
 
 def test_the_numbers_belong_together(result):
@@ -101,17 +75,14 @@ def test_the_numbers_belong_together(result):
     assert result["round/epochs"].tolist() == [1, 3, 5, 7]
     steps = sum(-(-int(n) // 8) for n in result["client/n_train"])
     assert result["round/gradient_steps"].tolist() == [steps, 3 * steps, 5 * steps, 7 * steps]
-    assert np.array_equal(
-        result["client/n_train"] + result["client/n_val"], result["client/class_counts"].sum(1)
-    )
+    n = result["client/n_train"] + result["client/n_val"]
+    assert np.array_equal(n, result["client/class_counts"].sum(1))
     val, test = result["round/val_acc"], result["round/test_acc"]
     for k in range(N):
         latest = max(t for t in range(T + 1) if val[t, k] == val[:, k].max())
         assert result["best/round"][k] == latest
-        assert (
-            result["best/val_acc"][k] == val[latest, k]
-            and result["best/test_acc"][k] == test[latest, k]
-        )
+        assert result["best/val_acc"][k] == val[latest, k]
+        assert result["best/test_acc"][k] == test[latest, k]
         confusion = result["best/confusion"][k]
         assert confusion.sum() == result["client/n_test"][k]
         assert confusion.trace() / confusion.sum() == pytest.approx(test[latest, k], abs=1e-15)
@@ -124,32 +95,24 @@ def test_the_numbers_belong_together(result):
         assert np.array_equal(received[t], degrees[0])  # every round asks all of Omega
     cases, evaluations = result["graph/cases"].sum(2), result["graph/evaluations"]
     assert len(CASES) == 4 and np.array_equal(evaluations, np.where(cases > 0, 2 * cases + 2, 0))
-    # the sum, phases of 2, the average
-    assert np.array_equal(
-        received[0], N - 1 + np.minimum(-(-cases[0] // 2) * 2, N - 1) + degrees[0]
-    )
+    phases = np.minimum(-(-cases[0] // 2) * 2, N - 1)  # of 2, between the sum and the average
+    assert np.array_equal(received[0], N - 1 + phases + degrees[0])
     seconds = result["seconds/train"]
     assert (seconds[:, 0] <= seconds[:, 1]).all() and (seconds[:, 1] <= seconds[:, 2]).all()
 
 
 def test_it_carries_its_origin(result, digits_file):
     (start,) = result.starts()
-    assert (
-        start["ranks"] == 1
-        and start["versions"]["torch"] == torch.__version__
-        and start["cpu"]
-        and start["time"]
-    )
+    assert start["ranks"] == 1 and start["versions"]["torch"] == torch.__version__
+    assert start["cpu"] and start["time"]
     with h5py.File(digits_file) as data:
         assert result.file["meta"].attrs["data_sha256"] == data.attrs["sha256"]
     assert result.run == Run(**FIELDS, data=str(digits_file)).resolve()
 
 
 def test_one_flipped_bit_is_noticed(path, tmp_path):
-    others = {
-        "meta/starts": json.dumps({"hosts": ["another"]}),
-        "client/diverged_round": 1,
-    }  # -2 would be refused
+    # a flipped bit would make -2 of -1, which is refused
+    others = {"meta/starts": json.dumps({"hosts": ["another"]}), "client/diverged_round": 1}
     with Result(path) as a:
         for name in (name for name in a.names() if a.hdf5.dataset(name, "iufbOS").size):
             copy = shutil.copy(path, tmp_path / "copy.h5")
@@ -178,40 +141,39 @@ def test_what_else_differs_is_noticed(path, tmp_path):
         assert Result.differences(a, b) == ["best/round"]
 
 
-def test_who_reads_while_it_is_written_is_never_told_of_damage(tmp_path, monkeypatch):
-    """From before round 0 on, at each moment at which bytes are written; the same numbers, whatever flags of a Job add."""
-    seen, path, write = [], tmp_path / "run.h5", Path.write_bytes
+def test_a_file_reads_well_while_it_is_written(tmp_path, monkeypatch):
+    """From before round 0 on; and flags of a Job, which add arrays, change no number."""
+    seen, path = [], tmp_path / "run.h5"
 
-    def slowly(file, data):
-        for end in (0, len(data) // 2, len(data)):
-            write(file, data[:end])
-            if path.exists():
-                with Result(path) as found:
-                    seen.append((found.state, found.last_round))
+    class Slow(io.FileIO):
+        def write(self, data):
+            for part in (data[:0], data[: len(data) // 2], data[len(data) // 2 :]):
+                super().write(part)
+                if path.exists():
+                    with Result(path) as found:
+                        seen.append((found.state, found.last_round))
+
+    def open_slowly(name, mode):
+        return Slow(name, mode) if mode == "wb" else open(name, mode)
 
     monkeypatch.setattr(recorders, "CHEAP_S", 60.0)  # each round is put on disk
-    monkeypatch.setattr(Path, "write_bytes", slowly)
+    monkeypatch.setattr(files, "open", open_slowly, raising=False)
     fields = {"method": "local", "clients": 3, "rounds": 2}
     run_here(path, fields)
     states = [("running, round -1", -1), *((f"running, round {t}", t) for t in range(3))]
     assert sorted(set(seen)) == sorted(states) and len(seen) >= 9
-    with (
-        Result(path) as a,
-        Result(run_here(tmp_path / "b.h5", fields, save_models=True, mixed=True)) as b,
-    ):
+    more = run_here(tmp_path / "b.h5", fields, save_models=True, mixed=True)
+    with Result(path) as a, Result(more) as b:
         assert "model/best" in b and Result.same_numbers(a, b) and Result.differences(a, b) == []
 
 
 def test_a_running_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        recorders, "CHEAP_S", 60.0
-    )  # so that a slow disk is written to each round, too
+    monkeypatch.setattr(recorders, "CHEAP_S", 60.0)  # each round is put on disk
     run = Run(clients=3, rounds=2).resolve()
     recorder = Recorder(tmp_path / "a" / "run.h5", run, {"parameters": 5}, {"ranks": 2})
-    held, early = Lock(tmp_path / "seen.h5"), None
-    graphs = [
-        CollaborationGraph.from_lists(x) for x in ([[1, 2], [], [0]], [[], [], []], [[2], [0], []])
-    ]
+    lock, early = Lock(tmp_path / "seen.h5"), None
+    lists = [[1, 2], [], [0]], [[], [], []], [[2], [0], []]
+    graphs = [CollaborationGraph.from_lists(each) for each in lists]
     for t, graph in enumerate(graphs):
         recorder.append({"round/number": np.int64(t), "round/val_acc": np.full(3, t / 4)})
         recorder.append_graph(graph)
@@ -219,14 +181,13 @@ def test_a_running_file(tmp_path, monkeypatch):
         shutil.copy(tmp_path / "a" / "run.h5", tmp_path / "seen.h5")  # the bytes on disk now
         early = early or Result(tmp_path / "a" / "run.h5")
         with Result(tmp_path / "seen.h5") as seen:
-            assert (
-                seen.state == f"stopped after round {t}" and not seen.finished
-            )  # nobody holds its lock
-            held.acquire()
+            # without the lock
+            assert seen.state == f"stopped after round {t}" and not seen.finished
+            lock.acquire()
             untouched = tmp_path.stat().st_mtime_ns
             assert seen.state == f"running, round {t}" and len(seen["round/val_acc"]) == t + 1
             assert tmp_path.stat().st_mtime_ns == untouched  # no file was made to read
-            held.release()
+            lock.release()
             assert seen["round/val_acc"].tolist() == [[s / 4] * 3 for s in range(t + 1)]
             for s in range(t + 1):
                 assert np.array_equal(seen.graph(s), graphs[s].matrix())
@@ -235,14 +196,11 @@ def test_a_running_file(tmp_path, monkeypatch):
     with Result(tmp_path / "a" / "run.h5") as done:
         assert done.state == "finished" and done.finished and done.run == run
         refused("no models; run with --save_models", done.state_dict, 0)
-        refused(
-            "has no round/nothing; it has graph/chosen/indptr", done.__getitem__, "round/nothing"
-        )
-    assert early.last_round == 0 and early["round/val_acc"].shape == (
-        1,
-        3,
-    )  # who has an old file open reads on
-    assert early.state == "running, round 0"  # as it was then: the run went on, nobody killed it
+        has = "has no round/nothing; it has graph/chosen/indptr"
+        refused(has, done.__getitem__, "round/nothing")
+    # an old file that is still open reads as it was then
+    assert early.last_round == 0 and early["round/val_acc"].shape == (1, 3)
+    assert early.state == "running, round 0"
     Recorder(tmp_path / "run.h5", run, {}, {}).close("stopped")
     with Result(tmp_path / "run.h5") as result:
         assert result.state == "stopped after round -1" and not result.finished
@@ -251,9 +209,7 @@ def test_a_running_file(tmp_path, monkeypatch):
 def test_a_mean_over_clients_is_the_same_to_the_bit_when_rounds_follow(path, monkeypatch):
     """Else a log, which is written as rounds end, would differ from the finished result."""
     rounds, values = 9, np.full((9, 40), 2.0**-53)
-    values[:, 0] = (
-        1  # added to 1 one by one the others leave it as it is, added up before they do not
-    )
+    values[:, 0] = 1  # the others change this sum only if they are added up before
     monkeypatch.setattr(Result, "last_round", property(lambda self: rounds - 1))
     monkeypatch.setattr(Result, "benign", np.ones(40, bool))
     monkeypatch.setattr(Result, "__getitem__", lambda self, name: values[:rounds])
@@ -265,40 +221,26 @@ def test_a_mean_over_clients_is_the_same_to_the_bit_when_rounds_follow(path, mon
 
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory):
-    """A run with everything switched on that was stopped before its very end, as its file was after each record of it, the last of all arrays."""
+    """The file of a run with every array, after each round, and stopped before its very end."""
     folder, paths = tmp_path_factory.mktemp("unfinished"), []
-    y, whose = np.arange(240) % 4, np.arange(240) // 4 % 6
+    y, owner = np.arange(240) % 4, np.arange(240) // 4 % 6
     x = np.random.default_rng(0).integers(0, 60, (240, 4, 4)) + 40 * y[:, None, None]
-    prepare.write(arrays_of(x.astype(np.uint8), y, whose), "arrays", folder / "data.h5", own=True)
-    fields = {
-        "dataset": "arrays",
-        "data": str(folder / "data.h5"),
-        "rounds": T,
-        "tau_init": 1,
-        "tau_train": 1,
-    }
-    fields |= {
-        "budget": 3,
-        "churn": "0.2:0.6",
-        "network": "phones",
-        "staleness": 1,
-        "codec": "topk:0.3",
-        "patience": 3,
-    }
+    prepare.write(arrays_of(x.astype(np.uint8), y, owner), "arrays", folder / "data.h5", own=True)
+    fields = {"dataset": "arrays", "data": str(folder / "data.h5"), "rounds": T, "budget": 3}
+    fields |= {"tau_init": 1, "tau_train": 1, "finetune_epochs": 1, "patience": 3}
+    fields |= {"churn": "0.2:0.6", "network": "phones", "staleness": 1, "codec": "topk:0.3"}
     fields |= {"attack": "backdoor:0.2", "drift": "0.5:2", "newcomers": 0.2, "reach": "geometric:3"}
     flush, close = Recorder.flush, Recorder.close
 
-    def kept(recorder, *record):
+    def flush_and_copy(recorder, *record):
         flush(recorder, *record)
         paths.append(folder / f"{len(paths)}.h5")
         recorder.copy(paths[-1])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recorder, "flush", kept)
+        patch.setattr(Recorder, "flush", flush_and_copy)
         patch.setattr(Recorder, "close", lambda recorder, state: close(recorder, "stopped"))
-        last = run_here(
-            folder / "run.h5", fields | {"finetune_epochs": 1}, save_models=True, mixed=True
-        )
+        last = run_here(folder / "run.h5", fields, save_models=True, mixed=True)
     return [*paths, last]
 
 
@@ -306,10 +248,8 @@ def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path,
     for t, path in enumerate(unfinished):
         with Result(path) as result:
             assert result.state.startswith("stopped") and result.last_round == min(t, T)
-            assert all(
-                len(result[name]) == min(t, T) + 1
-                for name in set(schema.OVER_ROUNDS) & set(result.names())
-            )
+            arrays = [result[name] for name in {*schema.OVER_ROUNDS} & {*result.names()}]
+            assert {len(array) for array in arrays} == {min(t, T) + 1}
             assert len(result.by_round()["edges"]) == min(t, T) + 1
     with Result(unfinished[-1]) as result:
         assert {name for name in result.names() if len(result[name].shape)} == set(schema.ARRAYS)
@@ -321,7 +261,8 @@ def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path,
 
 
 def test_an_array_of_another_rank_or_type_is_one_sentence(unfinished, tmp_path):
-    """Whoever reads it: each array by its name, the rounds, the curves, a graph, a model."""
+    """So it is for each array by its name, the rounds, the curves, a graph and a model."""
+    others = Result.by_round, lambda it: it.chosen(1), lambda it: it.state_dict(0)
     shutil.copy(unfinished[-1], path := tmp_path / "wrong.h5")
     for name in schema.ARRAYS:
         with h5py.File(path, "r+") as file:
@@ -331,25 +272,19 @@ def test_an_array_of_another_rank_or_type_is_one_sentence(unfinished, tmp_path):
             with h5py.File(path, "r+") as file:
                 del file[name]
                 file[name] = wrong
+            if wrong is values:
+                Result(path).close()
+                continue
             if name == "meta/starts":
-                refused(f"{path} is ", Result, path) if wrong is not values else Result(
-                    path
-                ).close()
+                refused(f"{path} is ", Result, path)
                 continue
             with Result(path) as result:
-                if wrong is values:
-                    continue
                 refused(f"{path} is damaged: {name} ", result.__getitem__, name)
                 if name in schema.OVER_ROUNDS:
                     refused(f"{path} is damaged: {name} ", lambda it: it.last_round, result)
-                if np.shape(wrong) == ():
-                    for read in (
-                        Result.by_round,
-                        lambda it: it.chosen(1),
-                        lambda it: it.state_dict(0),
-                    ):
-                        with contextlib.suppress(UserError):
-                            read(result)
+                for read in others if np.shape(wrong) == () else ():
+                    with contextlib.suppress(UserError):
+                        read(result)
 
 
 def test_scores_are_scikit_learns():
@@ -359,10 +294,8 @@ def test_scores_are_scikit_learns():
     both = list(zip(truth, taken, strict=True))
     confusion = np.array([np.bincount(5 * y + p, minlength=25).reshape(5, 5) for y, p in both])
     assert (confusion.sum(2) == 0).any(), "clients without some class"
-    theirs = {
-        "balanced_accuracy": balanced_accuracy_score,
-        "macro_f1": functools.partial(f1_score, average="macro"),
-    }
+    macro_f1 = functools.partial(f1_score, average="macro")
+    theirs = {"balanced_accuracy": balanced_accuracy_score, "macro_f1": macro_f1}
     assert ["accuracy", *theirs] == list(METRICS)
     for metric, function in theirs.items():
         with warnings.catch_warnings():
@@ -373,15 +306,11 @@ def test_scores_are_scikit_learns():
 
 
 def test_where_a_user_meets_the_scores(result, path, tmp_path, said):
-    refused(
-        "there is no score auc; allowed are accuracy, balanced_accuracy, macro_f1",
-        result.score,
-        "auc",
-    )
-    means = [
-        f"{100 * result.score(metric).mean():.2f} %" for metric in ("balanced_accuracy", "macro_f1")
-    ]
-    assert "balanced accuracy {}, macro F1 {}".format(*means) in said(show.main, path)
+    allowed = "allowed are accuracy, balanced_accuracy, macro_f1"
+    refused(f"there is no score auc; {allowed}", result.score, "auc")
+    balanced, f1 = (100 * result.score(m).mean() for m in ("balanced_accuracy", "macro_f1"))
+    means = f"balanced accuracy {balanced:.2f} %, macro F1 {f1:.2f} %"
+    assert means in said(show.main, path)
     said(export.main, path, "--format", "clients", "--out", tmp_path / "c.csv")
     rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
     for metric in ("balanced_accuracy", "macro_f1"):
