@@ -55,8 +55,13 @@ def complain(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stderr.fileno())
+        drop(sys.stderr)
+
+
+def drop(stream: Any) -> None:
+    """Let what is still printed to a stream go nowhere."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def without_inner_frames(call: Callable[P, Any]) -> Callable[P, Any]:
@@ -106,15 +111,11 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is still to be printed goes nowhere
+        drop(sys.stdout)
         code = NO_READER
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # which may lie on the full disk
+            drop(sys.stdout)  # it may lie on the full disk
         elif error.errno not in (errno.EACCES, errno.ENAMETOOLONG):  # of a path that was given
             raise
         complain(f"error: {error}")

@@ -8,7 +8,9 @@ import signal
 import sys
 from unittest import mock
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: bitwise equality holds for one thread per rank
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch: bitwise equality holds for one thread per rank
 
 import hypothesis
 import pytest
@@ -17,7 +19,9 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-hypothesis.settings.register_profile("busy", suppress_health_check=[hypothesis.HealthCheck.too_slow])  # a machine
+hypothesis.settings.register_profile(
+    "busy", suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)  # a machine
 hypothesis.settings.load_profile("busy")
 
 ASKED = {
@@ -50,7 +54,10 @@ def terminal():
     """The environment of a terminal outside of any job, where nothing of MPI has started."""
     from launch import environment
 
-    with mock.patch.dict(os.environ, environment(), clear=True), pytest.MonkeyPatch.context() as patch:
+    with (
+        mock.patch.dict(os.environ, environment(), clear=True),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.delitem(sys.modules, "mpi4py.MPI", raising=False)
         yield
 
@@ -93,7 +100,9 @@ def result_of(tmp_path):
 
     with contextlib.ExitStack() as opened:
         paths = (tmp_path / f"result-{i}.h5" for i in itertools.count())
-        yield lambda fields, **job: opened.enter_context(Result(run_here(next(paths), fields, **job)))
+        yield lambda fields, **job: opened.enter_context(
+            Result(run_here(next(paths), fields, **job))
+        )
 
 
 @pytest.fixture(scope="session")
@@ -120,4 +129,6 @@ def colour_file(tmp_path_factory):
     """600 training and 200 test images of 17x18 colour pixels in four classes that a CNN can tell apart."""
     from making import labelled
 
-    return labelled(tmp_path_factory.mktemp("data") / "colour.h5", (600, 200), (17, 18, 3), noise=60)
+    return labelled(
+        tmp_path_factory.mktemp("data") / "colour.h5", (600, 200), (17, 18, 3), noise=60
+    )

@@ -102,7 +102,9 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
     for flags in ALLOWED[allowed].split(", "):
         *before, name, value = f"--{flags}".split()
         sentence = refused(capfd, *before, f"{name}={value}").replace(f"'{value}'", value)
-        assert re.match(rf"error: {name} is {value}; allowed (is|are) {re.escape(allowed)}", sentence), sentence
+        assert re.match(
+            rf"error: {name} is {value}; allowed (is|are) {re.escape(allowed)}", sentence
+        ), sentence
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -161,11 +163,21 @@ def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file)
 
 
 def test_a_finished_result_without_what_is_asked_for_is_no_answer(capfd, tmp_path):
-    fields = {"clients": 4, "rounds": 1, "tau_init": 1, "tau_train": 1, "budget": 2, "method": "local"}
+    fields = {
+        "clients": 4,
+        "rounds": 1,
+        "tau_init": 1,
+        "tau_train": 1,
+        "budget": 2,
+        "method": "local",
+    }
     path = run_here(tmp_path / "run.h5", fields, save_models=False)
     common = [*to_flags(fields), "--quiet", "--out", path]
     sentence = refused(capfd, *common, "--save_models", "--mixed")
-    assert "is finished and was computed without --save_models and --mixed; --fresh computes it anew" in sentence
+    assert (
+        "is finished and was computed without --save_models and --mixed; --fresh computes it anew"
+        in sentence
+    )
     with Result(run_here(path, fields, fresh=True, save_models=True)) as result:
         assert "model/best" in result
     assert "without --mixed;" in refused(capfd, *common, "--save_models", "--mixed")
@@ -199,10 +211,15 @@ def test_ranks_print_once(tmp_path, digits_file):
     small = to_flags(SMALL)
     for words, arguments in (
         ("must hold 6 numbers", [*small, f"--budget={tmp_path}/budgets"]),
-        ("which does not compile", [*small, f"--data={digits_file}", f"--callback={tmp_path}/mine.py"]),
+        (
+            "which does not compile",
+            [*small, f"--data={digits_file}", f"--callback={tmp_path}/mine.py"],
+        ),
         ("diverged in round 0", [*small, f"--data={digits_file}", "--lr=1e6"]),
     ):
-        done = mpirun(2, "-m", "dpfl_mpi", "--quiet", "--results", tmp_path, *arguments, timeout=IN_TIME)
+        done = mpirun(
+            2, "-m", "dpfl_mpi", "--quiet", "--results", tmp_path, *arguments, timeout=IN_TIME
+        )
         assert words in one_sentence(done.stderr) and done.stdout == "" and done.returncode != 0
 
 
@@ -238,7 +255,9 @@ entry.main(sys.argv[1:])
     (2, "flush", (0,), "ZeroDivisionError('a bug')", "ZeroDivisionError: a bug"),
     (2, "parse", (), None, "ZeroDivisionError: division by zero"),
 ], ids=["a mistake", "a full GPU", "two ranks", "all ranks", "where root writes", "before MPI"])  # fmt: skip
-def test_an_exception_on_some_ranks_ends_all(tmp_path, digits_file, size, where, ranks, error, expected):
+def test_an_exception_on_some_ranks_ends_all(
+    tmp_path, digits_file, size, where, ranks, error, expected
+):
     """In the middle of a round rank 0 waits in a collective, or fails as well. One traceback, of the lowest rank."""
     (tmp_path / "inject.py").write_text(INJECT.format(where=where, ranks=ranks, error=error))
     flags = [*to_flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path]
@@ -274,12 +293,17 @@ def test_singletons_stop(tmp_path, by):
 def test_a_rank_that_cannot_start_lets_root_speak_first(tmp_path):
     """Some launchers end all ranks with the first that ends: the second one waits, and root says why."""
     begun = time.monotonic()
-    second = {name: "1" if name.endswith("RANK") else text for name, text in OF_ANOTHER[starts.open_mpi()].items()}
+    second = {
+        name: "1" if name.endswith("RANK") else text
+        for name, text in OF_ANOTHER[starts.open_mpi()].items()
+    }
     done = ended(sys.executable, "-m", "dpfl_mpi", "--results", tmp_path, **second)
     assert (done.returncode, done.stderr) == (3, "") and time.monotonic() - begun > 5
 
 
-@pytest.mark.parametrize("given, used", [(None, "1"), ("", "1"), ("4", "4"), ("4,2", "4"), ("0", "1"), ("many", "1")])
+@pytest.mark.parametrize(
+    "given, used", [(None, "1"), ("", "1"), ("4", "4"), ("4,2", "4"), ("0", "1"), ("many", "1")]
+)
 def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
     monkeypatch.setenv("OMP_NUM_THREADS", given or "")
     if given is None:
@@ -300,10 +324,15 @@ def test_a_damaged_result_that_is_found_is_one_sentence(tmp_path, said):
 def test_what_the_disk_refuses_is_one_sentence(tmp_path):
     words = [sys.executable, "-m", "dpfl_mpi.show", tiny_result.make(tmp_path / "a.h5")]
     with open("/dev/full", "w") as out:
-        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=out, stderr=-1, text=True)
+        done = subprocess.run(
+            words, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=out, stderr=-1, text=True
+        )
     assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
     done = ended(sys.executable, "-m", "dpfl_mpi.sweep", long := "x" * 300)
-    assert (done.returncode, done.stderr) == (2, f"error: [Errno 36] File name too long: '{long}'\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: [Errno 36] File name too long: '{long}'\n",
+    )
 
 
 COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b1mX\rY"  # a terminal would take another title, clear its screen, write bold over this line
@@ -312,18 +341,34 @@ SHOWN = "\\x1b]0;title\\x07\\x1b[2J\\x9b1mX\\x0dY"
 
 def test_no_text_of_a_file_commands_a_terminal(tmp_path):
     """The title, the citation and the machine of a result, the classes of data, the log of a Run, the name of a file."""
-    path, data, results = tiny_result.make(tmp_path / "a.h5"), tmp_path / "data.h5", tmp_path / "results"
+    path, data, results = (
+        tiny_result.make(tmp_path / "a.h5"),
+        tmp_path / "data.h5",
+        tmp_path / "results",
+    )
     with tiny_result.changing(path) as file:
         told = json.loads(file.attrs["declared"])
-        told["method"] |= {"title": f"Mine {COMMANDS}", "citation": f"@misc{{mine,\n\ttitle = {{{COMMANDS}}}}}"}
+        told["method"] |= {
+            "title": f"Mine {COMMANDS}",
+            "citation": f"@misc{{mine,\n\ttitle = {{{COMMANDS}}}}}",
+        }
         file.attrs["declared"] = json.dumps(told)
         file["meta/starts"][:] = [json.dumps(tiny_result.START | {"cpu": COMMANDS})]
     arrays = arrays_of(np.arange(960).reshape(240, 4) % 251, np.arange(240) % 3)
-    prepare.write(dataclasses.replace(arrays, class_names=(COMMANDS, "b", "c")), "arrays", data, own=True)
+    prepare.write(
+        dataclasses.replace(arrays, class_names=(COMMANDS, "b", "c")), "arrays", data, own=True
+    )
     run, folder = Run(**starts.small(seed=1)).resolve().path(results), results / "sweeps" / "1"
     Submission("local", {run.name: "39"}).save(folder)
     (folder / f"{run.stem}.log").write_text(f"error: {COMMANDS}\n")
-    deal = ["--data", data, "--dataset=arrays", "--partition=pathological", "--clients=3", "--classes_per_client=2"]
+    deal = [
+        "--data",
+        data,
+        "--dataset=arrays",
+        "--partition=pathological",
+        "--clients=3",
+        "--classes_per_client=2",
+    ]
     for words, code in (
         (["-m", "dpfl_mpi.show", path], 0),
         (["-m", "dpfl_mpi.show", "--cite", path], 0),
@@ -333,8 +378,13 @@ def test_no_text_of_a_file_commands_a_terminal(tmp_path):
         (["-m", "dpfl_mpi.sweep", "--list", "--seeds=1", *starts.of_sweep(results)], 1),
     ):
         done = ended(sys.executable, *words)
-        assert done.returncode == code and SHOWN.partition("X")[0] in done.stdout + done.stderr, done
-        assert {c for c in done.stdout + done.stderr if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
+        assert done.returncode == code and SHOWN.partition("X")[0] in done.stdout + done.stderr, (
+            done
+        )
+        assert {c for c in done.stdout + done.stderr if unicodedata.category(c) == "Cc"} <= {
+            "\n",
+            "\t",
+        }
     assert printable(COMMANDS) == SHOWN and printable("a\tb\n") == "a\tb\n"
 
 
@@ -355,7 +405,11 @@ STREAMS = [
 def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
     """Closed: the same exit code, the same file. Full: output has no room, exit code 2; for errors there is none, and that is all."""
     shown = tiny_result.make(tmp_path / "a.h5")
-    words = command.replace("NOWHERE", "/nowhere.h5").replace("RESULT", str(shown)).replace("HERE", str(ROOT))
+    words = (
+        command.replace("NOWHERE", "/nowhere.h5")
+        .replace("RESULT", str(shown))
+        .replace("HERE", str(ROOT))
+    )
     words = words.replace("FOLDER", str(tmp_path)).replace(
         "RUN", "--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out=OUT"
     )
@@ -368,7 +422,9 @@ def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
         assert done.returncode == (2 if full else right), (how, done.stderr)
         if full:
             expected = (
-                "error: /nowhere.h5: there is" if right else "error: .*(there is no room for the output|No space left)"
+                "error: /nowhere.h5: there is"
+                if right
+                else "error: .*(there is no room for the output|No space left)"
             )
             assert re.search(expected, done.stderr), done.stderr
         elif "RUN" in command:
@@ -378,15 +434,24 @@ def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
 @pytest.mark.parametrize("command", READ)
 def test_a_reader_that_has_left_ends_a_command(command, tmp_path):
     """Without a word, but for a run, which says so."""
-    words = command.replace("HERE", str(ROOT)).replace("RESULT", str(tiny_result.make(tmp_path / "a.h5")))
-    words = words.replace("RUN", f"--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out={tmp_path}/b.h5").split()
+    words = command.replace("HERE", str(ROOT)).replace(
+        "RESULT", str(tiny_result.make(tmp_path / "a.h5"))
+    )
+    words = words.replace(
+        "RUN", f"--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out={tmp_path}/b.h5"
+    ).split()
     read, write = os.pipe()
     os.close(read)  # `| head`, once it has its lines
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, stdout=write, stderr=-1, text=True)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=env, stdout=write, stderr=-1, text=True
+    )
     os.close(write)
     if command == "-m dpfl_mpi RUN":
         assert done.returncode != 0 and "Traceback" not in done.stderr
         assert "error: nobody reads the output of this run any more" in done.stderr
     else:
-        assert done.stderr == "" and done.returncode in (0, NO_READER)  # argparse itself passes over it
+        assert done.stderr == "" and done.returncode in (
+            0,
+            NO_READER,
+        )  # argparse itself passes over it

@@ -98,10 +98,9 @@ def code_of(
         endings = (".py", *EXTENSION_SUFFIXES)
         modules = sorted(p for p in root.rglob("*") if p.name.endswith(endings) and p.is_file())
     files = files_of(flag, path) if path.suffix == ".py" else ()
-    content = [attribute, str(path.relative_to(root))]
-    content += [f"{digest(p)} {p.relative_to(root)}" for p in modules]
-    content += [f"{digest(path.parent / name)} file {name}" for name in files]
-    sha256 = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    parts = [["" if p == path else str(p.relative_to(root)), digest(p)] for p in modules]
+    parts += [[f"file {name}", digest(path.parent / name)] for name in files]
+    sha256 = hashlib.sha256(json.dumps([attribute, *sorted(parts)]).encode()).hexdigest()
     return Code(path, root, module, attribute, installed, files, sha256)
 
 

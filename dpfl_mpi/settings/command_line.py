@@ -21,7 +21,7 @@ from dpfl_mpi.settings.values import number
 from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, read_text
 
 # what the help shows for a value, by type or by name
-PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P"}
+PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P", "candidates": "M"}
 SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}
 HELP = ("-h", "--help")
 EPILOG = (

@@ -72,7 +72,7 @@ class Run:
         None, "alpha of Dir(alpha), over clients or the holders of a class",
         above=0, of=("pathological", "dirichlet"))
     min_per_class: int = DATA(
-        None, "fewest samples that a client has of its class (pathological)",
+        None, "fewest samples of a class that a client has (pathological)",
         low=0, of=("pathological",))
     min_samples: int = DATA(
         None, "fewest samples per client (dirichlet, natural)", low=2, of=("dirichlet", "natural"))
@@ -91,7 +91,7 @@ class Run:
 
     method: str = METHOD("dpfl", f"{{names}}, or {FORMS}")
     preset: Literal["paper", "authors_code"] = METHOD(
-        "paper", "take defaults from the paper or from its authors' code")
+        "paper", "defaults from the paper, or from its authors' code")
     rounds: int = METHOD(None, "communication rounds T after preprocessing", low=0)
     tau_init: int = METHOD(None, "local epochs before the first graph, tau_init", low=0)
     tau_train: int = METHOD(None, "local epochs per round, tau_train", low=1)
@@ -111,12 +111,12 @@ class Run:
     graphs: str | None = GRAPH(None, "result whose graphs replay and random_graph use")
 
     reach: Any = LIMITS(
-        None, "who can reach whom: geometric:R, sites:S, groups:0,1;2,3 or a file")
+        None, "whom a client can receive from: geometric:R, sites:S, groups:0,1;2,3 or a file")
     participation: float = LIMITS(1.0, "share of the clients that take part in a round", **SOME)
     available: Any = LIMITS(None, "file with a line per round, 0 or 1 per client")
     flip_share: float = LIMITS(0.0, "share of the clients with labels C - 1 - y", **SHARE)
     flipped_run_ggc: bool = LIMITS(True, "clients with flipped labels choose and average too")
-    attack: Any = LIMITS(None, "KIND:SHARE of the clients that lie (docs/controls.md)")
+    attack: Any = LIMITS(None, "KIND:SHARE of the clients that lie (docs/experiments.md)")
     drift: Any = LIMITS(None, "SHARE:ROUND, clients whose classes change in that round")
     newcomers: float = LIMITS(
         0.0, "share of the clients that join after the last round", low=0, below=1, what="a share")
@@ -125,7 +125,7 @@ class Run:
         None, "speeds and links of the clients: phones, hospitals, campus or a file")
     churn: Any = NETWORK(
         None, "clients leave and join: LEAVE:JOIN, chances per round, or a file")
-    staleness: int = NETWORK(0, "S: most rounds by which a received model is late", low=0, high=16)
+    staleness: int = NETWORK(0, "S: rounds by which a received model may be late", low=0, high=16)
     codec: Any = NETWORK(None, "how models are compressed: none, int8 or topk:SHARE")
     send: Any = NETWORK(None, "layers that clients send: all, layers=body or layers=NAMES")
 

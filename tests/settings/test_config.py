@@ -56,7 +56,10 @@ def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):
     for name in (*bare.values(), "2.txt"):
         (tmp_path / name).write_text("2 " * 32)
     assert Run(**bare).resolve().key() == before
-    named = [Run(budget=text).resolve() for text in ("file:inf", "./inf", "2.txt", str(tmp_path / "2.txt"))]
+    named = [
+        Run(budget=text).resolve()
+        for text in ("file:inf", "./inf", "2.txt", str(tmp_path / "2.txt"))
+    ]
     assert {run.key()["budget"] for run in named} == {hashlib.sha256(b"2 " * 32).hexdigest()}
     assert [str(run.budget) for run in named[:3]] == ["file:inf", "./inf", "2.txt"]
 
@@ -66,7 +69,9 @@ def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):
 def test_a_share_is_the_nearest_whole_number(clients, percent):
     """Against integer arithmetic: floor((percent * N + 50) / 100)."""
     nearest = max(1, (percent * clients + 50) // 100)
-    assert budget_name(f"{percent / 100}N", clients, True) == ("inf" if nearest >= clients and nearest > 1 else nearest)
+    assert budget_name(f"{percent / 100}N", clients, True) == (
+        "inf" if nearest >= clients and nearest > 1 else nearest
+    )
 
 
 def test_paper_settings_of_cifar10():
@@ -79,10 +84,23 @@ def test_paper_settings_of_cifar10():
         "ggc_period": 1, "ggc_repeats": 1, "tie": "latest", "seed": 42, "partition_seed": 42, "data": "data/cifar10.h5",
     }  # fmt: skip
     assert {name: as_dict(run)[name] for name in expected} == expected
-    assert Run(dataset="cifar10", method="local").resolve().rounds == 100  # preprocessing costs DPFL two rounds
-    for dataset, *values in (("cinic10", 200, 48, 10, 5, 0.01, 16, True), ("femnist", 100, 48, 4, 2, 0.001, 10, False)):
+    assert (
+        Run(dataset="cifar10", method="local").resolve().rounds == 100
+    )  # preprocessing costs DPFL two rounds
+    for dataset, *values in (
+        ("cinic10", 200, 48, 10, 5, 0.01, 16, True),
+        ("femnist", 100, 48, 4, 2, 0.001, 10, False),
+    ):
         run = Run(dataset=dataset).resolve()
-        said = [run.clients, run.rounds, run.tau_init, run.tau_train, run.lr, run.batch_size, run.augment]
+        said = [
+            run.clients,
+            run.rounds,
+            run.tau_init,
+            run.tau_train,
+            run.lr,
+            run.batch_size,
+            run.augment,
+        ]
         assert said == values and run.weight_decay == 1e-3
         assert Run(dataset=dataset, method="local").resolve().rounds == 50
 
@@ -90,12 +108,27 @@ def test_paper_settings_of_cifar10():
 def test_authors_code_is_the_other_column():
     """Same as the paper but for what their code has otherwise; what the user says still counts."""
     paper, code = (Run(dataset="cifar10", preset=p).resolve() for p in ("paper", "authors_code"))
-    differ = {f.name for f in dataclasses.fields(Run) if getattr(paper, f.name) != getattr(code, f.name)}
+    differ = {
+        f.name for f in dataclasses.fields(Run) if getattr(paper, f.name) != getattr(code, f.name)
+    }
     assert differ == {"preset", "weight_decay", "lr_decay", "tau_init", "rounds", "batch_size"}
-    assert (code.weight_decay, code.lr_decay, code.tau_init, code.batch_size) == (1e-4, 0.998, 15, 32)
-    for name, epochs in (("cifar10", 500), ("cinic10", 250), ("femnist", 100)):  # as many as the baselines
-        dpfl, local = (Run(dataset=name, preset="authors_code", method=m).resolve() for m in ("dpfl", "local"))
-        assert dpfl.tau_init + dpfl.rounds * dpfl.tau_train == epochs == local.rounds * local.tau_train
+    assert (code.weight_decay, code.lr_decay, code.tau_init, code.batch_size) == (
+        1e-4,
+        0.998,
+        15,
+        32,
+    )
+    for name, epochs in (
+        ("cifar10", 500),
+        ("cinic10", 250),
+        ("femnist", 100),
+    ):  # as many as the baselines
+        dpfl, local = (
+            Run(dataset=name, preset="authors_code", method=m).resolve() for m in ("dpfl", "local")
+        )
+        assert (
+            dpfl.tau_init + dpfl.rounds * dpfl.tau_train == epochs == local.rounds * local.tau_train
+        )
     assert Run(dataset="cifar10", preset="authors_code", batch_size=16).resolve().batch_size == 16
     assert Run(dataset="femnist", preset="authors_code").resolve().partition.kind == "fedrep"
 
@@ -154,9 +187,21 @@ def test_the_same_run_in_other_words(one, two):
 
 def test_every_other_value_is_another_run():
     """Each field that decides numbers changes the name."""
-    fields = [{"dataset": "digits", "model": "mlp"} | {name: value} for name, value in OTHER.items()]
-    fields += [{}, {"optimizer": "adamw"}, {"optimizer": "adam", "beta1": 0.8}, {"lr_schedule": "cosine"}]
-    fields += [{"lr_schedule": "step", "lr_step": 7}, MU, TUNED, TUNED | {"options": {"finetune_prox": False}}]
+    fields = [
+        {"dataset": "digits", "model": "mlp"} | {name: value} for name, value in OTHER.items()
+    ]
+    fields += [
+        {},
+        {"optimizer": "adamw"},
+        {"optimizer": "adam", "beta1": 0.8},
+        {"lr_schedule": "cosine"},
+    ]
+    fields += [
+        {"lr_schedule": "step", "lr_step": 7},
+        MU,
+        TUNED,
+        TUNED | {"options": {"finetune_prox": False}},
+    ]
     fields += [{"method": "random_graph"}]
     assert len({Run(**each).slug() for each in fields}) == len(fields)
 
@@ -166,12 +211,18 @@ def test_the_name_says_what_it_is(tmp_path):
     assert re.fullmatch("cifar10-pathological-dpfl-B20-s7-[0-9a-f]{8}", run.slug())
     assert str(run.path("here")) == f"here/{run.slug()}.h5"
     (tmp_path / "budget.txt").write_text("3 " * 32)
-    for budget, part in (("uniform:2:20", "-Buniform-2-20-"), (str(tmp_path / "budget.txt"), "-Bfile-")):
+    for budget, part in (
+        ("uniform:2:20", "-Buniform-2-20-"),
+        (str(tmp_path / "budget.txt"), "-Bfile-"),
+    ):
         assert part in Run(budget=budget).slug()
 
 
 def test_a_budget_is_told_as_it_was_typed_and_names_only_who_reads_it():
-    runs = {budget: Run(clients=20, budget=budget).resolve() for budget in (3, "0.25N", ".25N", "0.15N", "inf")}
+    runs = {
+        budget: Run(clients=20, budget=budget).resolve()
+        for budget in (3, "0.25N", ".25N", "0.15N", "inf")
+    }
     assert [run.said_budget for run in runs.values()] == ["3", "0.25N", ".25N", "0.15N", "inf"]
     assert runs["0.15N"].slug() == runs[3].slug() and runs["0.15N"] == runs[3]
     assert Run().slug() == "digits-pathological-dpfl-B8-s42-300df09d"
@@ -181,7 +232,9 @@ def test_a_budget_is_told_as_it_was_typed_and_names_only_who_reads_it():
 def test_a_later_field_orphans_nothing(monkeypatch):
     """A schema with one more field, at its default, gives every old Run its old name; another value, or other numerics, a new name."""
     field = dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""})
-    later = dataclasses.make_dataclass("Later", [("sparsity", float, field)], bases=(Resolved,), frozen=True)
+    later = dataclasses.make_dataclass(
+        "Later", [("sparsity", float, field)], bases=(Resolved,), frozen=True
+    )
     run = Run(dataset="cifar10", budget=20, weight_decay=0.0).resolve()
     newer = json.dumps(json.loads(run.to_json()) | {"sparsity": 0.5})
     refused("another version of dpfl_mpi: it does not know sparsity", Run.from_json, newer)
@@ -195,12 +248,28 @@ def test_a_later_field_orphans_nothing(monkeypatch):
 def test_flags_become_fields():
     words = """--dataset cifar10 --budget 0.05N --no-augment --no-budget_counts_self --lr 1e-2 --partition dirichlet --min_samples 30
         --save_models --out x.h5 --block 4"""
-    fields = {"budget": 5, "augment": False, "budget_counts_self": False, "partition": "dirichlet", "min_samples": 30}
-    assert parse(words.split()) == (Run("cifar10", **fields).resolve(), Job(save_models=True, out="x.h5", block=4))
+    fields = {
+        "budget": 5,
+        "augment": False,
+        "budget_counts_self": False,
+        "partition": "dirichlet",
+        "min_samples": 30,
+    }
+    assert parse(words.split()) == (
+        Run("cifar10", **fields).resolve(),
+        Job(save_models=True, out="x.h5", block=4),
+    )
 
 
 def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
-    flags = ["--dataset=cifar10", "--budget=inf", "--no-augment", "--seed=7", "--weight_decay=1e-4", "--quiet"]
+    flags = [
+        "--dataset=cifar10",
+        "--budget=inf",
+        "--no-augment",
+        "--seed=7",
+        "--weight_decay=1e-4",
+        "--quiet",
+    ]
     text = said(parse, *flags, "--print_config")
     (tmp_path / "run.yaml").write_text(text)
     assert parse(["--config", str(tmp_path / "run.yaml")]) == parse(flags)
@@ -208,7 +277,9 @@ def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
     values = yaml.safe_load(text)
     assert list(values) == [f.name for settings in (Run, Job) for f in dataclasses.fields(settings)]
     assert values["rounds"] == 98 and values["budget"] == "inf"  # resolved, not null
-    run, _ = parse(["--config", str(tmp_path / "run.yaml"), "--seed", "4"])  # a flag after it overrides it
+    run, _ = parse(
+        ["--config", str(tmp_path / "run.yaml"), "--seed", "4"]
+    )  # a flag after it overrides it
     assert (run.dataset, str(run.budget), run.seed) == ("cifar10", "inf", 4)
     (tmp_path / "run.yaml").rename(tmp_path / "options.yaml")
     monkeypatch.chdir(tmp_path)
@@ -219,11 +290,37 @@ def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
         run == Run(rounds=22, seed=4).resolve()
     )  # what local does not read, and the partition, are those of the flags
     (tmp_path / "ditto.yaml").write_text("method: ditto\noptions: {lam: 2}")
-    assert parse(["--options.lam=1", "--config=ditto.yaml"])[0].options == {"lam": 2}  # the file stands after it
+    assert parse(["--options.lam=1", "--config=ditto.yaml"])[0].options == {
+        "lam": 2
+    }  # the file stands after it
 
 
-WORDS = ("010", "1_0", "1:30", "0x10", "1e1", "2024-01-01", "yes", "on", "10", "+3", ".5", "'010'", "٣")
-FIELDS = ("seed", "lr", "budget", "omega_period", "candidates", "checkpoint_every", "results", "attack", "metric")
+WORDS = (
+    "010",
+    "1_0",
+    "1:30",
+    "0x10",
+    "1e1",
+    "2024-01-01",
+    "yes",
+    "on",
+    "10",
+    "+3",
+    ".5",
+    "'010'",
+    "٣",
+)
+FIELDS = (
+    "seed",
+    "lr",
+    "budget",
+    "omega_period",
+    "candidates",
+    "checkpoint_every",
+    "results",
+    "attack",
+    "metric",
+)
 
 
 @pytest.mark.parametrize("name", [*FIELDS, "options.mu", "options.finetune_prox"])
@@ -247,9 +344,17 @@ def test_a_word_in_a_config_is_read_as_after_its_flag(name, tmp_path, capfd, mon
 
 def test_a_number_in_a_config_is_decimal(tmp_path, said):
     path = tmp_path / "run.yaml"
-    path.write_text("seed: 010\nresults: 010\nrounds: 9\nquiet: true\nmethod: fedprox\noptions: {mu: 1e-3}\n")
+    path.write_text(
+        "seed: 010\nresults: 010\nrounds: 9\nquiet: true\nmethod: fedprox\noptions: {mu: 1e-3}\n"
+    )
     run, job = parse([f"--config={path}"])
-    assert (run.seed, job.results, run.rounds, job.quiet, run.options["mu"]) == (10, "010", 9, True, 0.001)
+    assert (run.seed, job.results, run.rounds, job.quiet, run.options["mu"]) == (
+        10,
+        "010",
+        9,
+        True,
+        0.001,
+    )
 
 
 NUMBERS = {
@@ -277,7 +382,10 @@ def test_a_number_in_a_file_is_in_the_digits_0_to_9(name, line, lines, tmp_path)
     Run(clients=4, **more | {name: str(path)}).resolve()
     for digits in ("٣", "1_0"):
         path.write_text(f"{line.format(1)}\n" * (lines - 1) + line.format(digits))
-        refused(f"--{name} is {path}, which must hold", Run(clients=4, **more | {name: str(path)}).resolve)
+        refused(
+            f"--{name} is {path}, which must hold",
+            Run(clients=4, **more | {name: str(path)}).resolve,
+        )
 
 
 @pytest.mark.parametrize(("module", "words"), [
@@ -290,7 +398,9 @@ def test_a_number_of_another_command_is_in_the_digits_0_to_9(module, words, said
 
 
 PAIRS = zip("abcdefgh", "bcdefghi", strict=True)
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in PAIRS)
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in PAIRS
+)
 
 
 @pytest.mark.parametrize(("text", "words", "sentence"), [
@@ -323,7 +433,10 @@ def test_a_mistake_in_a_config_is_told_with_its_line(text, words, sentence, tmp_
 def test_help_lists_the_options_of_a_method_and_a_model(said):
     text = " ".join(said(parse, "--help", "--method=fedprox", "--model=resnet").split())
     assert "--options.mu X weight of the proximal term (the paper's lambda): a number of" in text
-    assert "--model_options.blocks X residual blocks of a stage: a whole number from 1 to 100 [2]" in text
+    assert (
+        "--model_options.blocks X residual blocks of a stage: a whole number from 1 to 100 [2]"
+        in text
+    )
 
 
 def test_help_fits_a_terminal(said, monkeypatch):
@@ -334,7 +447,9 @@ def test_help_fits_a_terminal(said, monkeypatch):
     for settings in (Run, Job):
         for f in dataclasses.fields(settings):
             assert f"--{f.name}" in text or f"--[no-]{f.name}" in text, f.name
-            words = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in plugins.KINDS else "")
+            words = f.metadata["help"].format(
+                names=", ".join(names(f.name)) if f.name in plugins.KINDS else ""
+            )
             assert words in " ".join(text.split()), f.name
             assert f"{f.metadata['group']}:" in text
     for symbol in ("B_c", "tau_init", "tau_train", "P:", "m:", " N", " T ", "eta"):
@@ -345,5 +460,7 @@ def test_print_config_and_help_are_for_one_rank_and_refuses_what_a_run_would(sai
     monkeypatch.setenv("PMI_RANK", "1")
     assert said(parse, "--print_config") == said(parse, "--help") == ""
     monkeypatch.setenv("PMI_RANK", "0")
-    assert said(parse, "--print_config", "--budget=0", code=2).startswith("error: --budget is 0; allowed")
+    assert said(parse, "--print_config", "--budget=0", code=2).startswith(
+        "error: --budget is 0; allowed"
+    )
     assert yaml.safe_load(said(parse, "--print_config", "--method=local"))["rounds"] == 22

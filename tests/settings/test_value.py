@@ -26,7 +26,10 @@ N, T = 6, 2
 def folder(tmp_path_factory):
     """One file of each kind that a Run of six clients and two rounds can name, and another of the same name under `other`."""
     out = tmp_path_factory.mktemp("named")
-    for at, budget, reach, there, seed in ((out, 3, "0 1\n1 0\n", "1", 42), (out / "other", 2, "2 1\n", "0", 7)):
+    for at, budget, reach, there, seed in (
+        (out, 3, "0 1\n1 0\n", "1", 42),
+        (out / "other", 2, "2 1\n", "0", 7),
+    ):
         at.mkdir(exist_ok=True)
         (at / "budget.txt").write_text(f"{budget}\n" * N)
         (at / "reach.txt").write_text(reach)
@@ -67,7 +70,9 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     fields, out, kept = run_of(name, mine), tmp_path / "out.h5", tmp_path / "kept.h5"
     before = Run(**fields).resolve()
     slug = before.slug()
-    monkeypatch.setattr(train.Checkpoints, "clear", lambda self, sure=False: None)  # the checkpoint stays
+    monkeypatch.setattr(
+        train.Checkpoints, "clear", lambda self, sure=False: None
+    )  # the checkpoint stays
     starts.here(out, fields, checkpoint_every="1")
     assert starts.checkpoint_rounds(out)
     changed_at = out.stat().st_mtime_ns
@@ -77,10 +82,18 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     after = Run(**fields).resolve()
     assert before.slug() == slug != after.slug()
     assert {n for n in before.key() if before.key()[n] != after.key()[n]} == {name}
-    refused(f"out.h5 holds another Run (different: {name}); move it away, and", starts.here, out, fields)
+    refused(
+        f"out.h5 holds another Run (different: {name}); move it away, and", starts.here, out, fields
+    )
     assert out.stat().st_mtime_ns == changed_at
     out.rename(kept)
-    refused(f"holds a checkpoint of another run (different: {name})", starts.here, out, fields, checkpoint_every="1")
+    refused(
+        f"holds a checkpoint of another run (different: {name})",
+        starts.here,
+        out,
+        fields,
+        checkpoint_every="1",
+    )
     shutil.copy(other.parent.parent / NAMED[name], mine)  # as it was
     with Result(starts.here(out, fields, checkpoint_every="1")) as result, Result(kept) as first:
         assert result.finished and result.key == first.key == before.key()
@@ -99,8 +112,20 @@ def test_changed_fields_resolve_anew_and_are_the_command_line():
     with pytest.raises(dataclasses.FrozenInstanceError):
         run.seed = 1
     assert changed(Run(seed=3, augment=False)) == {"seed": 3, "augment": False}
-    fields = {"seed": 3, "augment": False, "quiet": True, "out": None, "options": {"mu": 1.0, "head": "a b"}}
-    assert to_flags(fields) == ["--seed=3", "--no-augment", "--quiet", "--options.mu=1.0", "--options.head=a b"]
+    fields = {
+        "seed": 3,
+        "augment": False,
+        "quiet": True,
+        "out": None,
+        "options": {"mu": 1.0, "head": "a b"},
+    }
+    assert to_flags(fields) == [
+        "--seed=3",
+        "--no-augment",
+        "--quiet",
+        "--options.mu=1.0",
+        "--options.head=a b",
+    ]
 
 
 # figures on a laptop ----------------------------------------------------------------------------------------------------

@@ -63,10 +63,17 @@ def test_nothing_is_written_through_a_link(tmp_path):
 # images -----------------------------------------------------------------------------------------------------------------
 def deep_png(values: bytes) -> bytes:  # which Pillow opens as 8 bits
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" + values)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + head
+        + chunk(b"IDAT", zlib.compress(b"\0" + values))
+        + chunk(b"IEND", b"")
+    )
 
 
 GREY = np.array([[0, 17], [128, 255]], np.uint8)
@@ -149,10 +156,16 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
     """Any byte of any array, and of what the file says about its Run: "paper" does not become "papez"."""
     path = tiny_result.make(tmp_path / "r.h5")
     with Result(path) as result:
-        arrays_of = {name: result[name].tobytes() for name in result.names() if name != "meta/starts"}
+        arrays_of = {
+            name: result[name].tobytes() for name in result.names() if name != "meta/starts"
+        }
     with h5py.File(path) as file:
-        places = {n: file[n].id.get_chunk_info(0) for n in arrays_of if file[n].chunks and file[n].size}
-        assert all(file[n].fletcher32 for n in places) and set(places) == {n for n in arrays_of if file[n].size}
+        places = {
+            n: file[n].id.get_chunk_info(0) for n in arrays_of if file[n].chunks and file[n].size
+        }
+        assert all(file[n].fletcher32 for n in places) and set(places) == {
+            n for n in arrays_of if file[n].size
+        }
     raw = path.read_bytes()
 
     def flipped(at: int) -> Path:
@@ -164,7 +177,11 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
                 refused(f"is damaged: {name} cannot be read", result.__getitem__, name)
     with h5py.File(path) as file:
         accuracy = struct.pack("<d", file.attrs["test_acc"])
-    for at in (raw.index(b'"preset": "paper"') + 14, raw.index(b'"device": "cpu"') + 12, raw.index(accuracy)):
+    for at in (
+        raw.index(b'"preset": "paper"') + 14,
+        raw.index(b'"device": "cpu"') + 12,
+        raw.index(accuracy),
+    ):
         refused("is not a result of dpfl_mpi, or it is damaged", Result, flipped(at))
 
 
@@ -183,7 +200,9 @@ def test_one_damaged_submission_of_a_sweep(tmp_path, capsys, text):
     assert capsys.readouterr().err.count("the jobs of that submission are not known") == 1
 
 
-@pytest.mark.parametrize("out", ["/", ".", "..", "a/..", "", "x" * 247 + ".h5", "a\0b", "a\udcff.h5"])
+@pytest.mark.parametrize(
+    "out", ["/", ".", "..", "a/..", "", "x" * 247 + ".h5", "a\0b", "a\udcff.h5"]
+)
 def test_names_that_no_result_can_have(tmp_path, monkeypatch, said, out):
     monkeypatch.chdir(tmp_path)
     assert said(start.parse, f"--out={out}", code=2).startswith("error: --out is ")
@@ -207,7 +226,10 @@ def test_an_encrypted_archive_and_one_without_arrays(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 4), np.uint8), y=np.arange(9) % 2)
     for file, read in ((path, image_folder.read), (tmp_path / "a.npz", arrays.read)):
         raw = bytearray(file.read_bytes())
-        for mark, flag in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flag of encryption in both lists
+        for mark, flag in (
+            (b"PK\x03\x04", 6),
+            (b"PK\x01\x02", 8),
+        ):  # the flag of encryption in both lists
             for at in [i for i in range(len(raw)) if raw[i : i + 4] == mark]:
                 raw[at + flag] |= 1
         file.write_bytes(raw)
@@ -220,13 +242,23 @@ def test_folders_that_are_not_in_utf8(tmp_path):
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), 2))
     for part in ("train", "test"):
         os.rename(os.fsencode(source / part / "a"), os.fsencode(source / part) + b"/\xff")
-    refused("which is not text in UTF-8", prepare.prepare, "image_folder", source, tmp_path / "x.h5", {})
+    refused(
+        "which is not text in UTF-8", prepare.prepare, "image_folder", source, tmp_path / "x.h5", {}
+    )
 
 
 def test_ctrl_c_while_preparing(tmp_path, monkeypatch, said):
     monkeypatch.setattr(image_folder, "read", Mock(side_effect=KeyboardInterrupt))
     (tmp_path / "i").mkdir()
-    told = said(prepare.main, "image_folder", "--source", tmp_path / "i", "--out", tmp_path / "x.h5", code=130)
+    told = said(
+        prepare.main,
+        "image_folder",
+        "--source",
+        tmp_path / "i",
+        "--out",
+        tmp_path / "x.h5",
+        code=130,
+    )
     assert told == f"interrupted: {tmp_path / 'x.h5'} is as it was\n"
     assert [p.name for p in tmp_path.iterdir()] == ["i"]
 
@@ -235,7 +267,10 @@ def test_what_memory_does_not_hold(tmp_path, monkeypatch):
     (tmp_path / "large").write_bytes(bytes(101))
     refused("is too large; allowed are 100 bytes", foreign.read_bytes, tmp_path / "large", 100)
     assert foreign.sha256(tmp_path / "large") == hashlib.sha256(bytes(101)).hexdigest()
-    for most in (101, 2**46):  # more than all memory, as a manifest's bound may be: most systems refuse that at once
+    for most in (
+        101,
+        2**46,
+    ):  # more than all memory, as a manifest's bound may be: most systems refuse that at once
         assert foreign.read_bytes(tmp_path / "large", most) == bytes(101)
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), 20))
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((2000, 40), np.uint8), y=np.arange(2000) % 2)

@@ -43,7 +43,10 @@ from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.sweep.entries import Entry, load_submissions
 
 CASES = int(os.environ.get("DPFL_FUZZ_CASES", "32"))  # per reader
-SECONDS, MEMORY = 20, 2**31  # that a case may take; address space beyond that of the process when it starts
+SECONDS, MEMORY = (
+    20,
+    2**31,
+)  # that a case may take; address space beyond that of the process when it starts
 TEXTS = (
     "", "\0", "../" * 9 + "etc/passwd", "/dev/zero", "\udc80", "é\u202e", "9" * 400, "-1", "1e400", "nan", "inf", "null", "true", "{}", "[]",
     "[" * 3000, '{"a":' * 3000, "&a [" + "*a," * 30 + "]", "- " * 3000, "x" * 300, "groups:" + "0,1;" * 80, "file:" + "y" * 250, "0.5N", "1:2:3",
@@ -61,7 +64,10 @@ def damage(files: dict[str, bytes], folder: Path, rng: np.random.Generator) -> N
     path = folder / sorted(files)[rng.integers(len(files))]
     how = rng.integers(10)
     if how < 4 and h5py.is_hdf5(path):
-        with contextlib.suppress(KeyError, ValueError, OSError, TypeError), h5py.File(path, "r+") as file:
+        with (
+            contextlib.suppress(KeyError, ValueError, OSError, TypeError),
+            h5py.File(path, "r+") as file,
+        ):
             in_hdf5(file, rng)
     elif how < 5:
         replace(path, rng)
@@ -120,7 +126,9 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
         if rng.random() < 0.2:
             del item.attrs[attribute]
         elif rng.random() < 0.4 and isinstance(item.attrs[attribute], str):
-            item.attrs[attribute] = in_bytes(item.attrs[attribute].encode(), rng).decode("utf-8", "surrogateescape")
+            item.attrs[attribute] = in_bytes(item.attrs[attribute].encode(), rng).decode(
+                "utf-8", "surrogateescape"
+            )
         else:
             item.attrs[attribute] = values[rng.integers(len(values))]
         return
@@ -144,11 +152,17 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
     elif how == 4:
         file.create_group(name)
     elif how == 5:
-        file[name] = h5py.ExternalLink("/etc/passwd", "/x") if rng.random() < 0.5 else h5py.SoftLink("/" + name)
+        file[name] = (
+            h5py.ExternalLink("/etc/passwd", "/x")
+            if rng.random() < 0.5
+            else h5py.SoftLink("/" + name)
+        )
     elif how == 6:
         file.create_dataset(name, shape or (1,), h5py.vlen_dtype(np.int32))
     elif how == 7:
-        file.create_dataset(name, shape or (1,), "f8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)])
+        file.create_dataset(
+            name, shape or (1,), "f8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)]
+        )
 
 
 # the readers ---------------------------------------------------------------------------------------------------------
@@ -157,11 +171,22 @@ def result(folder: Path) -> Reader:
 
     def read(where: Path) -> None:
         with Result(where / "r.h5") as it:
-            assert isinstance(it.state, str) and isinstance(it.finished, bool) and isinstance(it.test_acc, float)
+            assert (
+                isinstance(it.state, str)
+                and isinstance(it.finished, bool)
+                and isinstance(it.test_acc, float)
+            )
             assert it.benign.dtype == bool and isinstance(it.last_round, int)
             for name in it.names():
                 assert isinstance(it[name], np.ndarray)
-            it.mean("round/test_acc"), it.omega(), it.graph(0), it.chosen(it.last_round), it.starts(), it.state_dict(1)
+            (
+                it.mean("round/test_acc"),
+                it.omega(),
+                it.graph(0),
+                it.chosen(it.last_round),
+                it.starts(),
+                it.state_dict(1),
+            )
         summary(where / "r.h5")
         for command in (show.main, export.main):
             if code := command([str(where / "r.h5")]):
@@ -176,7 +201,13 @@ def data(folder: Path) -> Reader:
     prepare.write(femnist.read(files_in(folder / "leaf", leaf(4, 10))), "femnist", folder / "d.h5")
 
     def read(where: Path) -> None:
-        fields = small(dataset="femnist", data=str(where / "d.h5"), partition="dirichlet", min_samples=2, clients=3)
+        fields = small(
+            dataset="femnist",
+            data=str(where / "d.h5"),
+            partition="dirichlet",
+            min_samples=2,
+            clients=3,
+        )
         run = Run(**fields).resolve()
         source = open_source(run)
         deal(run, source)
@@ -189,7 +220,9 @@ def data(folder: Path) -> Reader:
 
 def partition(folder: Path) -> Reader:
     path = folder / "p.json"
-    words = f"--dataset image_folder --data {starts.data()} --clients 3 --min_per_class 1 --save {path}"
+    words = (
+        f"--dataset image_folder --data {starts.data()} --clients 3 --min_per_class 1 --save {path}"
+    )
     with contextlib.redirect_stdout(None):
         describe.main(words.split())
 
@@ -204,7 +237,9 @@ def checkpoint(folder: Path) -> Reader:
     starts.cut_after(2, folder / "r.h5")
     job = Job(out=str(folder / "r.h5"), quiet=True)
     fed = federation(small(), out=job.out)
-    kept = {f"r.h5.checkpoint/{p.name}": p.read_bytes() for p in (folder / "r.h5.checkpoint").iterdir()}
+    kept = {
+        f"r.h5.checkpoint/{p.name}": p.read_bytes() for p in (folder / "r.h5.checkpoint").iterdir()
+    }
     kept |= {"r.h5.checkpoint/begun_from": b"3\n"}
 
     def read(where: Path) -> None:
@@ -229,7 +264,13 @@ def lock(folder: Path) -> Reader:
 
 
 def jobs(folder: Path) -> Reader:
-    entry = {"cluster": "local", "submitted": 3.0, "jobs": {"r.h5": "123"}, "host": "h", "born": {"r.h5": "1"}}
+    entry = {
+        "cluster": "local",
+        "submitted": 3.0,
+        "jobs": {"r.h5": "123"},
+        "host": "h",
+        "born": {"r.h5": "1"},
+    }
     text = json.dumps(entry).encode()
     run = Run(**small()).resolve()
 
@@ -266,7 +307,12 @@ def image(folder: Path) -> Reader:
 
 
 def npz(folder: Path) -> Reader:
-    np.savez(folder / "a.npz", x=np.zeros((20, 4), np.uint8), y=np.arange(20) % 2, client=np.array(["a", "b"] * 10))
+    np.savez(
+        folder / "a.npz",
+        x=np.zeros((20, 4), np.uint8),
+        y=np.arange(20) % 2,
+        client=np.array(["a", "b"] * 10),
+    )
     return {"a.npz": (folder / "a.npz").read_bytes()}, lambda where: arrays.read(where / "a.npz")
 
 
@@ -282,7 +328,11 @@ def limit(folder: Path) -> Reader:
 
 
 def config(folder: Path) -> Reader:
-    fields = small(clients=4, rounds=3, method="fedprox") | {"quiet": True, "out": "x.h5", "options": {"mu": 0.1}}
+    fields = small(clients=4, rounds=3, method="fedprox") | {
+        "quiet": True,
+        "out": "x.h5",
+        "options": {"mu": 0.1},
+    }
     text = "".join(f"{k}: {json.dumps(v)}\n" for k, v in fields.items() if v is not None)
     return {"c.yaml": text.encode()}, lambda where: start.parse(["--config", str(where / "c.yaml")])
 
@@ -297,7 +347,9 @@ def settings(folder: Path) -> Reader:
         if rng.random() < 0.5:
             start.parse([f"--{name}={text}"])
             return
-        value = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"][rng.integers(8)]
+        value = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"][
+            rng.integers(8)
+        ]
         if name in {f.name for f in dataclasses.fields(Run)}:
             run = Run(**small() | {name: value}).resolve()
             run.path(), limits.limits_of(run, World(MPI.COMM_SELF))
@@ -310,7 +362,21 @@ def shards(folder: Path) -> Reader:
     return leaf(2, 4), femnist.read
 
 
-ALL = result, data, partition, checkpoint, lock, jobs, archive, image, npz, shards, limit, config, settings
+ALL = (
+    result,
+    data,
+    partition,
+    checkpoint,
+    lock,
+    jobs,
+    archive,
+    image,
+    npz,
+    shards,
+    limit,
+    config,
+    settings,
+)
 READERS: dict[str, Callable[[Path], Reader]] = {make.__name__: make for make in ALL}
 
 
@@ -323,7 +389,13 @@ def outcome(name: str, reader, folder: Path, number: int) -> str:
         read(folder)
     except (UserError, SystemExit) as error:
         text = "" if isinstance(error, SystemExit) else str(error)
-        return "exit code" if text == "" and error.code != 2 else "several lines" if "\n" in text else ""
+        return (
+            "exit code"
+            if text == "" and error.code != 2
+            else "several lines"
+            if "\n" in text
+            else ""
+        )
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)
         mine = [f for f in where if "dpfl_mpi" in f.filename and "tests" not in f.filename] or where
