@@ -68,7 +68,8 @@ def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
 
     `prefix` comes before the name of the field.
     """
-    kinds = types(type(settings))
+    schema: type = type(settings)
+    kinds = types(schema)
     for f in fields(settings):
         value, kind = getattr(settings, f.name), kinds[f.name]
         if getattr(value, "ndim", 0):  # it cannot be compared
