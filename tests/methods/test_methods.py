@@ -69,7 +69,7 @@ def test_absent_clients_keep_what_is_theirs(tmp_path):
     ("fedrep", {"options": {"head": "fc7"}}, "allowed are head, none, all, or of the layers fc1, head"),
     ("fedala", {"options": {"layers": "foo"}}, "--options.layers is foo; allowed are head, none, all, or of the layers"),
     ("fedrep", {"tau_train": 1}, "--options.base_epochs is 1; allowed is 0 to 0: the rest of tau_train is the head's"),
-    ("dpfl_choice", {"options": {"tolerance": 0.1}}, "--options.tolerance is 0.1; but for a forward search allowed is 0"),
+    ("dpfl_choice", {"options": {"tolerance": 0.1}}, "--options.tolerance is 0.1; only a forward search has one: allowed is 0"),
     ("dpfl_choice", {"options": {"search": "forward", "neither": "keep_out"}}, "--options.neither is keep_out; a forward"),
     ("dfedpgp", {"options": {"head_epochs": 3}}, "--options.head_epochs is 3; allowed is 0 to 2, all of tau_train"),
     ("dfedpgp", {"send": "layers=head"}, "--send is layers=head; dfedpgp says itself what it sends: allowed is all"),
@@ -238,7 +238,7 @@ def test_a_random_graph_with_dpfls_degrees(plain, tmp_path, redraw):
         most = np.max([result.chosen(t).degrees() for t in range(T + 1)], 0)
         assert (together > most).any() if redraw else np.array_equal(together, most)  # the first so many of one order
     with federation(SMALL | {"method": "random_graph"}) as fed:
-        assert [random_graph.order(fed, k, 0, fed.candidates())[:3].tolist() for k in range(N)] == [fed.shuffle(k, fed.reachable(k), 0)[:3].tolist() for k in range(N)]  # fmt: skip
+        assert [random_graph.stable_order(fed, k, 0, fed.candidates())[:3].tolist() for k in range(N)] == [fed.shuffle(k, fed.reachable(k), 0)[:3].tolist() for k in range(N)]  # fmt: skip
 
 
 def test_rewiring_in_parts_draws_what_it_drew_at_once():
