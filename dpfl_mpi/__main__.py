@@ -9,25 +9,19 @@ if __name__ == "__main__":  # before the imports, which take a second; `main` un
 import gc
 import os
 import sys
-from collections.abc import Callable
 
 from dpfl_mpi.errors import Leave, UserError, complain, exit_with
 from dpfl_mpi.mpi.start import all_or_none, set_environment, start
 from dpfl_mpi.survival.signals import SIGNALS, listen
 
 
-def main(
-    arguments: list[str] | None = None, before_abort: Callable[[int], None] | None = None
-) -> None:
-    """Compute the Run of a command line on all ranks; a failed one ends the process.
-
-    `before_abort` is called with the exit code where all ranks are ended at once.
-    """
+def main(arguments: list[str] | None = None) -> None:
+    """Compute the Run of a command line on all ranks; a failed one ends the process."""
     listen()  # first: a signal that comes earlier ends this rank
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     gc.disable()  # while modules are imported, which are no garbage
     set_environment()  # before root parses: a method of the user's may import torch
-    world, run, job = start(sys.argv[1:] if arguments is None else arguments, before_abort)
+    world, run, job = start(sys.argv[1:] if arguments is None else arguments)
     try:
         with all_or_none(world):
             import torch

@@ -141,9 +141,7 @@ def share_settings(
 
 
 # all ranks --------------------------------------------------------------------------------------
-def start(
-    arguments: Sequence[str], before_abort: Callable[[int], None] | None = None
-) -> tuple[World, Resolved, Job]:
+def start(arguments: Sequence[str]) -> tuple[World, Resolved, Job]:
     """Return the world of all ranks and the settings of a command line; collective from MPI on.
 
     Where these do not work, the process ends: with code 3 where there is no MPI world.
@@ -158,8 +156,6 @@ def start(
         if launched(RANK, 0):
             time.sleep(LAUNCHER_S)
         fail(str(error), 3)
-    if before_abort:
-        world.before_abort = before_abort
     read = lambda: parse_or_code(arguments) if settings is None else settings  # noqa: E731
     return world, *share_settings(world, read)
 

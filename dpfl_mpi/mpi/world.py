@@ -39,8 +39,6 @@ class World:
         self.farewell = comm.Dup()  # for `all_stop`: other ranks may be in a collective of `comm`
         self.local_rank = self.node.rank
         self.bytes_collective = 0
-        # called on the rank that aborts
-        self.before_abort: Callable[[int], None] = lambda code: None
 
     def decide(self, choose: Callable[[], Any]) -> Any:
         """Return on every rank what `choose` returns on root. Collective.
@@ -223,7 +221,6 @@ class World:
 
         Of ranks that fail together the lowest prints: it ends the others before they do.
         """
-        self.before_abort(code)
         if text:
             time.sleep(min(RANK_DELAY_S * self.rank, PATIENCE_S))
             complain(text)
