@@ -1,6 +1,6 @@
-"""Client-level noise (McMahan et al., 2018): the server adds up changes that are clipped to one length, and Gaussian noise.
+"""Client-level noise (McMahan et al., 2018): clipped changes are averaged, then noise is added.
 
-It counts no privacy budget: an accountant such as Opacus' takes `noise` and the rounds.
+It counts no privacy budget; an accountant such as that of Opacus takes `noise` and the rounds.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NOISE = 1000  # purpose of the stream: see docs/extend-methods.md
 @dataclass(frozen=True)
 class Options:
     clip: float = option(1.0, "longest change of a client", above=0)
-    noise: float = option(0.1, "standard deviation of the noise over what one client can change", low=0)
+    noise: float = option(0.1, "standard deviation, as a multiple of clip and weight", low=0)
 
 
 def init(fed):

@@ -1,4 +1,4 @@
-"""Follow a running result: `python examples/follow.py RESULT` prints a line for each new round until the run ends."""
+"""Follow a running result: `python examples/follow.py RESULT` prints a line per new round."""
 
 import contextlib
 import sys
@@ -9,14 +9,17 @@ from dpfl_mpi.results import Result
 
 
 def follow(path, pause=0.5):
-    """Yield (round, mean test accuracy, state) of each round once, as the file grows; a file that is not there yet is waited for.
+    """Yield (round, mean test accuracy, state) once per round; wait for a file that is missing.
 
-    The last round comes when the file is complete, so its state is that of the end.
+    The last round is yielded when the run has ended, with the state of the end.
     """
     seen, state, scores = -1, "running", []
     while state.startswith("running"):
         with contextlib.suppress(UserError), Result(path) as result:
-            state, scores = result.state, result.mean("round/test_acc") if result.last_round >= 0 else []
+            state, scores = (
+                result.state,
+                result.mean("round/test_acc") if result.last_round >= 0 else [],
+            )
             if state.startswith("running"):
                 scores = scores[: result.run.rounds]
         for t in range(seen + 1, len(scores)):

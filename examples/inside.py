@@ -1,4 +1,4 @@
-"""The odd half of scikit-learn's digits, of the clients that take part; `outside.py` has the rest."""
+"""The odd half of scikit-learn's digits, of the clients in the run; `outside.py` has the rest."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., 2022): a row holds low-rank changes of a backbone; its layers are buffers, held once per node."""
+"""LoRA (Hu et al., 2022): a row holds low-rank changes of a backbone, whose layers are buffers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,6 @@ from torch import nn
 from dpfl_mpi.settings import option
 
 FILES = ["base.pt"]  # made by backbone.py; its content is part of the Run
-BASE = Path(__file__).with_name(FILES[0])
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Options:
 
 
 class Adapted(nn.Module):
-    """x W^T + b + x A^T B^T: W and b are buffers, A `[rank, in]` and B `[out, rank]` are trained; B starts at 0."""
+    """x W^T + b + x A^T B^T: A `[rank, in]` and B `[out, rank]` are trained; B starts at 0."""
 
     def __init__(self, weight, bias, rank):
         super().__init__()
@@ -32,7 +31,9 @@ class Adapted(nn.Module):
 
 
 def build(shape, classes, rank):
-    held = torch.load(BASE, mmap=True)  # all ranks of a node map the same memory
-    weights, biases = ([held[n] for n in held if n.endswith(end)] for end in ("weight", "bias"))
-    layers = [Adapted(w, b, rank) for w, b in zip(weights, biases, strict=True)]
-    return nn.Sequential(nn.Flatten(), *(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
+    path = Path(__file__).with_name(FILES[0])
+    base = torch.load(path, mmap=True)  # all ranks of a node map the same memory
+    layers = [nn.Flatten()]
+    for name in ("fc1", "head"):
+        layers += [Adapted(base[f"{name}.weight"], base[f"{name}.bias"], rank), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -1,4 +1,4 @@
-"""The even half of scikit-learn's digits: of clients that train the backbone and then stay out."""
+"""The even half of scikit-learn's digits, of the clients that train the backbone."""
 
 import numpy as np
 

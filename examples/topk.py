@@ -1,7 +1,8 @@
-"""Top-k sending: a client sends the largest changes of its model since it sent last; what it keeps back is sent when it has grown.
+"""Top-k sending: a client sends the largest changes of its model since it last sent.
 
-The simulation puts whole rows: a real network would carry 2 * share of what `models received` counts, numbers and their places.
-`--codec topk:SHARE` does the like for every method along a graph, and counts the bytes.
+Smaller changes are sent when they have grown. The simulation still puts whole rows; a network
+would carry 2 * share of `models received`, values and indices. `--codec topk:SHARE` does the same
+for every method with a graph, and counts the bytes.
 """
 
 from dataclasses import dataclass
@@ -14,14 +15,16 @@ METHOD = Method(title="Top-k", topology="graph", searches=False)
 
 @dataclass(frozen=True)
 class Options:
-    share: float = option(0.1, "share of its numbers that a client sends", above=0, high=1)
+    share: float = option(0.1, "share of the parameters that a client sends", above=0, high=1)
 
 
 def init(fed):
-    """The graph stays: a receiver adds up all that its senders have sent."""
+    """Choose the graph, which stays: a receiver adds up what its senders send."""
     w = fed.common_row()
     fed.evaluate(w)
-    graph = fed.collect([fed.shuffle(k, fed.reachable(k), 0)[: fed.most_senders[k]] for k in fed.ids])
+    graph = fed.collect(
+        [fed.shuffle(k, fed.reachable(k), 0)[: fed.most_senders[k]] for k in fed.ids]
+    )
     return {"client": {"w": w, "known": w.clone()}, "shared": {"chosen": graph}}
 
 
