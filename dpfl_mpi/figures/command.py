@@ -202,7 +202,9 @@ def main(
         with plt.rc_context(STYLE):
             drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})
             if not isinstance(drawing, Drawing):
-                raise UserError(f"draw returned a {type(drawing).__name__}; it must return a Drawing")
+                raise UserError(
+                    f"draw returned a {type(drawing).__name__}; it must return a Drawing"
+                )
             paths = save(drawing, name, Path(args.out))
         text = drawing.text if args.wide else fitted(drawing.text)
         print(*filter(None, (text, *paths)), sep="\n")
