@@ -1,4 +1,4 @@
-"""What all tests share: one thread, small data files that ranks read without importing scikit-learn, and what only CI asks for."""
+"""What all tests share: one thread, small data files, and what only CI asks for."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("busy")
 
 ASKED = {
-    "cluster": "also run what starts a Slurm, as root; Debian's packages are installed where they are missing",
+    "cluster": "also run what starts a Slurm, as root; missing packages of Debian are installed",
     "browser": "also run what opens the HTML report in Chromium",
 }
 
@@ -36,13 +36,13 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Let no pytest that a test starts, such as a rank's, be split again; workers read the options of this one first."""
+    """Let no pytest that a test starts, such as a rank's, start workers of its own."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         os.environ["PYTEST_ADDOPTS"] = "-n 0"
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip what nobody asked for: `pytest` alone installs and starts nothing on anybody's machine."""
+    """Skip what nobody asked for: `pytest` alone installs and starts nothing."""
     for name in (name for name in ASKED if not config.getoption(name)):
         for item in items:
             if item.get_closest_marker(name):
@@ -64,7 +64,7 @@ def terminal():
 
 @pytest.fixture
 def said(capfd):
-    """A function that returns what a command prints which ends with `code`: its errors where that is not 0."""
+    """A function that returns what a command prints: its errors where `code` is not 0."""
 
     def run(main, *words, code=0):
         try:
@@ -80,7 +80,7 @@ def said(capfd):
 
 @pytest.fixture
 def at_most():
-    """A function that lets this process have no more of a resource, such as RLIMIT_FSIZE, the bytes of a file, until the test ends."""
+    """A function that limits a resource of this process, such as RLIMIT_FSIZE, in this test."""
     with contextlib.ExitStack() as after:
 
         def limit(kind, most):
@@ -93,7 +93,7 @@ def at_most():
 
 @pytest.fixture
 def result_of(tmp_path):
-    """A function that computes a Run in this process and returns its result, which is open until the test ends."""
+    """A function that computes a Run here and returns its result, open until the test ends."""
     from launch import run_here
 
     from dpfl_mpi.results import Result
@@ -126,7 +126,7 @@ def digits_file(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def colour_file(tmp_path_factory):
-    """600 training and 200 test images of 17x18 colour pixels in four classes that a CNN can tell apart."""
+    """600 training and 200 test images of 17x18 colour pixels in four classes."""
     from making import labelled
 
     return labelled(

@@ -1,4 +1,4 @@
-"""Methods, models and data sets outside of the package, for tests: small files in a folder, and the example of the pages."""
+"""Methods, models and data sets outside of the package: files in a folder, and of pages."""
 
 import re
 from pathlib import Path
@@ -73,7 +73,7 @@ def write(at: Path, **files: str) -> Path:
 
 
 def folder(at: Path, **files: str) -> Path:
-    """Write a folder with a method `mine.py`, a model `nets/net.py`, a data set `trees.py` and what they import; return it."""
+    """Write and return a package with `mine.py`, `nets/net.py`, `trees.py` and what they import."""
     texts = {
         "mine": METHOD,
         "__init__": "",

@@ -1,4 +1,4 @@
-"""A mistake is one sentence on stderr, printed once, with an exit code that is not 0, and no rank is left behind."""
+"""A mistake is one sentence on stderr, printed once, with exit code 2, and all ranks end."""
 
 import dataclasses
 import json
@@ -45,20 +45,32 @@ def one_sentence(err):
     return err
 
 
-BUDGET = "a whole number of at least 1, a share of the clients such as 0.1N, or inf; for a budget per client uniform:LOW:HIGH, or a file"
-REACH = "geometric:R with R above 0, sites:S with S from 1 to 9, groups of clients 0 to 8 such as groups:0,1;2,3, or a file of lines 'receiver sender'"
+BUDGET = (
+    "a whole number of at least 1, a share of the clients such as 0.1N, or inf; "
+    "for a budget per client uniform:LOW:HIGH, or a file"
+)
+REACH = (
+    "geometric:R with R above 0, sites:S with S from 1 to 9, groups of clients 0 to 8 "
+    "such as groups:0,1;2,3, or a file of lines 'receiver sender'"
+)
 DRIFT = "SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to "
-ATTACK = "KIND:SHARE such as sign_flip:0.2, KIND one of label_flip, sign_flip, noise, scale, stale, backdoor, a share from 0 to 1"
+ATTACK = (
+    "KIND:SHARE such as sign_flip:0.2, KIND one of label_flip, sign_flip, noise, scale, stale, "
+    "backdoor, a share from 0 to 1"
+)
 # what is allowed: the last flag of each line has another value
 ALLOWED = {
-    "a whole number of at least 0": "rounds -1, tau_init -1, min_per_class -1, block -1, patience -1, finetune_epochs -1",
-    "a whole number of at least 1": "clients 0, clients many, clients 2.5, tau_train 0, ggc_period 0, classes_per_client 0, "
+    "a whole number of at least 0": "rounds -1, tau_init -1, min_per_class -1, block -1, "
+    "patience -1, finetune_epochs -1",
+    "a whole number of at least 1": "clients 0, clients many, clients 2.5, tau_train 0, "
+    "ggc_period 0, classes_per_client 0, "
     "lr_schedule step --lr_step 0, method knnper --options.k 2.5",
     "a whole number of at least 2": "partition dirichlet --min_samples 1",
     "a whole number from 1 to 999": "ggc_repeats 0, ggc_repeats 1000",
     "a whole number from 1 to 1048576": "batch_size 0, batch_size 999999999999",
     "a whole number from 0 to 4294967295": "seed -1, partition_seed 4294967296",
-    "a number of at least 0": "weight_decay -1.0, clip_norm -1.0, method fedprox --options.mu -1.0, method fedprox --options.mu much",
+    "a number of at least 0": "weight_decay -1.0, clip_norm -1.0, "
+    "method fedprox --options.mu -1.0, method fedprox --options.mu much",
     "a number of at least 0 and below 1": "momentum 1.0, optimizer adam --beta2 1.0",
     "a number above 0": "lr 0.0, lr nan, lr fast, dirichlet_alpha 0.0, window_gb 0.0",
     "a number above 0 and at most 1": "lr_decay 1.5, lr_schedule step --lr_gamma 0.0",
@@ -67,12 +79,13 @@ ALLOWED = {
     "a share above 0 and at most 1": "participation 0.0, participation 1.5, search_share 0.0",
     "a share of at least 0 and below 1": "newcomers 1.0",
     "true or false": "method apfl --options.adaptive 1",
-    BUDGET: "budget 0, budget -3, budget -0.1N, budget 0N, budget nan, budget half, budget 2.5, budget nowhere, "
-    "budget uniform:5:2, budget uniform:0:2",
+    BUDGET: "budget 0, budget -3, budget -0.1N, budget 0N, budget nan, budget half, budget 2.5, "
+    "budget nowhere, budget uniform:5:2, budget uniform:0:2",
     REACH: "clients 9 --reach sites:10, clients 9 --reach groups:0,9",
     "geometric:R with R above 0, sites:S with S from 1 to ": "reach geometric:0, reach nowhere",
     "a whole number of rounds of at least 1, or inf": "omega_period 0, omega_period 2.5",
-    "a whole number of clients of at least 1, or inf": "candidates 0, candidates 2.5, candidates few",
+    "a whole number of clients of at least 1, or inf": "candidates 0, candidates 2.5, "
+    "candidates few",
     DRIFT: "drift 0.5, drift 1.5:2",
     DRIFT + "2": "rounds 2 --drift 0.5:5",
     ATTACK: "attack bribe:0.2, attack noise",
@@ -118,44 +131,61 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
     ("digits", "unrecognized arguments: digits"),
     ("--precision tf32", "--precision is tf32; only a GPU"),
     ("--options.depth 3", "--options.depth: the method dpfl has no such option; its options: none"),
-    ("--method fedprox --options.lambda 1", "--options.lambda: the method fedprox has no such option; its options: mu"),
-    ("--method fedavg --options.finetune_prox False", "--options.finetune_prox: the method fedavg has no such option; its options: none"),
-    ("--config /nowhere/run.yaml", "--config is /nowhere/run.yaml: /nowhere/run.yaml cannot be read: No such file"),
+    ("--method fedprox --options.lambda 1",
+     "--options.lambda: the method fedprox has no such option; its options: mu"),
+    ("--method fedavg --options.finetune_prox False",
+     "--options.finetune_prox: the method fedavg has no such option; its options: none"),
+    ("--config /nowhere/run.yaml",
+     "--config is /nowhere/run.yaml: /nowhere/run.yaml cannot be read: No such file"),
     ("--budget /nowhere", "--budget is /nowhere; there is no such file"),
-    ("--data /etc/passwd", "--data is /etc/passwd; the data set digits makes its data itself, and reads no file"),
+    ("--data /etc/passwd",
+     "--data is /etc/passwd; the data set digits makes its data itself, and reads no file"),
     ("--reach ./nowhere", "--reach is ./nowhere; there is no such file"),
     ("--available /nowhere", "--available is /nowhere; there is no such file"),
-    ("--method random_graph --graphs /nowhere.h5", "--graphs is /nowhere.h5; there is no such file"),
-    ("--method knnper --finetune_epochs 2", "--finetune_epochs is 2; knnper is scored by more than its model"),
-    ("--attack noise:0.2 --flip_share 0.1", "--attack is noise:0.2 and --flip_share is 0.1; both draw the same clients"),
-    ("--optimizer adam --method pfedme", "--optimizer is adam; pfedme takes steps of its own, allowed is sgd"),
-    ("--partition motivation --clients 5", "--clients is 5; --partition motivation has three: allowed is 3"),
-    ("--preset authors_code", "--preset is authors_code, which digits does not have: allowed is paper"),
+    ("--method random_graph --graphs /nowhere.h5",
+     "--graphs is /nowhere.h5; there is no such file"),
+    ("--method knnper --finetune_epochs 2",
+     "--finetune_epochs is 2; knnper is scored by more than its model"),
+    ("--attack noise:0.2 --flip_share 0.1",
+     "--attack is noise:0.2 and --flip_share is 0.1; both draw the same clients"),
+    ("--optimizer adam --method pfedme",
+     "--optimizer is adam; pfedme takes steps of its own, allowed is sgd"),
+    ("--partition motivation --clients 5",
+     "--clients is 5; --partition motivation has three: allowed is 3"),
+    ("--preset authors_code",
+     "--preset is authors_code, which digits does not have: allowed is paper"),
     ("--staleness 1", "--staleness is 1 and --network is not given"),
-    ("--staleness 1 --network phones --method fedavg", "--staleness is 1; fedavg has a server that waits for all: allowed is 0"),
-    ("--codec int8 --method fedavg", "--codec is int8; fedavg sends nothing along a graph: allowed is none"),
-    ("--send layers=body --method pairwise", "--send is layers=body; pairwise scores models as they come"),
-    ("--candidates 5 --method random_graph", "--candidates is 5; random_graph asks for no models to choose: allowed is inf"),
+    ("--staleness 1 --network phones --method fedavg",
+     "--staleness is 1; fedavg has a server that waits for all: allowed is 0"),
+    ("--codec int8 --method fedavg",
+     "--codec is int8; fedavg sends nothing along a graph: allowed is none"),
+    ("--send layers=body --method pairwise",
+     "--send is layers=body; pairwise scores models as they come"),
+    ("--candidates 5 --method random_graph",
+     "--candidates is 5; random_graph asks for no models to choose: allowed is inf"),
 ])  # fmt: skip
 def test_a_bad_command_line(capfd, arguments, words):
     assert refused(capfd, *arguments.split()).startswith(f"error: {words}")
 
 
 def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file):
-    """A missing, foreign or truncated data file, another partition than it has, no GPU, a place for results that cannot be made."""
+    """A data file that is missing, foreign or truncated, no GPU, no place for results."""
     (tmp_path / "text.h5").write_text("not HDF5")
     (tmp_path / "truncated.h5").write_bytes(digits_file.read_bytes()[:20000])
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
         file["train/images"] = np.zeros(3)
     for words, text in (
-        (f"{tmp_path}/no.h5", "no such file: make it with `python -m dpfl_mpi.prepare image_folder"),
+        (f"{tmp_path}/no.h5",
+         "no such file: make it with `python -m dpfl_mpi.prepare image_folder"),
         (f"{tmp_path}/text.h5", "text.h5"),
         (f"{tmp_path}/truncated.h5", "truncated.h5"),
         (f"{tmp_path}/foreign.h5", "not made by dpfl_mpi"),
         (f"{digits_file} --dataset cifar10", "holds image_folder; --dataset says cifar10"),
         (f"{digits_file} --partition natural", "allowed are pathological, dirichlet"),
-        (f"{digits_file} --device cuda", "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu"),
-        (f"{digits_file} --out /proc/no/result.h5", "/proc/no, the folder for the result (--results, --out), cannot be made"),
+        (f"{digits_file} --device cuda",
+         "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu"),
+        (f"{digits_file} --out /proc/no/result.h5",
+         "/proc/no, the folder for the result (--results, --out), cannot be made"),
     ):  # fmt: skip
         if "cuda" not in words or not os.path.exists("/dev/nvidia0"):
             flags = [*to_flags(SMALL), "--quiet", "--results", tmp_path, "--data", *words.split()]
@@ -195,13 +225,14 @@ def test_a_refused_run_leaves_nothing(capfd, tmp_path, monkeypatch):
 def test_divergence_stops(capfd, tmp_path, digits_file, method):
     flags = to_flags(SMALL | {"method": method, "data": digits_file, "lr": 1e6})
     sentence = refused(capfd, *flags, "--quiet", "--out", tmp_path / "a.h5")
-    pattern = rf"client \d diverged in round {0 if method == 'dpfl' else 1}.*--lr.*--on_divergence exclude"
+    first = 0 if method == "dpfl" else 1
+    pattern = rf"client \d diverged in round {first}.*--lr.*--on_divergence exclude"
     assert re.search(pattern, sentence), sentence
     with Result(tmp_path / "a.h5") as result:
         assert result.state.startswith("stopped")
 
 
-# with several ranks: all are gone in time (starting Python on a busy machine is most of it) ---------------------------------
+# with several ranks: all are gone in time (starting Python on a busy machine is most of it) -------
 IN_TIME = 60  # seconds
 
 
@@ -227,7 +258,7 @@ INJECT = """
 import sys
 from dpfl_mpi import __main__ as entry
 from dpfl_mpi.mpi import start
-if {where!r} == "parse":  # rank 0 alone reads the arguments, before MPI starts; the others wait for it in MPI_Init
+if {where!r} == "parse":  # rank 0 alone, before MPI starts; the others wait in MPI_Init
     start.parse = lambda arguments: 1 / 0
 else:
     from mpi4py import MPI
@@ -249,16 +280,17 @@ entry.main(sys.argv[1:])
 
 @pytest.mark.parametrize(("size", "where", "ranks", "error", "expected"), [
     (2, "local_opt", (1,), "errors.UserError('rank 1 alone')", "error: rank 1 alone"),
-    (2, "local_opt", (1,), "__import__('torch').OutOfMemoryError('CUDA out of memory. Tried')", "error: the GPU's memory is full (CUDA out of memory)"),
+    (2, "local_opt", (1,), "__import__('torch').OutOfMemoryError('CUDA out of memory. Tried')",
+     "error: the GPU's memory is full (CUDA out of memory)"),
     (3, "average", (1, 2), "ZeroDivisionError('a bug')", "rank 1 of 3:\n"),
     (2, "average", (0, 1), "ZeroDivisionError('a bug')", "rank 0 of 2:\n"),
     (2, "flush", (0,), "ZeroDivisionError('a bug')", "ZeroDivisionError: a bug"),
     (2, "parse", (), None, "ZeroDivisionError: division by zero"),
-], ids=["a mistake", "a full GPU", "two ranks", "all ranks", "where root writes", "before MPI"])  # fmt: skip
+], ids=["a mistake", "full GPU", "two ranks", "all ranks", "root writes", "early"])  # fmt: skip
 def test_an_exception_on_some_ranks_ends_all(
     tmp_path, digits_file, size, where, ranks, error, expected
 ):
-    """In the middle of a round rank 0 waits in a collective, or fails as well. One traceback, of the lowest rank."""
+    """Rank 0 waits in a collective, or fails as well. One traceback, of the lowest rank."""
     (tmp_path / "inject.py").write_text(INJECT.format(where=where, ranks=ranks, error=error))
     flags = [*to_flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path]
     done = mpirun(size, tmp_path / "inject.py", *flags, timeout=IN_TIME)
@@ -276,7 +308,7 @@ OF_ANOTHER = {
 
 @pytest.mark.parametrize("by", ["srun", "mpirun"])
 def test_singletons_stop(tmp_path, by):
-    """srun, or the mpirun of another MPI, says two tasks and MPI sees one: each would train alone and overwrite the other's result.
+    """The launcher says two tasks and MPI sees one: each would overwrite the other's result.
 
     MPICH would end under Open MPI's mpirun, in words of its own.
     """
@@ -291,7 +323,7 @@ def test_singletons_stop(tmp_path, by):
 
 
 def test_a_rank_that_cannot_start_lets_root_speak_first(tmp_path):
-    """Some launchers end all ranks with the first that ends: the second one waits, and root says why."""
+    """Some launchers end all ranks with the first: the second waits, and root says why."""
     begun = time.monotonic()
     second = {
         name: "1" if name.endswith("RANK") else text
@@ -335,12 +367,13 @@ def test_what_the_disk_refuses_is_one_sentence(tmp_path):
     )
 
 
-COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b1mX\rY"  # a terminal would take another title, clear its screen, write bold over this line
+# a terminal would change its title, clear its screen, and write bold over this line
+COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b1mX\rY"
 SHOWN = "\\x1b]0;title\\x07\\x1b[2J\\x9b1mX\\x0dY"
 
 
 def test_no_text_of_a_file_commands_a_terminal(tmp_path):
-    """The title, the citation and the machine of a result, the classes of data, the log of a Run, the name of a file."""
+    """Title, citation and machine of a result, classes of data, log of a Run, name of a file."""
     path, data, results = (
         tiny_result.make(tmp_path / "a.h5"),
         tmp_path / "data.h5",
@@ -403,7 +436,7 @@ STREAMS = [
 
 @pytest.mark.parametrize("command", STREAMS)
 def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
-    """Closed: the same exit code, the same file. Full: output has no room, exit code 2; for errors there is none, and that is all."""
+    """Closed: the same exit code and file. Full: exit code 2 for stdout, nothing for stderr."""
     shown = tiny_result.make(tmp_path / "a.h5")
     words = (
         command.replace("NOWHERE", "/nowhere.h5")

@@ -1,4 +1,4 @@
-"""Code of one's own: what belongs to it, who executes it and when, and that an edit of any of it is another Run."""
+"""Code of one's own: what belongs to it, who executes it, and that an edit is another Run."""
 
 import json
 import os
@@ -89,7 +89,8 @@ def test_relative_imports_find_the_files_of_the_package(tmp_path):
     """Modules, packages, names of modules, inside functions; Python's own stay Python's."""
     start = (
         "import os, json as j\nfrom . import helper\nfrom .pack import part as q, y\n"
-        "from .helper import *\nfrom .bare import deep\ndef init(fed):\n    from .pack import late\n"
+        "from .helper import *\nfrom .bare import deep\n"
+        "def init(fed):\n    from .pack import late\n"
         "    return os.sep, j.loads('1'), helper.x, q.__name__[-9:], y, x, deep.d, late.x\n"
         "def round(fed, state, t): pass\n"
     )
@@ -135,7 +136,7 @@ def test_two_folders_may_have_helpers_of_one_name(tmp_path):
     assert "helper" not in sys.modules and str(tmp_path / "v1") not in sys.path
 
 
-# names ------------------------------------------------------------------------------------------------------------------
+# names --------------------------------------------------------------------------------------------
 def announce(site, name, points):
     """Write what an installed package says of itself, with its entry points."""
     info = site / f"{name}-1.0.dist-info"
@@ -146,7 +147,7 @@ def announce(site, name, points):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package `lab` that announces a method, a model and a data set; executing any of it leaves a mark."""
+    """An installed package `lab` that announces one of each kind; executing it leaves a mark."""
     site = tmp_path / "site"
     mark = MARK.format(str(tmp_path / "executed"))
     gossip = own.METHOD
@@ -158,7 +159,8 @@ def package(tmp_path, monkeypatch):
     own.write(
         site / "lab", __init__="", **{name: mark + text for name, text in (texts | parts).items()}
     )
-    points = "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
+    points = "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n"
+    points += "[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
     announce(site, "lab", points + "[dpfl_mpi.datasets]\nlab_trees = lab.trees\n")
     monkeypatch.syspath_prepend(site)
     return site
@@ -203,18 +205,28 @@ def test_module_and_object_and_one_name_of_two_packages(package, tmp_path, monke
 
 
 @pytest.mark.parametrize("method, text, sentence", [
-    ("mine.py", "from . import helper\nhelper.none\n", "--method is {0}, which fails: AttributeError: module 'helper' has no attribute 'none' ({0}, line 2)"),
-    ("mine.py", "import nowhere\n", "--method is {0}, which fails: ModuleNotFoundError: No module named 'nowhere' ({0}, line 1)"),
-    ("mine.py", "from . import nowhere\n", "which fails: ImportError: cannot import name 'nowhere' from ''"),
-    ("mine.py", "raise SystemExit(3)\n", "--method is {0}, which fails: SystemExit: 3 ({0}, line 1)"),
-    ("mine.py", "x = 1\n", "the method mine has no function init; it must define init(fed) and round(fed, state, t)"),
-    ("mine.py", 'FILES = ["none.pt"]\n', "--method is {0}, whose FILES name none.pt; there is no such file"),
-    ("mine.py", "FILES: list = sorted([])\n", '--method is {0}; FILES must be a list of names as it stands, such as ["base.pt"]'),
-    ("mine.py", 'if True:\n    FILES = ["none.pt"]\n', "--method is {0}; FILES must be a list of names as it stands"),
-    ("mine.py", 'FILES: list = "base.pt"\n', "--method is {0}; FILES must be a list of names as it stands"),
+    ("mine.py", "from . import helper\nhelper.none\n", "--method is {0}, which fails: "
+     "AttributeError: module 'helper' has no attribute 'none' ({0}, line 2)"),
+    ("mine.py", "import nowhere\n",
+     "--method is {0}, which fails: ModuleNotFoundError: No module named 'nowhere' ({0}, line 1)"),
+    ("mine.py", "from . import nowhere\n",
+     "which fails: ImportError: cannot import name 'nowhere' from ''"),
+    ("mine.py", "raise SystemExit(3)\n",
+     "--method is {0}, which fails: SystemExit: 3 ({0}, line 1)"),
+    ("mine.py", "x = 1\n",
+     "the method mine has no function init; it must define init(fed) and round(fed, state, t)"),
+    ("mine.py", 'FILES = ["none.pt"]\n',
+     "--method is {0}, whose FILES name none.pt; there is no such file"),
+    ("mine.py", "FILES: list = sorted([])\n",
+     '--method is {0}; FILES must be a list of names as it stands, such as ["base.pt"]'),
+    ("mine.py", 'if True:\n    FILES = ["none.pt"]\n',
+     "--method is {0}; FILES must be a list of names as it stands"),
+    ("mine.py", 'FILES: list = "base.pt"\n',
+     "--method is {0}; FILES must be a list of names as it stands"),
     ("nope", "", "--method is nope; allowed are apfl, "),
     ("no.such.module:x", "", "--method is no.such.module:x; Python finds no module no.such.module"),
-    (f"{ROOT}/dpfl_mpi/methods/fedavg.py", "", "a file of dpfl_mpi itself; call it by its name, --method fedavg"),
+    (f"{ROOT}/dpfl_mpi/methods/fedavg.py", "",
+     "a file of dpfl_mpi itself; call it by its name, --method fedavg"),
 ])  # fmt: skip
 def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentence):
     folder = own.folder(tmp_path, mine=text)
@@ -222,7 +234,7 @@ def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentenc
     refused(sentence.format(name), Run(method=name).resolve)
 
 
-# the key ------------------------------------------------------------------------------------------------------------------
+# the key ------------------------------------------------------------------------------------------
 def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
     """Of the file, of what it imports, and of its FILES: of a method, a model and a data set."""
     texts = {"mine": own.METHOD, "nets/net": own.MODEL, "trees": own.DATA}
@@ -277,10 +289,10 @@ def test_options_are_declared_as_the_shipped_ones(tmp_path):
     assert len({run.resolve().slug() for runs in tried.values() for run in runs}) == 2
 
 
-# what results say, and who executes -------------------------------------------------------------------------------------
+# what results say, and who executes ---------------------------------------------------------------
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """A folder with a method, a model and a data set, and the result of a run of two ranks that was started in it."""
+    """A folder with a method, a model and a data set, and the result of two ranks of them."""
     at = own.folder(tmp_path_factory.mktemp("outside"))
     words = [
         "--method=mine.py",
@@ -300,7 +312,7 @@ def outside(tmp_path_factory):
 
 @pytest.fixture
 def alone(outside, tmp_path, monkeypatch):
-    """The result where the files have become others, which leave a mark when they are executed; the working directory is theirs."""
+    """The result, in the working directory, beside other files that leave a mark if executed."""
     _, path, _ = outside
     mark = MARK.format(str(tmp_path / "executed"))
     own.folder(
@@ -367,7 +379,8 @@ def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
     for words, sentence in (
         (
             [],
-            "model and data set are code of their own; name them with --model (nets/net.py) and --dataset (trees.py)",
+            "model and data set are code of their own; "
+            "name them with --model (nets/net.py) and --dataset (trees.py)",
         ),
         (["--model=nets/net.py"], "--model is nets/net.py; other code than the run's"),
         ([model], "the run's data set is code of its own; name it with --dataset (trees.py)"),
@@ -379,7 +392,7 @@ def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
 
 
 def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
-    """Two methods of one title are two rows, two data sets of one name two columns: their marks are told apart."""
+    """Two methods of one title are two rows, two data sets of one name two columns."""
     at, path, _ = outside
     trees = own.DATA.replace("SEED, NAMES = 0", "SEED, NAMES = 1")
     edited = own.folder(tmp_path / "edited", helper="SCALE = 0.5\n", trees=trees)
@@ -398,7 +411,7 @@ def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
     assert sum(name.startswith("Mine, method mine [") for name in rows["method"]) == 2
 
 
-# MPI ----------------------------------------------------------------------------------------------------------------------
+# MPI ----------------------------------------------------------------------------------------------
 SCRIPT = """
 import os, sys
 from mpi4py import MPI
@@ -414,7 +427,7 @@ assert MPI.COMM_WORLD.allgather(code) == [2, 2]
 
 
 def test_ranks_that_see_other_files_are_refused(tmp_path):
-    """As on a node whose copy is old: one sentence, which names the rank, and exit code 2 on every rank. A model fails after MPI has started."""
+    """As on a node whose copy is old: one sentence with the rank, exit code 2 on every rank."""
     (tmp_path / "script.py").write_text(SCRIPT)
     a = own.folder(tmp_path / "a")
     b = own.folder(tmp_path / "b", helper="SCALE = 2.0\n")
@@ -428,11 +441,12 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
     )
     own.folder(a, **{"nets/parts": "raise ValueError('no such layer')\n"})
     done = mpirun(2, tmp_path / "script.py", a, a, "--model=nets/net.py", *words)
-    said = f"error: --model is nets/net.py, which fails: ValueError: no such layer ({a}/nets/parts.py, line 1)\n"
+    what = f"ValueError: no such layer ({a}/nets/parts.py, line 1)"
+    said = f"error: --model is nets/net.py, which fails: {what}\n"
     assert (done.returncode, done.stderr) == (0, said) and not list(a.glob("results/*"))
 
 
-# what else takes names --------------------------------------------------------------------------------------------------
+# what else takes names ----------------------------------------------------------------------------
 def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):
     """A data set with `read` is staged under its short name; its data count by their content."""
     text = 'SOURCE, NO_DOWNLOAD = "a file", "none"\n' + own.DATA.replace(

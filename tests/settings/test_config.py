@@ -33,8 +33,10 @@ def budget_name(budget, clients, counts_self):
 
 @pytest.mark.parametrize(("name", "clients", "budgets"), [
     (10, 100, [10, "10", "0.1N"]), (20, 100, [".2N", "0.20N"]), (99, 100, [99]), (1, 1, [1]),
-    (4, 35, ["0.1N"]), (3, 25, ["0.1N"]), (1, 100, [1, "0.001N"]),  # 3.5 and 2.5: halves go up; at least 1
-    ("inf", 100, ["1N", "inf", ".inf", 1000, 100]),  # .inf as YAML writes it; 100: k itself and all 99 others
+    (4, 35, ["0.1N"]), (3, 25, ["0.1N"]), (1, 100,
+     [1, "0.001N"]),  # 3.5 and 2.5: halves go up; at least 1
+    ("inf", 100,
+     ["1N", "inf", ".inf", 1000, 100]),  # .inf as YAML writes it; 100: k itself and all 99 others
 ])  # fmt: skip
 def test_budget_name(name, clients, budgets):
     assert {budget_name(budget, clients, counts_self=True) for budget in budgets} == {name}
@@ -78,10 +80,12 @@ def test_paper_settings_of_cifar10():
     """`--dataset cifar10` alone: section E of the paper."""
     run = Run(dataset="cifar10").resolve()
     expected = {
-        "partition": "pathological", "classes_per_client": 3, "dirichlet_alpha": 0.5, "min_per_class": 10, "clients": 100,
-        "model": "cnn", "rounds": 98, "tau_init": 10, "tau_train": 5, "budget": 10, "lr": 0.01, "momentum": 0.9,
-        "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "clip_norm": 20.0, "augment": True, "init": "kaiming",
-        "ggc_period": 1, "ggc_repeats": 1, "tie": "latest", "seed": 42, "partition_seed": 42, "data": "data/cifar10.h5",
+        "partition": "pathological", "classes_per_client": 3, "dirichlet_alpha": 0.5,
+        "clients": 100, "min_per_class": 10, "model": "cnn", "rounds": 98,
+        "tau_init": 10, "tau_train": 5, "budget": 10, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-3, "lr_decay": 1.0,
+        "batch_size": 16, "clip_norm": 20.0, "augment": True, "init": "kaiming", "ggc_period": 1,
+        "ggc_repeats": 1, "tie": "latest", "seed": 42, "partition_seed": 42,
+        "data": "data/cifar10.h5",
     }  # fmt: skip
     assert {name: as_dict(run)[name] for name in expected} == expected
     assert (
@@ -152,30 +156,36 @@ def test_an_explicit_default_is_the_same_run():
 SAME = [  # two ways to say the same Run
     ({"dataset": "cifar10", "budget": "0.1N"}, {"dataset": "cifar10", "budget": "10"}),
     ({"dataset": "cifar10", "budget": 100}, {"dataset": "cifar10", "budget": "inf"}),
-    ({"momentum": 0, "clip_norm": 5, "dirichlet_alpha": 1}, {"momentum": 0.0, "clip_norm": 5.0, "dirichlet_alpha": 1.0}),
-    ({"method": "perfedavg", "options": {"alpha": 1}}, {"method": "perfedavg", "options": {"alpha": 1.0}}),
+    ({"momentum": 0, "clip_norm": 5, "dirichlet_alpha": 1},
+     {"momentum": 0.0, "clip_norm": 5.0, "dirichlet_alpha": 1.0}),
+    ({"method": "perfedavg", "options": {"alpha": 1}},
+     {"method": "perfedavg", "options": {"alpha": 1.0}}),
     ({"drift": ".50:2"}, {"drift": "0.5:2"}),
     ({"attack": "scale:.2"}, {"attack": "scale:0.20"}),
     ({"candidates": 31}, {}),  # of 32 clients
     ({"omega_period": "3"}, {"omega_period": 3}),
-    ({"dataset": "cifar10", "missing_classes": 2, "overlap": False}, {"dataset": "cifar10"}),  # Patho reads neither
+    ({"dataset": "cifar10", "missing_classes": 2, "overlap": False},
+     {"dataset": "cifar10"}),  # Patho reads neither
     # what is the default, or is not read
     ({"model_options": {}}, {}),
     ({"flipped_run_ggc": False}, {}),
-    ({"method": "fedavg", "reach": "sites:2", "budget": 9, "omega_period": 2}, {"method": "fedavg"}),
+    ({"method": "fedavg", "reach": "sites:2", "budget": 9, "omega_period": 2},
+     {"method": "fedavg"}),
     ({"method": "pens", "omega_period": 5}, {"method": "pens"}),
-    ({"method": "fedavg", "beta1": 0.5, "lr_step": 7, "lr_gamma": 0.3, "lr_final": 0.2, "adam_eps": 1.0}, {"method": "fedavg"}),
+    ({"beta1": 0.5, "lr_step": 7, "lr_gamma": 0.3, "lr_final": 0.2, "adam_eps": 1.0}, {}),
     ({"optimizer": "adam", "momentum": 0.5}, {"optimizer": "adam"}),
     ({"method": "fedprox", "options": {"mu": 0.1}}, {"method": "fedprox"}),
     ({"method": "fedprox", "options": {"finetune_prox": False}}, {"method": "fedprox"})
 ]  # fmt: skip
 MU, TUNED = {"method": "fedprox", "options": {"mu": 1}}, {"method": "fedprox", "finetune_epochs": 2}
 OTHER = {
-    "dataset": "cifar10", "partition": "dirichlet", "classes_per_client": 4, "dirichlet_alpha": 0.7, "min_per_class": 1,
-    "clients": 16, "partition_seed": 7, "init": "torch", "method": "local", "rounds": 3, "tau_init": 1, "tau_train": 1,
-    "budget": 3, "budget_counts_self": False, "ggc_period": 2, "ggc_off_rounds": "skip", "ggc_repeats": 2, "lr": 0.5,
-    "momentum": 0.5, "momentum_state": "reset", "weight_decay": 0.5, "lr_decay": 0.5, "batch_size": 5, "clip_norm": 5.0,
-    "augment": True, "tie": "earliest", "seed": 5, "on_divergence": "exclude", "drift": "0.5:2", "attack": "scale:0.2",
+    "dataset": "cifar10", "partition": "dirichlet", "classes_per_client": 4, "clients": 16,
+    "dirichlet_alpha": 0.7, "min_per_class": 1, "partition_seed": 7, "init": "torch",
+    "method": "local", "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3, "ggc_period": 2,
+    "budget_counts_self": False, "ggc_off_rounds": "skip", "ggc_repeats": 2, "lr": 0.5,
+    "momentum": 0.5, "momentum_state": "reset", "weight_decay": 0.5, "lr_decay": 0.5,
+    "batch_size": 5, "clip_norm": 5.0, "augment": True, "tie": "earliest", "seed": 5,
+    "on_divergence": "exclude", "drift": "0.5:2", "attack": "scale:0.2",
     "omega_period": 3, "candidates": 9, "optimizer": "adam", "lr_schedule": "step", "model": "cnn",
 }  # fmt: skip
 
@@ -230,7 +240,7 @@ def test_a_budget_is_told_as_it_was_typed_and_names_only_who_reads_it():
 
 
 def test_a_later_field_orphans_nothing(monkeypatch):
-    """A schema with one more field, at its default, gives every old Run its old name; another value, or other numerics, a new name."""
+    """A new field at its default changes no name. Another value, or other numerics, does."""
     field = dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""})
     later = dataclasses.make_dataclass(
         "Later", [("sparsity", float, field)], bases=(Resolved,), frozen=True
@@ -244,9 +254,10 @@ def test_a_later_field_orphans_nothing(monkeypatch):
     assert dataclasses.replace(run).slug() != before
 
 
-# the command line ------------------------------------------------------------------------------------------------------
+# the command line ---------------------------------------------------------------------------------
 def test_flags_become_fields():
-    words = """--dataset cifar10 --budget 0.05N --no-augment --no-budget_counts_self --lr 1e-2 --partition dirichlet --min_samples 30
+    words = """--dataset cifar10 --budget 0.05N --no-augment --no-budget_counts_self --lr 1e-2
+        --partition dirichlet --min_samples 30
         --save_models --out x.h5 --block 4"""
     fields = {
         "budget": 5,
@@ -358,8 +369,9 @@ def test_a_number_in_a_config_is_decimal(tmp_path, said):
 
 
 NUMBERS = {
-    "seed": "{}", "lr": "0.{}", "budget": "{}", "candidates": "{}", "omega_period": "{}", "drift": "0.{}:1",
-    "churn": "0.{}:0.3", "reach": "sites:{}", "attack": "scale:0.{}", "codec": "topk:0.{}", "checkpoint_every": "{}s",
+    "seed": "{}", "lr": "0.{}", "budget": "{}", "candidates": "{}", "omega_period": "{}",
+    "drift": "0.{}:1", "churn": "0.{}:0.3", "reach": "sites:{}", "attack": "scale:0.{}",
+    "codec": "topk:0.{}", "checkpoint_every": "{}s",
 }  # fmt: skip
 
 
@@ -373,7 +385,8 @@ def test_a_number_is_in_the_digits_0_to_9(name, digits, said):
 
 
 @pytest.mark.parametrize(("name", "line", "lines"), [
-    ("network", "{} 0 1 1 0", 4), ("budget", "{}", 4), ("reach", "{} 0", 1), ("churn", "{} 0 leave", 1), ("churn", "1 {} leave", 1),
+    ("network", "{} 0 1 1 0", 4), ("budget", "{}", 4), ("reach", "{} 0", 1), ("churn", "{} 0 leave",
+     1), ("churn", "1 {} leave", 1),
 ])  # fmt: skip
 def test_a_number_in_a_file_is_in_the_digits_0_to_9(name, line, lines, tmp_path):
     path = tmp_path / "table.txt"
@@ -404,22 +417,30 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 @pytest.mark.parametrize(("text", "words", "sentence"), [
-    ("rounds: 3\n\nlearning_rate: 3\n", [], "--config is {}, line 3: there is no setting learning_rate; did you mean lr?\n"),
-    ("rounds: 3\nclients: many", [], "--config is {}, line 2: --clients is many; allowed is a whole number of at least 1"),
-    ("rounds: 3\nlr: [1, 2]", [], "--config is {}, line 2: --lr is [1, 2]; allowed is a number above 0"),
+    ("rounds: 3\n\nlearning_rate: 3\n", [],
+     "--config is {}, line 3: there is no setting learning_rate; did you mean lr?\n"),
+    ("rounds: 3\nclients: many", [],
+     "--config is {}, line 2: --clients is many; allowed is a whole number of at least 1"),
+    ("rounds: 3\nlr: [1, 2]", [],
+     "--config is {}, line 2: --lr is [1, 2]; allowed is a number above 0"),
     ("rounds: 3\nbudget: half", [], "--config is {}, line 2: --budget is half; allowed"),
-    ("rounds: 3\noptions: {lam: -1}", ["--method=ditto"], "--config is {}, line 2: --options.lam is -1.0; allowed"),
-    ("rounds: 3\nclients: 8", ["--clients=0"], "--clients is 0; allowed"),  # a flag after the file is a mistake of its own
+    ("rounds: 3\noptions: {lam: -1}", ["--method=ditto"],
+     "--config is {}, line 2: --options.lam is -1.0; allowed"),
+    ("rounds: 3\nclients: 8", ["--clients=0"],
+     "--clients is 0; allowed"),  # a flag after the file is a mistake of its own
     ("candidates: null", [], "--config is {}, line 1: --candidates is None; allowed"),
     ("<<: {seed: x}", [], "--config is {}: --seed is x; allowed"),
-    ("options: 5", ["--options.mu=1"], "--config is {}, line 1: --options is 5; allowed are names and values"),
-    ("model_options: 5", [], "--config is {}, line 1: --model_options is 5; allowed are names and values"),
+    ("options: 5", ["--options.mu=1"],
+     "--config is {}, line 1: --options is 5; allowed are names and values"),
+    ("model_options: 5", [],
+     "--config is {}, line 1: --model_options is 5; allowed are names and values"),
     ("clients: [1\n", [], "--config is {}: it is not YAML"),
     ("- " * 3000 + "x", [], "--config is {}: it is not YAML (maximum recursion depth exceeded"),
     ("\0", [], "--config is {}: it is not YAML (unacceptable character"),
     ("rounds: !!bool foo", [], "--config is {}: it has anchors (& or *) or tags (!)"),
     ("lr: 1\nrounds: 3\nlr: 2", [], "--config is {}, line 3: lr stands in line 1 already"),
-    ("options:\n  lam: 1\n  lam: 2", ["--method=ditto"], "--config is {}, line 3: lam stands in line 2 already"),
+    ("options:\n  lam: 1\n  lam: 2", ["--method=ditto"],
+     "--config is {}, line 3: lam stands in line 2 already"),
     (BOMB, [], "--config is {}: it has anchors (& or *)"),
     (None, [], "--config is {}: {} is not a regular file"),
 ])  # fmt: skip
@@ -440,7 +461,7 @@ def test_help_lists_the_options_of_a_method_and_a_model(said):
 
 
 def test_help_fits_a_terminal(said, monkeypatch):
-    """At 80 columns: every field of Run and Job once, with its first words and its group, no line wider."""
+    """At 80 columns: every field of Run and Job once, with its help and its group."""
     monkeypatch.setenv("COLUMNS", "80")
     text = said(main, "--help")
     assert max(map(len, text.splitlines())) <= 80

@@ -1,6 +1,7 @@
-"""A resolved Run is a value: files that it names count by what they held when it was resolved, and are not read again."""
+"""A resolved Run is a value: its files count by what they held when it was resolved."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -24,7 +25,7 @@ N, T = 6, 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """One file of each kind that a Run of six clients and two rounds can name, and another of the same name under `other`."""
+    """One file of each kind that a Run can name, and another of the same name under `other`."""
     out = tmp_path_factory.mktemp("named")
     for at, budget, reach, there, seed in (
         (out, 3, "0 1\n1 0\n", "1", 42),
@@ -105,6 +106,22 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     assert "the settings are the same" in said(show.main, out, "--compare", out, out)
 
 
+def test_what_another_rank_has_not_read_is_an_error(folder):
+    """Root sends texts and the largest budget of a file, so `most_senders` is right everywhere."""
+    names = ("budget", "reach", "available")
+    run = Run(**starts.small(rounds=T) | {n: str(folder / NAMED[n]) for n in names}).resolve()
+    sent = as_dict(run) | {"contents": run.contents, "declared": run.declared}
+    other = Resolved(**json.loads(json.dumps(sent)))
+    assert other == run and other.slug() == run.slug()
+    assert other.most_senders == run.most_senders == 2
+    for name in names:
+        assert getattr(run, name).table is not None
+        with pytest.raises(LookupError, match="was not read on this rank"):
+            assert getattr(other, name).table
+    with pytest.raises(LookupError):
+        assert Resolved(**sent | {"declared": {}}).most_senders
+
+
 def test_changed_fields_resolve_anew_and_are_the_command_line():
     run = Run(method="fedprox", finetune_epochs=2, options={"finetune_prox": False}).resolve()
     assert isinstance(run, Resolved) and run.untuned() == Run(method="fedprox").resolve()
@@ -128,7 +145,7 @@ def test_changed_fields_resolve_anew_and_are_the_command_line():
     ]
 
 
-# figures on a laptop ----------------------------------------------------------------------------------------------------
+# figures on a laptop ------------------------------------------------------------------------------
 def paths_of(folder, **fields):
     """Return the results that a figure finds for a Run in a folder, or why there are none."""
     found, missing = command.gather([Run(**fields)], folder)
@@ -137,7 +154,7 @@ def paths_of(folder, **fields):
 
 @every_file
 def test_a_figure_finds_its_run_where_there_are_only_results(one, tmp_path):
-    """By the name of the file, in whatever folder it lay; an edited file that is there is another Run."""
+    """By the name of the file, in whatever folder it lay; an edited file is another Run."""
     name, mine, other = one
     fields, elsewhere = run_of(name, mine), run_of(name, Path("data") / mine.name)
     folder = tmp_path / "results"

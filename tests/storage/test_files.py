@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written in memory, replaced at once, whatever the disk and the processes do meanwhile. One run at a time on
+"""Files that are there whole or not at all, whatever the disk does. One run at a time on
 a results file: who holds its lock, who may take it over, and what a run does that has lost it.
 """
 
@@ -26,7 +26,7 @@ from dpfl_mpi.storage import files, lock
 from dpfl_mpi.storage.lock import Lock, myself
 
 
-# one atomic replacement -------------------------------------------------------------------------------------------------
+# one atomic replacement ---------------------------------------------------------------------------
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "new" / "file"
     with files.replacing(path) as part:
@@ -96,7 +96,7 @@ def test_errors_in_words():
     assert files.reason(RuntimeError("very\nodd")) == "very odd"
 
 
-# HDF5 in memory ---------------------------------------------------------------------------------------------------------
+# HDF5 in memory -----------------------------------------------------------------------------------
 def begin(path) -> Recorder:
     return Recorder(
         path, Run(clients=30, rounds=40).resolve(), {"data_sha256": "d"}, {"time": "now"}
@@ -158,14 +158,14 @@ def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch, at_most):
     assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
 
 
-# the lock -----------------------------------------------------------------------------------------------------------------
+# the lock -----------------------------------------------------------------------------------------
 OTHER = {"host": "elsewhere", "pid": 5, "slurm_job": "17"}
 DEAD = 2**22 + 7  # above the largest number of a process
 BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 def owned_by(out: Path, age: float = 0.0, **changes: object) -> Path:
-    """Write the lock of a results file as one of another run, last touched `age` seconds ago; without `changes` it is of this process."""
+    """Write a lock, last touched `age` seconds ago: this process's, but for `changes`."""
     path = out.with_name(f"{out.name}.lock")
     path.write_text(json.dumps(myself() | changes))
     os.utime(path, (time.time() - age,) * 2)
@@ -194,7 +194,7 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
 
 
 def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
-    """A process of this host is asked for, whatever the age: a laptop may have slept. One elsewhere touches its lock, or is gone."""
+    """A process of this host is looked up: it may have slept. Another host touches its lock."""
     out, here, other = tmp_path / "run.h5", os.getpid(), {"host": "elsewhere", "pid": 1}
     assert not taken(out, 3600)  # this process: it lives
     assert taken(out, pid=DEAD, born="1") and taken(
@@ -215,7 +215,7 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ahead", [900, -900], ids=["behind", "ahead"])
 def test_ages_are_by_the_clock_of_the_file_system(tmp_path, monkeypatch, ahead):
-    """The server's clock is a quarter of an hour behind or ahead of this host's: a lock touched just now lives, an old one is taken over."""
+    """The server's clock is 15 minutes off: a lock touched now lives, an old one does not."""
     out, now = tmp_path / "run.h5", time.time
     path = owned_by(out, **OTHER)
     for text, old in ((path.read_text(), 700), ("", 60)):
@@ -244,7 +244,7 @@ def test_the_clock_where_nothing_can_be_written(tmp_path, monkeypatch):
 
 
 def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch):
-    """Every Linux has the same first namespace of processes; what tells two machines apart is when they were started."""
+    """Every Linux has the same first namespace of processes; machines differ by their start."""
     out, gone, namespace = (
         tmp_path / "run.h5",
         {"pid": DEAD, "born": "1"},
@@ -258,7 +258,7 @@ def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch):
 
 
 def test_a_lock_that_cannot_be_read_is_not_taken_at_once(tmp_path):
-    """Of a file system that gives an error now, or of a user who lets nobody read: it is touched, so somebody lives."""
+    """The file system fails now, or its user lets nobody read: it is touched, so it lives."""
     path = tmp_path / "run.h5.lock"
     for age, text, free in ((60, b"\xff", False), (700, b"\xff", True), (60, b"", True)):
         path.write_bytes(text)
@@ -297,7 +297,7 @@ def test_an_abandoned_lock_that_cannot_be_removed_is_an_error(tmp_path, monkeypa
     )
 
 
-# a lock that is lost -----------------------------------------------------------------------------------------------------
+# a lock that is lost ------------------------------------------------------------------------------
 @pytest.fixture
 def held(tmp_path, monkeypatch) -> Iterator[tuple[Lock, list[str]]]:
     """(a lock that is held and touched 50 times a second, the sentences with which it was lost)."""
@@ -347,7 +347,7 @@ def test_a_run_is_told_once_that_another_has_its_lock(held):
 
 @pytest.mark.parametrize("beat", [0.2, 600], ids=["by the thread", "before a checkpoint"])
 def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_others_files(tmp_path, beat):
-    """Under two ranks, in round 3 (which never ends where the thread is to notice), when the checkpoints are those of rounds 1 and 2."""
+    """Under two ranks, in round 3, with the checkpoints of rounds 1 and 2."""
     out = tmp_path / "run.h5"
     mine = f"fed._parts.world.root and str(os.getpid()) in open({str(out)!r} + '.lock').read()"
     words = starts.held(
@@ -361,8 +361,8 @@ def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_others_files(tmp_path,
     message = starts.finish(process, 1)
     assert message.count("error: ") == 1
     assert (
-        f"error: {out} is being written by another run (process 5 on elsewhere, Slurm job 17), which took"
-        in message
+        f"error: {out} is being written by another run (process 5 on elsewhere, Slurm job 17), "
+        "which took" in message
     )
     assert theirs.exists() and starts.checkpoint_rounds(out) == [1, 2]
     assert out.with_name("run.h5.lock").read_text() == before

@@ -1,4 +1,4 @@
-"""What somebody else wrote is not believed: files that lie, that never end, that stand in the place of ours, that lead elsewhere."""
+"""Files of others: that lie, that never end, that stand in the place of ours, that are links."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from dpfl_mpi.storage import foreign
 from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
 
 
-# what is deleted and replaced -------------------------------------------------------------------------------------------
+# what is deleted and replaced ---------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["text", "link", "device", "folder"])
 def test_fresh_replaces_only_a_result(tmp_path, kind):
     out = tmp_path / "notes.h5"
@@ -60,7 +60,7 @@ def test_nothing_is_written_through_a_link(tmp_path):
     assert export.main([str(result)]) == 2 and victim.read_text() == "kept"
 
 
-# images -----------------------------------------------------------------------------------------------------------------
+# images -------------------------------------------------------------------------------------------
 def deep_png(values: bytes) -> bytes:  # which Pillow opens as 8 bits
     def chunk(name: bytes, data: bytes) -> bytes:
         return (
@@ -91,13 +91,16 @@ def test_images_that_are_exact_in_8_bits(name, data, pixels):
 
 
 @pytest.mark.parametrize("data, words", [
-    (stored(GREY.astype(np.uint16) * 257), "is of more than 8 bits per channel; scale it to 8 bits yourself"),
+    (stored(GREY.astype(np.uint16) * 257),
+     "is of more than 8 bits per channel; scale it to 8 bits yourself"),
     (stored(GREY.astype(np.uint16), "TIFF"), "is of more than 8 bits per channel"),
     (deep_png(b"\x12\x34" * 3), "is of more than 8 bits per channel"),
     (stored(GREY.astype(np.int32), "TIFF"), "is of more than 8 bits per channel"),
     (stored(GREY.astype(np.float32) / 255, "TIFF"), "is of more than 8 bits per channel"),
-    (stored(Image.fromarray(GREY).convert("CMYK"), "JPEG"), "is CMYK; allowed are grey, RGB and palettes"),
-    (stored(GREY, "GIF", save_all=True, append_images=[Image.fromarray(255 - GREY)]), "has 2 frames"),
+    (stored(Image.fromarray(GREY).convert("CMYK"), "JPEG"),
+     "is CMYK; allowed are grey, RGB and palettes"),
+    (stored(GREY, "GIF", save_all=True, append_images=[Image.fromarray(255 - GREY)]),
+     "has 2 frames"),
     (stored(PALETTE, transparency=17), "has transparent pixels"),
     (stored(np.full((2, 2, 4), 9, np.uint8)), "has transparent pixels"),
     (b"P6 1 1 1023\n\x03\xff\x00\x01\x00\x02", "is of more than 8 bits per channel"),
@@ -106,7 +109,7 @@ def test_images_that_8_bits_do_not_hold(data, words):
     refused(words, decode, data, "train/a/0.png", None)
 
 
-# what never ends --------------------------------------------------------------------------------------------------------
+# what never ends ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("dataset", ["image_folder", "arrays", "cifar10", "femnist"])
 def test_a_source_without_an_end(tmp_path, dataset, said):
     os.mkfifo(tmp_path / "pipe")
@@ -139,7 +142,7 @@ def test_json_that_is_nothing_but_lists_is_not_read(tmp_path, monkeypatch, one):
     read.assert_not_called()
 
 
-# content is verified ----------------------------------------------------------------------------------------------------
+# content is verified ------------------------------------------------------------------------------
 def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
     path = Path(shutil.copy(starts.data(), tmp_path / "d.h5"))
     run = Run(**starts.small(data=str(path))).resolve()
@@ -153,7 +156,7 @@ def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
 
 
 def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
-    """Any byte of any array, and of what the file says about its Run: "paper" does not become "papez"."""
+    """Any byte of any array, and of what the file says about its Run."""
     path = tiny_result.make(tmp_path / "r.h5")
     with Result(path) as result:
         arrays_of = {
@@ -185,7 +188,30 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
         refused("is not a result of dpfl_mpi, or it is damaged", Result, flipped(at))
 
 
-# one damaged file -------------------------------------------------------------------------------------------------------
+def test_no_link_to_another_place_is_followed(tmp_path):
+    """External, soft and virtual: a pipe would never end, and a file of others is not ours."""
+    os.mkfifo(tmp_path / "pipe")
+    other = tiny_result.make(tmp_path / "other.h5")
+    layout = h5py.VirtualLayout((3,), "f8")
+    layout[:] = h5py.VirtualSource(str(other), "best/test_acc", (6,))[:3]
+    for name, make in (
+        ("external", lambda file: h5py.ExternalLink(str(tmp_path / "pipe"), "/x")),
+        ("soft", lambda file: h5py.SoftLink("/meta")),
+    ):
+        path = Path(shutil.copy(other, tmp_path / f"{name}.h5"))
+        with h5py.File(path, "r+") as file:
+            file["odd"] = make(file)
+        refused("is damaged: odd leads to another place", Result, path)
+    path = Path(shutil.copy(other, tmp_path / "virtual.h5"))
+    with h5py.File(path, "r+") as file:
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("raw", (3,), "f8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)])
+    with foreign.Hdf5(path, "a result") as file:
+        for name in ("virtual", "raw", "nothing"):
+            refused(f"{name} is missing, or no array of this file", file.array, name, "f")
+
+
+# one damaged file ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", [
     b"", b"{", b"[]", b"\xff", b'{"jobs": 3}', b"[" * 9000,
     b'{"cluster": "local", "submitted": 1, "jobs": {"r.h5": "../x"}, "host": "h", "born": {}}',
@@ -210,9 +236,12 @@ def test_names_that_no_result_can_have(tmp_path, monkeypatch, said, out):
 
 
 @pytest.mark.parametrize("field, value", [
-    ("rounds", 10**400), ("lr", 10**400), ("lr", 1e400), ("clients", 2**63), ("seed", -1), ("budget", "9" * 400), ("budget", "9" * 400 + "N"),
-    ("budget", "uniform:1:" + "9" * 400), ("reach", "geometric:" + "9" * 400), ("reach", "sites:" + "9" * 400), ("available", "a\0b"), ("data", "a\udcff"),
-    ("available", np.ones((20, 32))), ("network", np.ones((32, 5))), ("tie", np.array(["latest", "x"])), ("options", np.arange(2)),
+    ("rounds", 10**400), ("lr", 10**400), ("lr", 1e400), ("clients", 2**63), ("seed",
+     -1), ("budget", "9" * 400), ("budget", "9" * 400 + "N"),
+    ("budget", "uniform:1:" + "9" * 400), ("reach", "geometric:" + "9" * 400), ("reach",
+     "sites:" + "9" * 400), ("available", "a\0b"), ("data", "a\udcff"),
+    ("available", np.ones((20, 32))), ("network", np.ones((32, 5))), ("tie",
+     np.array(["latest", "x"])), ("options", np.arange(2)),
 ])  # fmt: skip
 def test_settings_beyond_all_bounds(field, value):
     refused(f"--{field} is ", Run(**{field: value}).resolve)

@@ -1,8 +1,9 @@
-"""Every reader of files against damaged and hostile ones: it works, or one sentence says what is wrong. No traceback, no hang, no crash.
+"""Every reader of files against damaged ones: it works, or one sentence says what is wrong.
 
 `pytest` tries 32 cases per reader, or as many as the environment variable DPFL_FUZZ_CASES says.
-A case is (reader, number): the number seeds all of its draws, so that it can be repeated. Cases run in a forked process, which tells the
-number before it begins: a crash or an endless loop in a library is a case, too, the last one of its reader.
+A case is (reader, number): the number seeds all of its draws, so that it can be repeated. Cases run
+in a forked process, which writes the number before it begins: a crash or an endless loop in a
+library is a case too, the last one of its reader.
 """
 
 import contextlib
@@ -48,9 +49,11 @@ SECONDS, MEMORY = (
     2**31,
 )  # that a case may take; address space beyond that of the process when it starts
 TEXTS = (
-    "", "\0", "../" * 9 + "etc/passwd", "/dev/zero", "\udc80", "é\u202e", "9" * 400, "-1", "1e400", "nan", "inf", "null", "true", "{}", "[]",
-    "[" * 3000, '{"a":' * 3000, "&a [" + "*a," * 30 + "]", "- " * 3000, "x" * 300, "groups:" + "0,1;" * 80, "file:" + "y" * 250, "0.5N", "1:2:3",
-    "uniform:1:" + "9" * 400, "geometric:" + "9" * 400, "%s", "\n\n", " ", "0 0", "1 1 1", "1\n2\n3\n4", "sites:0", "1_0", "٣",
+    "", "\0", "../" * 9 + "etc/passwd", "/dev/zero", "\udc80", "é\u202e", "9" * 400, "-1", "1e400",
+    "nan", "inf", "null", "true", "{}", "[]", "[" * 3000, '{"a":' * 3000, "&a [" + "*a," * 30 + "]",
+    "- " * 3000, "x" * 300, "groups:" + "0,1;" * 80, "file:" + "y" * 250, "0.5N", "1:2:3",
+    "uniform:1:" + "9" * 400, "geometric:" + "9" * 400, "%s", "\n\n", " ", "0 0", "1 1 1",
+    "1\n2\n3\n4", "sites:0", "1_0", "٣",
 )  # fmt: skip
 # a kind of file: its bytes by name, what reads it in a folder
 Reader = tuple[dict[str, bytes], Callable[[Path], object]]
@@ -76,7 +79,7 @@ def damage(files: dict[str, bytes], folder: Path, rng: np.random.Generator) -> N
 
 
 def in_bytes(data: bytes, rng: np.random.Generator) -> bytes:
-    """Return the bytes with flipped bits, overwritten, cut, with a hostile text or number inside."""
+    """Return the bytes with flipped bits, overwritten, cut, or with a hostile text inside."""
     out, how = bytearray(data), rng.integers(6)
     at = int(rng.integers(len(out))) if out else 0
     if how == 0 or not out:
@@ -100,7 +103,7 @@ def hostile(rng: np.random.Generator) -> bytes:
 
 
 def replace(path: Path, rng: np.random.Generator) -> None:
-    """Put something else in the place of the file: nothing, a folder, a link, a pipe, an endless device, another text."""
+    """Put something else in its place: nothing, a folder, a link, a pipe, a device, a text."""
     path.unlink()
     (
         path.mkdir,
@@ -165,7 +168,7 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
         )
 
 
-# the readers ---------------------------------------------------------------------------------------------------------
+# the readers --------------------------------------------------------------------------------------
 def result(folder: Path) -> Reader:
     path = run_here(folder / "r.h5", small(reach="geometric:2"), save_models=True, mixed=True)
 
@@ -338,7 +341,7 @@ def config(folder: Path) -> Reader:
 
 
 def settings(folder: Path) -> Reader:
-    """No file: a hostile value of one field of Run or Job, as a word of the command line and as a value in Python."""
+    """No file: a hostile value of a field, on the command line and in Python."""
 
     def read(where: Path) -> None:
         rng = np.random.default_rng(int((where / "seed").read_text()))
@@ -380,9 +383,9 @@ ALL = (
 READERS: dict[str, Callable[[Path], Reader]] = {make.__name__: make for make in ALL}
 
 
-# the cases --------------------------------------------------------------------------------------------------------------
+# the cases ----------------------------------------------------------------------------------------
 def outcome(name: str, reader, folder: Path, number: int) -> str:
-    """Return "" where a damaged file was read or refused in one sentence, else what happened instead."""
+    """Return "" if a damaged file was read or refused in one sentence, else what happened."""
     files, read = reader
     damage(files, files_in(folder, files), np.random.default_rng((number, *name.encode())))
     try:
@@ -404,7 +407,7 @@ def outcome(name: str, reader, folder: Path, number: int) -> str:
 
 
 def process(name: str, reader, folder: Path, numbers: range) -> None:
-    """Run the cases one after the other; tell a number before, and "number what" after one that went wrong."""
+    """Run the cases; write each number before, and "number what" after one that went wrong."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -423,7 +426,7 @@ def process(name: str, reader, folder: Path, numbers: range) -> None:
 
 
 def fuzz(name: str, folder: Path, numbers: range) -> dict[int, str]:
-    """Return what went wrong of a reader, whose files are made in `folder`, by the number of the case: of a hang "SIGALRM", and none behind it."""
+    """Return what went wrong by the number of the case; a hang is "SIGALRM" and the last one."""
     reader = READERS[name](folder)
     pid = os.fork()
     if pid == 0:
