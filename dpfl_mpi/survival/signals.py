@@ -213,7 +213,7 @@ class Watch:
         code = REQUEUE if self.count_hang() <= HANGS else STALLED
         why = f"the run hung; {again_text(self.job)} goes on from the last checkpoint"
         if code == STALLED:
-            why = f"the run hung, as {HANGS} times before in this job, which is not started again"
+            why = f"the run hung more than {HANGS} times in this job: Slurm does not start it again"
         self.world.abort(code, why, self.on_abort)
 
 
