@@ -16,6 +16,8 @@ EARLIER = {
     "methods: give every file the same docstring, make the page's tables of it",
     "results, show, testing: shorten; tests: format to 100 columns",
     "sums: one generator of weighted sums, exact or not",
+    "tests: format",
+    "tests: settings, own code and storage at 100 columns",
     "transport: one meaning for version, names for times of the clock",
 }
 SUBJECT = re.compile(r"[a-z][\w.-]*(, [a-z][\w.-]*)*: (\[numerics\] )?[a-z][\w-]+ \S.*[^.\s]")
