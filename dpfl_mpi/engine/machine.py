@@ -19,18 +19,20 @@ GIT_S = 10  # seconds that git may take
 # facts of a start on which the last bits depend
 ROUNDING = ("device", "kernels", "cpu", "processor", "threads", "versions")
 # the lines of /proc/cpuinfo that tell two processors of one name apart, on x86 and on ARM
-X86 = {"vendor": "vendor_id", "family": "cpu family", "model": "model", "stepping": "stepping"}
-ARM = {
-    "vendor": "CPU implementer",
-    "family": "CPU architecture",
-    "model": "CPU part",
-    "stepping": "CPU revision",
+LINES = {
+    "vendor": ("vendor_id", "CPU implementer"),
+    "family": ("cpu family", "CPU architecture"),
+    "model": ("model", "CPU part"),
+    "stepping": ("stepping", "CPU revision"),
 }
 VECTORS = ("avx", "fma", "amx", "asimd", "sve")  # how the names of vector extensions begin
 
 
-def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
-    """Return what computes the numbers: time, hosts, ranks, device, processor, versions, commit."""
+def describe_start(parts: Parts) -> dict[str, Any]:
+    """Return on root what computes the numbers: time, hosts, device, versions. Collective."""
+    hosts = parts.world.hosts()
+    if not parts.world.root:
+        return {}
     backend, on_gpu = parts.backend, parts.backend.ensemble.device.type == "cuda"
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     libraries = {library.__name__: library.__version__ for library in (torch, np, h5py)}
@@ -50,32 +52,33 @@ def describe_start(hosts: list[str], parts: Parts) -> dict[str, Any]:
     }
 
 
-def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn where a Run goes on with what may round differently.
-
-    The native kernels give the same bits on all processors.
-    """
-    portable = before.get("portable") and now.get("portable")
-    ignored = ("cpu", "processor") if portable else ()
-    changes = []
+def rounding(start: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a start on which the last bits depend, by name."""
+    out: dict[str, Any] = {}
     for name in ROUNDING:
-        if name in ignored or name not in before or name not in now:
-            continue
-        old, new = before[name], now[name]
-        if isinstance(old, dict):
-            facts = [fact for fact in old if fact in new and old[fact] != new[fact]]
-            changes += [f"{name} {fact} {old[fact]} -> {new[fact]}" for fact in facts]
-        elif old != new:
-            changes.append(f"{name} {old} -> {new}")
-    if changes:
-        differently = "this start may round differently than the one before"
-        complain(f"warning: {differently} ({'; '.join(changes)})")
+        value = start.get(name, {})
+        if isinstance(value, dict):
+            out |= {f"{name} {fact}": of_fact for fact, of_fact in value.items()}
+        else:
+            out[name] = value
+    return out
+
+
+def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Warn where a Run goes on with what may round differently."""
+    old, new = rounding(before), rounding(now)
+    changed = [name for name in old if name in new and old[name] != new[name]]
+    if before.get("portable") and now.get("portable"):  # the same bits on all processors
+        changed = [name for name in changed if not name.startswith(("cpu", "processor"))]
+    if changed:
+        changes = "; ".join(f"{name} {old[name]} -> {new[name]}" for name in changed)
+        complain(f"warning: this start may round differently than the one before ({changes})")
 
 
 def processor() -> dict[str, str]:
     """Return what tells processors apart that may round differently."""
     lines = cpuinfo()
-    out = {name: lines.get(X86[name], lines.get(ARM[name], "unknown")) for name in X86}
+    out = {n: lines.get(x86, lines.get(arm, "unknown")) for n, (x86, arm) in LINES.items()}
     flags = (lines.get("flags") or lines.get("Features", "")).split()
     out["capability"] = torch.backends.cpu.get_cpu_capability()  # torch's kernels, such as AVX512
     out["extensions"] = " ".join(sorted(flag for flag in flags if flag.startswith(VECTORS)))

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.data.partition import PARTS
+from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.repair import COSTS
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
-from dpfl_mpi.plan.needs import GATHERED, duration, saves_models
+from dpfl_mpi.plan.needs import GATHERED, duration, saved_bytes
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.results.result import mean
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job
+from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.transport.log import SCORES
 from dpfl_mpi.transport.speeds import NS
 
@@ -43,10 +45,10 @@ class Record:
     `recorder` is None on the other ranks. An error of writing is raised on every rank.
     """
 
-    def __init__(self, parts: Parts, recorder: Recorder | None, quiet: bool):
+    def __init__(self, parts: Parts, quiet: bool):
         run = parts.run
         self.parts = parts
-        self.recorder = recorder
+        self.recorder: Recorder | None = None
         self.prints = parts.world.root and not quiet
         self.total = run.rounds + run.finetune_epochs
         self.start = 0.0  # of the round that is printed next
@@ -190,7 +192,7 @@ class Record:
         """Write what is known at the end, save the models where asked or small, close the file."""
         parts, ensemble = self.parts, self.parts.backend.ensemble
         self.rows("best/confusion", parts.scoring.best_confusion.astype(np.int32))
-        save = saves_models(job, parts.n, ensemble.size)
+        save = saved_bytes(job, parts.n, ensemble.size) > 0
         if save:
             self.rows("model/best", parts.scoring.best[:, : ensemble.size].cpu().numpy())
         success = None
@@ -211,25 +213,33 @@ class Record:
         self.write(on_root)
 
 
-def open_record(
-    path: Path,
-    parts: Parts,
-    start: dict[str, Any],
-    snapshot: Path | None,
-    still_ours: Callable[[], object],
-    quiet: bool,
-) -> Record:
-    """Return the Record of a run; arguments and errors are those of the Recorder. Collective."""
-    record = Record(parts, None, quiet)
-    clients = {} if snapshot else facts_of_clients(parts)
+def begin_record(
+    path: Path, parts: Parts, job: Job, checkpoints: Checkpoints
+) -> tuple[State | None, Record]:
+    """Return the state that this start goes on from, None before round 0, and the Record.
+
+    Both are of the same checkpoint. Collective.
+    """
+    start, clients = describe_start(parts), facts_of_clients(parts)
+    state = checkpoints.restore(parts)
+    record = Record(parts, job.quiet)
+    if record.prints and state:
+        print(f"goes on after round {parts.round}", flush=True)
+    elif record.prints and path.exists() and not job.fresh:
+        why = f"no checkpoint was kept (--checkpoint_every {job.checkpoint_every})"
+        print(f"starts over: {why}", flush=True)
 
     def create() -> None:
-        meta = vars(parts.provenance)
-        record.recorder = Recorder(path, parts.run, meta, start, snapshot, still_ours)
-        record.recorder.write(clients)
+        meta, snapshot = vars(parts.provenance), checkpoints.results
+        recorder = Recorder(path, parts.run, meta, start, snapshot, checkpoints.still_ours)
+        record.recorder = recorder
+        if snapshot:
+            warn_of_change(recorder.starts[-1], start)
+        else:
+            recorder.write(clients)
 
     parts.world.decide(create)
-    return record
+    return state, record
 
 
 def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Before a Run is computed: check it on all ranks, and look for its finished result."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from dpfl_mpi.errors import UserError
@@ -24,7 +25,12 @@ def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
         check(resolved)  # a Run may have been made by hand
         check(job)
         check_apart(job.out, resolved.graphs)  # else --fresh would overwrite what it reads
-        load_code(resolved)
+        for kind, sha256 in codes(resolved.contents).items():  # the user's own code is executed
+            name = getattr(resolved, kind)
+            if admit(kind, name) != sha256:
+                other = "of which this is another version than the one that root read"
+                raise UserError(f"--{kind} is {name}, {other}")
+            find(kind, name)
         return resolved
 
     resolved = world.each_rank(resolved_here)
@@ -36,24 +42,18 @@ def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
     return resolved, path
 
 
-def load_code(run: Resolved) -> None:
-    """Execute the code of the user's that a Run names, where it is the version that root read."""
-    for kind, sha256 in codes(run.contents).items():
-        name = getattr(run, kind)
-        if admit(kind, name) != sha256:
-            other = "of which this is another version than the one that root read"
-            raise UserError(f"--{kind} is {name}, {other}")
-        find(kind, name)
-
-
 def find_finished(
-    path: Path, run: Resolved, job: Job, world: World, checkpoints: Checkpoints
-) -> str | None:
-    """Return when the result was computed ("": unknown), None where there is none. Collective.
+    path: Path, run: Resolved, job: Job, world: World, still_ours: Callable[[], object]
+) -> tuple[str | None, Checkpoints]:
+    """Return when the result was computed ("": unknown, None: not yet), and its checkpoints.
 
-    With --fresh there is none, and its checkpoints are deleted; but a requeued job, which has the
-    same command line, goes on from them. Raises `UserError` where another file is in the way.
+    Collective. With --fresh the result is not looked for, and its checkpoints are deleted; but a
+    requeued job, which has the same command line, goes on from them.
+
+    Raises:
+        UserError: another file is in the way.
     """
+    checkpoints = Checkpoints(path, run.key(), job, world, still_ours)
 
     def date() -> str | None:
         if not os.path.lexists(path):
@@ -77,6 +77,5 @@ def find_finished(
     if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
         world.decide(lambda: check_replaceable(path))
         checkpoints.clear(sure=True)
-        return None
-    found: str | None = world.decide(date)
-    return found
+        return None, checkpoints
+    return world.decide(date), checkpoints

@@ -1,23 +1,23 @@
 """The loop of every method: init, rounds, record, finish."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dpfl_mpi.engine import after
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.follow import Followers
-from dpfl_mpi.engine.machine import describe_start, warn_of_change
-from dpfl_mpi.engine.record import Record, open_record
+from dpfl_mpi.engine.record import begin_record
 from dpfl_mpi.engine.start import agree, find_finished
 from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
+from dpfl_mpi.mpi.node import remove_left
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import short
-from dpfl_mpi.settings import Job, Run
+from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
-from dpfl_mpi.survival.shm import remove_left
 from dpfl_mpi.survival.signals import Heard, Watch, again_text
 
 
@@ -30,17 +30,9 @@ def train(run: Run, job: Job, world: World) -> Path:
     lock = Lock(path, lambda text: world.abort(1, f"error: {text}"))
     world.decide(lock.acquire)
     try:
-        checkpoints = Checkpoints(path, resolved.key(), job, world, lock.check)
-        date = find_finished(path, resolved, job, world, checkpoints)
+        date, checkpoints = find_finished(path, resolved, job, world, lock.check)
         if date is None:
-            with (
-                Followers(path, job, world) as followers,
-                Watch(job, world, lock.release, checkpoints.count_hang) as watch,
-            ):
-                if world.local_rank == 0:
-                    remove_left()
-                parts = build(resolved, job, world)
-                compute(path, parts, job, checkpoints, watch, followers)
+            compute(path, resolved, job, checkpoints, lock.release)
         elif world.root and not job.quiet:
             print(f"already finished ({date or 'date unknown'}); --fresh recomputes", flush=True)
         checkpoints.clear()
@@ -51,81 +43,68 @@ def train(run: Run, job: Job, world: World) -> Path:
 
 def compute(
     path: Path,
-    parts: Parts,
+    run: Resolved,
     job: Job,
     checkpoints: Checkpoints,
-    watch: Watch,
-    followers: Followers,
+    release: Callable[[], object],
 ) -> None:
-    """Compute and record what a Run lacks: preprocessing, rounds, what follows them. Collective."""
-    state, record = begin(path, parts, job, checkpoints, watch)
-    run, method = parts.run, parts.run.found("method")
-    try:
-        first = parts.round + 1 if state else 0
-        may_copy = run.finetune_epochs and not (state or run.newcomers or run.churn)
-        if may_copy and after.from_base(job, parts, record):
-            first = run.rounds + 1
-        record.print_heads()
-        for t in range(first, run.rounds + 1):
-            watch.begin(t)
-            parts.begin_round(t)
-            if parts.members.all_stopped:
-                break
-            state = state_after(parts, method, state)
-            record.round(state)
-            record.print_round(t)
-            followers.tell(t)
-            more = t < run.rounds
-            due, stop = checkpoints.due(t, watch.stop(more, checkpoints.seconds))
-            if due:
-                checkpoints.save(parts, state, record.recorder)
-                watch.code = REQUEUE
-            if stop and more:
-                parts.close()
-                done = f"stopped after round {t} of {run.rounds} ({Heard.name or 'a signal'})"
-                raise Leave(REQUEUE, f"{done}; {again_text(job)} goes on from there")
-        if run.finetune_epochs:
-            for t in after.tune(record, parts, method):
-                watch.begin(t)
-                record.print_round(t)
-        if run.newcomers:
-            assert state is not None
-            for t in after.add_newcomers(record, parts, state, method):
-                watch.begin(t)
-        record.finish(job)
-    except UserError:
-        if parts.world.all_stop():  # MPI warns of a window that is open at its end
-            parts.close()
-        raise
-    finally:
-        if record.recorder:
-            record.recorder.abandon()
-    parts.close()
+    """Compute and record what a Run lacks: preprocessing, rounds, what follows them. Collective.
 
-
-def begin(
-    path: Path, parts: Parts, job: Job, checkpoints: Checkpoints, watch: Watch
-) -> tuple[State | None, Record]:
-    """Return the method's state that this start goes on from, None before round 0. Collective.
-
-    And the Record, which goes on from the same checkpoint.
+    The rank that ends all ranks at once calls `release` first.
     """
-    hosts = parts.world.hosts()
-    start = describe_start(hosts, parts) if parts.world.root else {}
-    state = checkpoints.restore(parts)
-    if parts.world.root and not job.quiet:
-        if state:
-            print(f"goes on after round {parts.round}", flush=True)
-        elif path.exists() and not job.fresh:
-            why = f"no checkpoint was kept (--checkpoint_every {job.checkpoint_every})"
-            print(f"starts over: {why}", flush=True)
-    if checkpoints.note_start():
-        watch.code = STALLED  # unless this start keeps a checkpoint
-    snapshot, still_ours = checkpoints.results, checkpoints.still_ours
-    record = open_record(path, parts, start, snapshot, still_ours, job.quiet)
-    if record.recorder and checkpoints.results:
-        warn_of_change(record.recorder.starts[-1], start)
-    return state, record
+    world = checkpoints.world
+    with (
+        Followers(path, job, world) as followers,
+        Watch(job, world, release, checkpoints.count_hang) as watch,
+    ):
+        if world.local_rank == 0:
+            remove_left()
+        parts = build(run, job, world)
+        state, record = begin_record(path, parts, job, checkpoints)
+        if checkpoints.note_start():
+            watch.code = STALLED  # unless this start keeps a checkpoint
+        method = run.found("method")
+        try:
+            first = parts.round + 1 if state else 0
+            may_copy = run.finetune_epochs and not (state or run.newcomers or run.churn)
+            if may_copy and after.from_base(job, parts, record):
+                first = run.rounds + 1
+            record.print_heads()
+            for t in range(first, run.rounds + 1):
+                watch.begin(t)
+                parts.begin_round(t)
+                if parts.members.all_stopped:
+                    break
+                state = state_after(parts, method, state)
+                record.round(state)
+                record.print_round(t)
+                followers.tell(t)
+                more = t < run.rounds
+                due, stop = checkpoints.due(t, watch.stop(more, checkpoints.seconds))
+                if due:
+                    checkpoints.save(parts, state, record.recorder)
+                    watch.code = REQUEUE
+                if stop and more:
+                    parts.close()
+                    done = f"stopped after round {t} of {run.rounds} ({Heard.name or 'a signal'})"
+                    raise Leave(REQUEUE, f"{done}; {again_text(job)} goes on from there")
+            if run.finetune_epochs:
+                for t in after.tune(record, parts, method):
+                    watch.begin(t)
+                    record.print_round(t)
+            if run.newcomers:
+                assert state is not None
+                for t in after.add_newcomers(record, parts, state, method):
+                    watch.begin(t)
+            record.finish(job)
+        except UserError:
+            if world.all_stop():  # MPI warns of a window that is open at its end
+                parts.close()
+            raise
+        finally:
+            if record.recorder:
+                record.recorder.abandon()
+        parts.close()
 
 
 def state_after(parts: Parts, method: Method, before: State | None) -> State:

@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 from dpfl_mpi.errors import REQUEUE, STALLED, UserError, complain, exit_with
-from dpfl_mpi.mpi import slurm
 
 # written in one piece: lines of ranks mix
 TRY = "import os; from mpi4py import MPI; os.write(1, b'world of %d\\n' % MPI.COMM_WORLD.size)"
@@ -31,6 +30,7 @@ START_S = float(os.environ.get("DPFL_START_S", "600"))  # after which a start of
 STARTS = 3  # of MPI, which fails or hangs once in a while
 IN_ORDER = (0, 2, 3, REQUEUE, STALLED)  # exit codes of a Run that finished, was refused or stopped
 NO_MPI = 3  # exit code where MPI is missing
+ANSWER_S = 60  # that squeue and scontrol have for an answer
 
 
 # the launch line ----------------------------------------------------------------------------------
@@ -90,6 +90,31 @@ def find_line() -> list[str]:
 
 
 # a Run in a Slurm job -----------------------------------------------------------------------------
+def job_number() -> str:
+    """Return the number of this Slurm job, ARRAY_TASK of an array, "" outside of a job.
+
+    The last task of an array has the array's own number as its job number, which names all tasks.
+    """
+    if task := os.environ.get("SLURM_ARRAY_TASK_ID", ""):
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+    return os.environ.get("SLURM_JOB_ID", "")
+
+
+def requeue(failed: str = "submit it again to go on") -> None:
+    """Let Slurm start this job again. A cancelled job is no longer RUNNING and stays cancelled.
+
+    Where Slurm does not answer, one sentence says so, and ends with `failed`.
+    """
+    job = job_number()
+    ask = ["squeue", "-h", "-j", job, "-o", "%T"]
+    try:
+        state = subprocess.run(ask, capture_output=True, text=True, timeout=ANSWER_S)
+        if state.stdout.strip() == "RUNNING":
+            subprocess.run(["scontrol", "requeue", job], timeout=ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        complain(f"error: job {job} could not be requeued ({error}); {failed}")
+
+
 class Ranks:
     """The ranks of a Run, started by srun or mpirun. A warning reaches all of them as USR1."""
 
@@ -175,7 +200,7 @@ def run(flags: list[str]) -> int:
         complain(f"MPI did not start (exit code {code}), try {attempt} of {STARTS}")
     code = report.end(code)
     if code == REQUEUE or (ranks.warned and code > 128):
-        slurm.requeue()
+        requeue()
     return code
 
 

@@ -1,9 +1,11 @@
-"""What this node has: memory that it can still give, and GPUs."""
+"""What this node has: memory that it can still give, what killed runs left in it, and GPUs."""
 
 import contextlib
 import itertools
 import os
 import re
+import stat
+import time
 from pathlib import Path
 
 from dpfl_mpi.mpi.launcher import output
@@ -12,6 +14,8 @@ from dpfl_mpi.storage.files import system
 # files of a cgroup, by version: the limit, what is used, and the cache in memory.stat
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+MPI_NAMES = ("mpich_sh*", "sm_segment.*", "osc_sm.*", "vader_segment.*")  # MPICH, Open MPI
+ABANDONED_S = 5  # a rank maps what it makes within milliseconds
 
 
 def node_memory(shared: bool = True) -> tuple[int, str]:
@@ -51,6 +55,28 @@ def cgroup_rooms(root: str = "/") -> list[int]:
                 cached = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
                 rooms[-1] += int(cached.group(1)) if cached else 0
     return rooms
+
+
+def mapped(pid: str) -> set[str]:
+    """Return the files in /dev/shm that a process maps, as far as this user may see them."""
+    return set(re.findall(r"/dev/shm/\S+", system(f"/proc/{pid}/maps")))
+
+
+def remove_left() -> None:
+    """Remove MPI's files in /dev/shm that `kill -9` left: old ones of this user, mapped by nobody."""
+    left = []
+    for path in (path for name in MPI_NAMES for path in Path("/dev/shm").glob(name)):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            own_file = found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode)
+            if own_file and time.time() - found.st_mtime > ABANDONED_S:
+                left.append(path)
+    processes = Path("/proc").glob("[0-9]*") if left else ()
+    in_use = {name for process in processes for name in mapped(process.name)}
+    for path in left:
+        if str(path) not in in_use:
+            with contextlib.suppress(OSError):  # another start may have removed it
+                path.unlink()
 
 
 def installed_gpus() -> list[str]:

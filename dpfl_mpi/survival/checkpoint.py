@@ -10,10 +10,9 @@ A generation is three kinds of HDF5 files in the folder `<results file>.checkpoi
                                      /client/{shard,row} [N]; /state/NAME and /federation/NAME,
                                      which all ranks share
 
-Each is written under a temporary name, fsynced and renamed. HDF5's checksums cover a shard's
-metadata (libver v110) and every chunk, which is one client's row. A shard also holds its own name,
-so that a shard under another's name is noticed. The manifest's DIGEST is of its bytes. The two
-newest generations are kept.
+HDF5's checksums cover a shard's metadata (libver v110) and every chunk, which is one client's row.
+A shard also holds its own name, so that one under another's name is noticed. The manifest's DIGEST
+is of its bytes. The two newest generations are kept.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
-from dpfl_mpi.mpi.slurm import job_number
+from dpfl_mpi.mpi.launcher import job_number
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job
@@ -81,8 +80,6 @@ class Checkpoints:
         self.key = key  # of the Run
         self.job = job
         self.world = world
-        self.unit = job.checkpoint_every.unit
-        self.period = job.checkpoint_every.amount
         self.last = time.monotonic()  # when the last checkpoint was saved
         self.round = -1  # the newest round that is saved
         self.seconds = 0.0  # of the last save
@@ -104,11 +101,10 @@ class Checkpoints:
 
         `stop` is this rank's wish.
         """
-        if self.unit == "rounds":
-            passed = t % self.period == 0
-        else:
-            passed = time.monotonic() - self.last >= self.period
-        due = self.world.root and self.unit != "never" and passed  # a clock: root decides
+        every = self.job.checkpoint_every
+        due = every.unit == "seconds" and time.monotonic() - self.last >= every.amount
+        due = due or (every.unit == "rounds" and t % every.amount == 0)
+        due = due and self.world.root  # by its clock
         votes = self.world.sum_int64(np.array([due, stop], np.int64))
         return bool(votes.any()), bool(votes[1])
 
@@ -125,13 +121,17 @@ class Checkpoints:
         """
         start = time.perf_counter()
         stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
-        of_clients, of_all_ranks = parts.state()
-        momentum = parts.training.momentum
-        clients = flat(state=state["client"], momentum=momentum, federation=of_clients)
-        shared = flat(state=state["shared"], federation=of_all_ranks)
-        schema = {name: row_layout(value) for name, value in clients.items()}
-        sizes = ((np.dtype(s["dtype"]).itemsize, math.prod(s["shape"])) for s in schema.values())
-        row_bytes = sum(width * count for width, count in sizes)
+        groups = {"state": state["client"], "momentum": parts.training.momentum}
+        groups["federation"], of_all_ranks = parts.state()
+        clients = {f"{g}/{name}": v for g, values in groups.items() for name, v in values.items()}
+        shared = {f"state/{name}": value for name, value in state["shared"].items()}
+        shared |= {f"federation/{name}": value for name, value in of_all_ranks.items()}
+        schema, row_bytes = {}, 0
+        for name, value in clients.items():
+            row = numpy_of(value[:0])  # no rows: nothing is copied from a GPU
+            kind = "tensor" if isinstance(value, torch.Tensor) else "array"
+            schema[name] = {"kind": kind, "dtype": row.dtype.str, "shape": row.shape[1:]}
+            row_bytes += row.itemsize * math.prod(row.shape[1:])
         step = max(1, SHARD // row_bytes)  # rows of a shard
         with self._errors_on_all_ranks():
             for number, first in enumerate(range(0, len(parts.ids), step)):
@@ -140,10 +140,9 @@ class Checkpoints:
                 write(self.folder / name, image(rows, shard=name))
         with self._errors_on_all_ranks():
             if recorder:
-                numbers, row = np.divmod(parts.members.row_of, step)
-                shard = parts.members.owner + self.world.size * numbers
-                places = {"client/shard": shard, "client/row": row}
-                self._commit(parts, stem, schema, shared | places, recorder)
+                numbers, shared["client/row"] = np.divmod(parts.members.row_of, step)
+                shared["client/shard"] = parts.members.owner + self.world.size * numbers
+                self._commit(parts, stem, schema, shared, recorder)
         self.round = parts.round
         self.last = time.monotonic()
         self.seconds = time.perf_counter() - start
@@ -169,8 +168,7 @@ class Checkpoints:
 
     def _delete_older(self, *newest: str) -> None:
         """Delete all files but those of the newest `KEEP` generations; `newest` come first."""
-        before = (stem_of(path) for path in manifests(self.folder) if stem_of(path) not in newest)
-        keep = [*newest, *before][:KEEP]
+        keep = [*dict.fromkeys([*newest, *map(stem_of, manifests(self.folder))])][:KEEP]
         for path in self.folder.iterdir():
             if stem_of(path) not in keep and OURS.fullmatch(path.name):
                 with contextlib.suppress(IsADirectoryError):  # none of ours
@@ -250,35 +248,32 @@ class Checkpoints:
         names = self.world.decide(lambda: [path.name for path in manifests(self.folder)])
         found = [self.folder / name for name in names]
         for i, manifest in enumerate(found):
-            state = None
             problem = "its manifest, or its copy of the results, is not as it was written"
             if self.world.decide(partial(self._whole, manifest, vars(parts.provenance))):
                 try:
-                    with Hdf5(manifest, MANIFEST) as file:
-                        state, problem = self._load(file, parts), ""
+                    state = self.world.each_rank(partial(self._load, manifest, parts))
+                    break
                 except UserError as error:
                     problem = str(error)
-            problem = self.world.first(problem)
-            if not problem:
-                assert state is not None
-                federation = state["federation"]
-                parts.set_state(federation["round"], federation, state["momentum"])
-                if isinstance(omega := state["shared"].get("omega"), CollaborationGraph):
-                    parts.mail.narrow(omega)
-                self.round, self.results = parts.round, results_of(manifest)
-                # a damaged one would count as the newest until its round is reached again
-                for damaged in found[:i] if self.world.root else ():
-                    with contextlib.suppress(OSError):  # a folder in its place
-                        damaged.unlink()
-                return {"client": state["client"], "shared": state["shared"]}
             if self.world.root:
                 last = i + 1 == len(found)
                 older = "and there is none before it" if last else "going back to the one before"
                 complain(f"warning: the checkpoint {manifest} is damaged ({problem}); {older}")
-        if found:
-            whole = f"no checkpoint in {self.folder} is whole ({problem})"
-            raise UserError(f"{whole}; start over with --fresh")
-        return None
+        else:
+            if found:
+                whole = f"no checkpoint in {self.folder} is whole ({problem})"
+                raise UserError(f"{whole}; start over with --fresh")
+            return None
+        federation = state.pop("federation")
+        parts.set_state(federation["round"], federation, state.pop("momentum"))
+        if isinstance(omega := state["shared"].get("omega"), CollaborationGraph):
+            parts.mail.narrow(omega)
+        self.round, self.results = parts.round, results_of(manifest)
+        # a damaged one would count as the newest until its round is reached again
+        for damaged in found[:i] if self.world.root else ():
+            with contextlib.suppress(OSError):  # a folder in its place
+                damaged.unlink()
+        return state
 
     def _whole(self, manifest: Path, about: Mapping[str, Any]) -> bool:
         """Return whether a manifest and the copy of the results are as they were written. On root.
@@ -298,29 +293,34 @@ class Checkpoints:
         different = sorted(n for n in {*own, *saved} if own.get(n) != saved.get(n))
         if not different:
             return whole
+        what, mend = "a run on other data", "bring back the data that it began with, choose"
         if fields := [name for name in different if name not in DATA]:
-            what = f"another run (different: {', '.join(fields)})"
-            mend = "choose"
-        else:
-            what = f"a run on other data (different: {', '.join(DATA[n] for n in different)})"
-            mend = "bring back the data that it began with, choose"
+            what, mend = "another run", "choose"
+        what += f" (different: {', '.join(fields or [DATA[name] for name in different])})"
         holds = f"{self.folder} holds a checkpoint of {what}"
         raise UserError(f"{holds}; {mend} another --out, or add --fresh")
 
-    def _load(self, file: Hdf5, parts: Parts) -> State:
+    def _load(self, manifest: Path, parts: Parts) -> State:
         """Return this rank's state: the method's, and what else was saved, by group.
 
         Only the shards that hold this rank's clients are opened. Raises `UserError` where one is
         damaged, or of another generation.
         """
-        schema, device = file.json("schema", dict), parts.backend.ensemble.device
-        shard = file.array("client/shard", "iu", (parts.n,), 0)[parts.ids]
-        row = file.array("client/row", "iu", (parts.n,), 0)[parts.ids]
-        k = len(parts.ids)
-        with file.reading("its schema"):
-            arrays = {name: np.empty((k, *s["shape"]), s["dtype"]) for name, s in schema.items()}
+        k, device = len(parts.ids), parts.backend.ensemble.device
+        out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {}}
+        with Hdf5(manifest, MANIFEST) as file:
+            schema = file.json("schema", dict)
+            shard = file.array("client/shard", "iu", (parts.n,), 0)[parts.ids]
+            row = file.array("client/row", "iu", (parts.n,), 0)[parts.ids]
+            with file.reading("its schema"):
+                arrays = {n: np.empty((k, *s["shape"]), s["dtype"]) for n, s in schema.items()}
+            out["federation"]["round"] = file.attribute("round", int)
+            for group, into in (("state", "shared"), ("federation", "federation")):
+                with file.reading(group):
+                    for short in file.file.get(group, {}):
+                        out[into][short] = stored(file.file[group][short], device)
         for number in np.unique(shard):
-            path = self.folder / f"{stem_of(file.path)}.{number:05d}.shard.h5"
+            path = self.folder / f"{stem_of(manifest)}.{number:05d}.shard.h5"
             with Hdf5(path, "a shard of a checkpoint") as part:
                 if part.attribute("shard", str) != path.name:
                     what = f"is not the shard {path.name}, but another one under its name"
@@ -330,8 +330,6 @@ class Checkpoints:
                     with part.reading(name):
                         for i in np.flatnonzero(shard == number):
                             array[i] = rows[row[i]]
-        out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {}}
-        out["federation"]["round"] = file.attribute("round", int)
         for name, array in arrays.items():
             group, _, short = name.partition("/")
             value: Any = array
@@ -339,10 +337,6 @@ class Checkpoints:
                 # a copy is aligned as PyTorch aligns, as before
                 value = torch.from_numpy(array).to(device, copy=True)
             out["client" if group == "state" else group][short] = value
-        for group, into in (("state", "shared"), ("federation", "federation")):
-            with file.reading(group):
-                for short in file.file.get(group, {}):
-                    out[into][short] = stored(file.file[group][short], device)
         return out
 
 
@@ -368,21 +362,9 @@ def image(named: Named, **attributes: Any) -> bytes:
     return buffer.getvalue()
 
 
-def flat(**groups: Mapping[str, Any]) -> Named:
-    """Return the values of several groups by their path."""
-    return {f"{group}/{name}": value for group, of in groups.items() for name, value in of.items()}
-
-
 # values in HDF5 ---------------------------------------------------------------------------------
 def numpy_of(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-
-
-def row_layout(value: Any) -> dict[str, Any]:
-    """Return what a rank without clients must know of an array: kind, type and shape of a row."""
-    array = numpy_of(value[:0])  # no rows: nothing is copied from a GPU
-    kind = "tensor" if isinstance(value, torch.Tensor) else "array"
-    return {"kind": kind, "dtype": array.dtype.str, "shape": array.shape[1:]}
 
 
 def store(file: h5py.File, name: str, value: Any) -> None:

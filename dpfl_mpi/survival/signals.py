@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from dpfl_mpi.errors import REQUEUE, STALLED
-from dpfl_mpi.mpi.launcher import output
-from dpfl_mpi.mpi.slurm import job_number
+from dpfl_mpi.mpi.launcher import job_number, output
 from dpfl_mpi.settings import Job
 
 if TYPE_CHECKING:

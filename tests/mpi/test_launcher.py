@@ -11,7 +11,7 @@ import starts
 from launch import ROOT, ended, refused
 from starts import lines, open_mpi
 
-from dpfl_mpi.mpi import launcher, slurm
+from dpfl_mpi.mpi import launcher
 
 
 @pytest.fixture
@@ -192,10 +192,10 @@ def test_where_rank_0_cannot_report_mpi_is_taken_to_have_started(monkeypatch):
 
 
 def test_a_slurm_that_does_not_answer_is_one_sentence(place, monkeypatch, said):
-    monkeypatch.setattr(slurm, "ANSWER_S", 0.2)
+    monkeypatch.setattr(launcher, "ANSWER_S", 0.2)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     place("squeue", "exec sleep 20")
-    text = said(lambda _: slurm.requeue() or 1, code=1)
+    text = said(lambda _: launcher.requeue() or 1, code=1)
     assert text.startswith("error: job 17 could not be requeued (") and text.count("\n") == 1
 
 

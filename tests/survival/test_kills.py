@@ -18,13 +18,13 @@ from mpi4py import MPI
 
 from dpfl_mpi import errors
 from dpfl_mpi.federation import Federation
-from dpfl_mpi.mpi.slurm import job_number
+from dpfl_mpi.mpi.launcher import job_number
+from dpfl_mpi.mpi.node import ABANDONED_S, mapped, remove_left
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.storage.lock import born
 from dpfl_mpi.survival import signals
-from dpfl_mpi.survival.shm import ABANDONED_S, mapped, remove_left
 
 # what is killed, and while it does what
 KILLS = ("rank", "start"), ("root", "writing"), ("mpirun", "round"), ("rank", "writing")
