@@ -32,7 +32,6 @@ from pathlib import Path
 import numpy as np
 from _scale import launch, make_data, numbers, run
 
-from dpfl_mpi.mpi.placement import window_slots
 from dpfl_mpi.plan.needs import LABEL, rows_of
 from dpfl_mpi.settings import Run
 
@@ -107,7 +106,7 @@ def node_bytes(work: Work) -> dict[str, float]:
     """Return the bytes of a node's ranks by what they hold; "shared" is what every rank has of all clients."""
     ranks = -(-work.ranks // work.nodes)
     clients = min(ranks * work.k, work.clients)
-    slots = int(window_slots(work.k * work.others, work.k, work.clients))
+    slots = int(min(work.k * work.others, work.clients - work.k))
     held = rows_of(Run(budget=work.others + 1, clients=work.others + 2).resolve(), np.array([work.k]))
     everyone = 8 * work.clients * (3 * work.others + NUMBERS)  # graphs, numbers of a client
     return {

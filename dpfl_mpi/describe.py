@@ -7,6 +7,7 @@ frameworks can read.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from textwrap import shorten
@@ -191,7 +192,7 @@ def rank_text(plan: Needs, r: int) -> str:
 
 def time_text(plan: Needs, step: float) -> str:
     """Return how long the slowest rank will train, at so many seconds per gradient step."""
-    ranks_per_core = needs.ranks_per_core(plan)
+    ranks_per_core = max(1.0, np.bincount(plan.node).max() / len(os.sched_getaffinity(0)))
     steps = int(plan.steps.max())
     took = duration(ranks_per_core * steps * step)
     crowded = f", {ranks_per_core:.1f} ranks per core" if ranks_per_core > 1 else ""

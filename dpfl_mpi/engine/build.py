@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import torch
 
-from dpfl_mpi.data.partition import Partition, search_first, sharded
+from dpfl_mpi.data.partition import search_first, sharded
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Arrays, Source, open_source, verify
+from dpfl_mpi.data.source import Arrays, open_source, verify
 from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts, Provenance
 from dpfl_mpi.federation.attack import Attack
@@ -27,12 +26,12 @@ from dpfl_mpi.federation.training import Training, learning_rate
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.optimiser import optimiser_of
 from dpfl_mpi.numerics.select_backend import select_backend
-from dpfl_mpi.plan.needs import optimiser_of, refuse_results
+from dpfl_mpi.plan.needs import refuse_results
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.search import Rule
@@ -45,7 +44,10 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
 
     Raises `UserError` on every rank for what only the user can mend.
     """
-    method, advice = run.found("method"), divergence_advice(run)
+    method, attack = run.found("method"), run.attack
+    advice = "lower --lr, set --clip_norm, or --on_divergence exclude"
+    if run.method not in shipped("method"):
+        advice += f", or mend what {short(run.method)} computes beside the verbs"
     if world.root:  # which has read a file of budgets
         warn(budget_of_one(run), job, world)
     limits, graphs = limits_of(run, world), graphs_of(run, world)
@@ -69,15 +71,29 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     module = make(run, source)
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
     world.decide(lambda: refuse_results(job, partition.n, source.classes, ensemble.size))
-    backend = backend_of(run, job, source, partition, members, ensemble)
+    ordered, n_search = search_first(run, source.labels["train"], partition)
+    backdoor = attack is not None and attack.kind == "backdoor"
+    clients = Clients(
+        source,
+        ordered,
+        members.ids,
+        run.seed,
+        run.augment,
+        ensemble,
+        flipped=limits.flipped,
+        n_search=n_search,
+        marked=limits.liars if backdoor else None,
+    )
+    computed = ensemble, clients, optimiser_of(run)
+    backend, slower = select_backend(job.kernels, job.block, world, *computed)
+    warn(slower, job, world)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
-    lie = run.attack.kind if run.attack and run.attack.falsifies else ""
-    attack = Attack(members, ensemble, lie, run.seed)
+    lie = attack.kind if attack and attack.falsifies else ""
     training = Training(
         members,
         log,
         backend,
-        attack,
+        Attack(members, ensemble, lie, run.seed),
         rate=partial(learning_rate, run),
         reset_momentum=run.momentum_state == "reset",
     )
@@ -93,13 +109,12 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     budgets = limits.most_senders
     mailroom, ledger = transport_of(run, job.window_gb, members, ensemble, log, budgets)
     sends = f"--send is {run.send}" if run.send else f"sends is {method.sends}"
-    mail = Mail(members, attack, mailroom, ledger, sends)
+    mail = Mail(members, training.attack, mailroom, ledger, sends)
     sums = Sums(mail, backend, server=method.topology == "server")
     draws = Draws(members, run.seed)
     similar = Similar(mail, ensemble, most=run.candidates, seed=run.seed, init=run.init)
     losses = Losses(scoring, mail, similar)
     rule = method.options(**run.options) if issubclass(method.options, Rule) else Rule()
-    repeats = run.ggc_repeats
     return Parts(
         run=run,
         provenance=Provenance.of(source, partition, ensemble.size),
@@ -114,7 +129,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         sums=sums,
         draws=draws,
         losses=losses,
-        greedy=Greedy(scoring, sums, losses, similar, draws, rule=rule, repeats=repeats),
+        greedy=Greedy(scoring, sums, losses, similar, draws, rule=rule, repeats=run.ggc_repeats),
         repair=Repair(members, log, churn=bool(run.churn)),
         graphs=graphs,
         drift=Drift(run, source.classes),
@@ -131,45 +146,7 @@ def share_arrays(load: Callable[[], Arrays], world: World) -> Arrays:
     arrays = world.share(lambda: {n: v for n, v in vars(load()).items() if is_array(v)})
     facts = world.decide(lambda: {n: v for n, v in vars(load()).items() if not is_array(v)})
     # JSON makes lists of tuples
-    facts = {n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()}
-    fields: dict[str, Any] = {**arrays, **facts}
-    return Arrays(**fields)
-
-
-def backend_of(
-    run: Resolved,
-    job: Job,
-    source: Source,
-    partition: Partition,
-    members: Members,
-    ensemble: Ensemble,
-) -> Backend:
-    """Return what computes this rank's clients, with their samples read. Collective."""
-    limits = members.limits
-    ordered, n_search = search_first(run, source.labels["train"], partition)
-    backdoor = bool(run.attack and run.attack.kind == "backdoor")
-    clients = Clients(
-        source,
-        ordered,
-        members.ids,
-        run.seed,
-        run.augment,
-        ensemble,
-        flipped=limits.flipped,
-        n_search=n_search,
-        marked=limits.liars if backdoor else None,
-    )
-    computed = ensemble, clients, optimiser_of(run)
-    backend, slower = select_backend(job.kernels, job.block, members.world, *computed)
-    warn(slower, job, members.world)
-    return backend
-
-
-def divergence_advice(run: Resolved) -> str:
-    advice = "lower --lr, set --clip_norm, or --on_divergence exclude"
-    if run.method not in shipped("method"):
-        advice += f", or mend what {short(run.method)} computes beside the verbs"
-    return advice
+    return Arrays(**arrays, **{n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()})
 
 
 def warn(text: str, job: Job, world: World) -> None:

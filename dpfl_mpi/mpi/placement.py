@@ -4,7 +4,6 @@
 """
 
 import heapq
-from typing import Any
 
 import numpy as np
 
@@ -39,14 +38,15 @@ def rows_of(owner: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return order, row
 
 
-def window_rows(window_gb: float, row: int) -> int:
-    """Return how many rows of `row` bytes --window_gb allows a rank's window."""
-    return int(window_gb * 2**30 // row)
+def window_slots(
+    wanted: np.ndarray, clients: np.ndarray, versions: int, window_gb: float, row: int
+) -> tuple[np.ndarray, int]:
+    """Return the slots that each rank needs, and how many of `row` bytes --window_gb allows.
 
-
-def window_slots(wanted: Any, clients: Any, n: int) -> Any:
-    """Return the slots that ranks need for `wanted` models: no more than other ranks' clients."""
-    return np.minimum(wanted, n - clients)
+    A rank that wants so many models `[ranks]` receives each version of other ranks' clients once.
+    """
+    others = int(clients.sum()) - clients
+    return np.minimum(wanted, others * versions), int(window_gb * 2**30 // row)
 
 
 def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray) -> int | None:

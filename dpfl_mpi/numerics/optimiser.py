@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_mpi.settings import Resolved
+
 
 @dataclass(frozen=True)
 class SGD:
@@ -99,3 +101,12 @@ class Adam(SGD):
         if trained is not None:
             step.mul_(trained)
         w.add_(step, alpha=-float(lr))
+
+
+def optimiser_of(run: Resolved) -> SGD:
+    """Return the optimiser of a Run."""
+    sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
+    if run.optimizer == "sgd":
+        return sgd
+    betas, decoupled = (run.beta1, run.beta2), run.optimizer == "adamw"
+    return Adam(**vars(sgd), betas=betas, eps=run.adam_eps, decoupled=decoupled)

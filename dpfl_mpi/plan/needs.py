@@ -3,7 +3,6 @@
 Memory is arithmetic on what the ranks will hold, with the placement that the run itself uses.
 """
 
-import os
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native_backend import try_native
-from dpfl_mpi.numerics.optimiser import SGD, Adam
+from dpfl_mpi.numerics.optimiser import optimiser_of
 from dpfl_mpi.numerics.sketches import comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.transport.build import codec_of, columns_of
@@ -74,7 +73,6 @@ def ensemble_of(run: Resolved, source: Source) -> Ensemble:
     return Ensemble(make(run, source), source.mean, source.std, cpu, dtype=source.dtype)
 
 
-# memory -----------------------------------------------------------------------------------------
 def needs_of(
     run: Resolved,
     job: Job,
@@ -91,7 +89,7 @@ def needs_of(
     k_r = np.bincount(owner, minlength=ranks)
     per_rank = lambda values: np.bincount(owner, values, ranks).astype(np.int64)  # noqa: E731
     packed = packed_bytes(run, ensemble)
-    window, passes, in_columns = windows(run, job, method, k_r, row, packed or row)
+    window, passes, in_columns = windows(run, job, k_r, row, packed or row)
     rows = rows_of(run, k_r)
     if packed:  # decoded models lie in memory
         unpacked = np.minimum(k_r * run.most_senders, n - k_r)
@@ -100,18 +98,26 @@ def needs_of(
         # a few models for all clients at a time: sums in 64 bits, quotients, the kernels' search
         searches = run.most_senders > 0 and method.searches
         rows["passes"] = k_r * (8 if searches else 2) * in_columns
-    saved = 4 * ensemble.size * saves_models(job, n, ensemble.size)
     results = 12 * k_r * source.classes**2  # the best in 64 bits, what is sent in 32
-    results[0] += results_bytes(n, source.classes, saved)
+    results[0] += results_bytes(n, source.classes, saved_bytes(job, n, ensemble.size))
     rounds = run.rounds * run.participation  # in which a client takes part
     of_round = run.tau_train * method.models * run.options.get("steps", 1)
     epochs = run.tau_init + rounds * of_round + run.finetune_epochs
+    # bytes of a sample with its label; to train, with the border of an image that is cropped
+    border = [2 * BORDER, 2 * BORDER, 0] if run.augment else 0
+    width = np.dtype(source.dtype).itemsize
+    to_train, to_score = (
+        int(np.prod(shape)) * width + LABEL
+        for shape in (np.add(source.shape, border), source.shape)
+    )
+    # data that `load` makes come whole to each rank
+    whole = 0 if source.path else sum(map(len, source.labels.values())) * to_score
     return Needs(
         owner=owner,
         clients=k_r,
         node=np.arange(ranks) // -(-ranks // nodes),
         steps=per_rank(-(-train // run.batch_size) * epochs),
-        data=data_bytes(run, source, per_rank(train), per_rank(val + test)),
+        data=per_rank(train) * to_train + per_rank(val + test) * to_score + whole,
         rows=rows,
         sketches=comparison_bytes(n) * (run.asked < run.clients - 1),
         results=results,
@@ -120,17 +126,6 @@ def needs_of(
         parameters=ensemble.size,
         row=row,
     )
-
-
-def data_bytes(run: Resolved, source: Source, trained: Any, scored: Any) -> Any:
-    """Return the bytes of so many samples to train on and to score, with their labels."""
-    width = np.dtype(source.dtype).itemsize
-    border = [2 * BORDER, 2 * BORDER, 0] if run.augment else 0  # of an image that is cropped
-    to_train = int(np.prod(np.add(source.shape, border))) * width + LABEL
-    to_score = int(np.prod(source.shape)) * width + LABEL
-    # data that `load` makes come whole to each rank
-    whole = 0 if source.path else sum(map(len, source.labels.values())) * to_score
-    return trained * to_train + scored * to_score + whole
 
 
 def packed_bytes(run: Resolved, ensemble: Ensemble) -> int:
@@ -160,7 +155,7 @@ def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def windows(
-    run: Resolved, job: Job, method: Any, k_r: np.ndarray, row: int, slot: int
+    run: Resolved, job: Job, k_r: np.ndarray, row: int, slot: int
 ) -> tuple[np.ndarray, int, bool]:
     """Return the slots of each rank's window, the passes that the widest graph takes, and how.
 
@@ -168,32 +163,31 @@ def windows(
     brings all clients a few models each, False where it brings some clients all of theirs.
     A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
     """
-    n, limit = int(k_r.sum()), np.full(len(k_r), placement.window_rows(job.window_gb, slot))
-    versions = run.staleness + 1
-    slots = placement.window_slots(k_r * run.most_senders, k_r * versions, n * versions)
+    most, versions = run.most_senders, run.staleness + 1
+    slots, limit = placement.window_slots(k_r * most, k_r, versions, job.window_gb, slot)
     window = np.minimum(slots, limit)
-    if run.most_senders == 0 and method.every_row:  # no graph says how wide the window is
-        most = placement.rows_per_pass(limit, k_r, min(n, MOST_ROWS))
-        window = np.where(k_r > 0, np.minimum(n - k_r, most), 0)
-    whole = np.full(len(k_r), placement.window_rows(job.window_gb, row))
-    if placement.models_per_pass(slots, whole, k_r) == 0:
-        return window, 0, False
-    if (slots <= limit).all():
-        return window, 1, False
-    room = whole if run.codec else limit
-    too_narrow = np.minimum(slots, room) < np.minimum(slots, run.most_senders)  # for one client
-    if job.block > 1 or too_narrow.any():
+    if most == 0 and run.found("method").every_row:  # no graph says how wide the window is
+        others = int(k_r.sum()) - k_r
+        most_rows = min(int(k_r.sum()), MOST_ROWS)
+        at_once = placement.rows_per_pass(np.full(len(k_r), limit), k_r, most_rows)
+        window = np.where(k_r > 0, np.minimum(others, at_once), 0)
+    _, whole = placement.window_slots(k_r * most, k_r, versions, job.window_gb, row)
+    per_pass = placement.models_per_pass(slots, np.full(len(k_r), whole), k_r)
+    if per_pass == 0 or (slots <= limit).all():
+        return window, 0 if per_pass == 0 else 1, False
+    room = np.full(len(k_r), whole if run.codec else limit)
+    if job.block > 1 or (np.minimum(slots, most) > room).any():  # too narrow for one client
         per_pass = placement.models_per_pass(slots, room, k_r) or 1
-        return window, -(-run.most_senders // per_pass), True
-    groups = -(-k_r // (room // run.most_senders))
+        return window, -(-most // per_pass), True
+    groups = -(-k_r // (room // most))
     return window, int(groups[slots > room].max(initial=1)), False
 
 
-def saves_models(job: Job, clients: int, parameters: int) -> bool:
-    """Return whether the best models are saved: as --save_models says, else small ones are."""
+def saved_bytes(job: Job, clients: int, parameters: int) -> int:
+    """Return the bytes of each saved model: 0 without --save_models, or if models are large."""
     size = 4 * parameters
     small = size < SMALL_MODEL and clients * size < SMALL_MODELS
-    return small if job.save_models is None else job.save_models
+    return size * (small if job.save_models is None else job.save_models)
 
 
 def results_bytes(clients: int, classes: int, saved: int) -> int:
@@ -208,7 +202,7 @@ def results_bytes(clients: int, classes: int, saved: int) -> int:
 
 def refuse_results(job: Job, clients: int, classes: int, parameters: int) -> None:
     """Raise `UserError` where root could not hold the results of so many clients."""
-    saved = 4 * parameters * saves_models(job, clients, parameters)
+    saved = saved_bytes(job, clients, parameters)
     need, (limit, name) = results_bytes(clients, classes, saved), node_memory(shared=False)
     if need > limit:
         what = f"confusion matrices of {clients} clients and {classes} classes"
@@ -223,10 +217,14 @@ def refuse(job: Job, needs: Needs) -> None:
     """Raise `UserError` for a run that the nodes cannot hold, each of them like this machine."""
     if needs.passes == 0:
         raise placement.too_narrow(job.window_gb, needs.row, needs.clients)
-    memory = "data, models, results and windows", "use more --nodes or a smaller --window_gb"
-    for shared, need_r, (what, advice) in (
-        (True, needs.window, ("the RMA windows", "set a smaller --window_gb")),
-        (False, needs.memory, memory),
+    for shared, need_r, what, advice in (
+        (True, needs.window, "the RMA windows", "set a smaller --window_gb"),
+        (
+            False,
+            needs.memory,
+            "data, models, results and windows",
+            "use more --nodes or a smaller --window_gb",
+        ),
     ):
         need, (limit, name) = np.bincount(needs.node, need_r).max(), node_memory(shared=shared)
         if need > limit:
@@ -247,15 +245,6 @@ def step_seconds(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n:
     first = np.zeros(1, np.int64)
     epoch = lambda: backend.train_epochs(block, LocalEpochs(1, first, LR))  # noqa: E731
     return fastest(epoch, TIMED_S) / steps
-
-
-def optimiser_of(run: Resolved) -> SGD:
-    """Return the optimiser of a Run."""
-    sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
-    if run.optimizer == "sgd":
-        return sgd
-    betas, decoupled = (run.beta1, run.beta2), run.optimizer == "adamw"
-    return Adam(**vars(sgd), betas=betas, eps=run.adam_eps, decoupled=decoupled)
 
 
 def one_client(
@@ -282,15 +271,10 @@ def one_client(
 
 
 def fastest(action: Callable[[], object], seconds: float) -> float:
-    """Return the least seconds of an action, tried for about so many seconds after a first time."""
+    """Return the least seconds of an action, which is tried for about so many `seconds`."""
     timer = timeit.Timer(action)
     timer.timeit(1)
     return min(timer.repeat(max(3, int(seconds / timer.timeit(1))), 1))
-
-
-def ranks_per_core(needs: Needs) -> float:
-    """Return how many ranks of a node share one of its cores, at least 1."""
-    return float(max(1.0, np.bincount(needs.node).max() / len(os.sched_getaffinity(0))))
 
 
 # texts ------------------------------------------------------------------------------------------

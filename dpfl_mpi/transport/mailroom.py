@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi.placement import models_per_pass, too_narrow, window_rows, window_slots
+from dpfl_mpi.mpi.placement import models_per_pass, too_narrow, window_slots
 from dpfl_mpi.mpi.window import Inbox, Route, route
 from dpfl_mpi.transport.log import Log
 from dpfl_mpi.transport.packing import Packing
@@ -32,9 +32,12 @@ class Mailroom:
         self.inboxes: list[Inbox | None] = [None] * len(packing.staged)
         # rows by budgets [ranks]; by window, rows by --window_gb, and the slots of both [ranks]
         self.wanted = np.bincount(placement.owner, budgets, placement.world.size).astype(np.int64)
-        most = window_slots(self.wanted, placement.per_rank * count, placement.n * count)
-        self.row_limits = [window_rows(window_gb, 4 * rows.shape[1]) for rows in packing.staged]
-        self.capacities = [np.minimum(most, limit) for limit in self.row_limits]
+        room = [
+            window_slots(self.wanted, placement.per_rank, count, window_gb, 4 * rows.shape[1])
+            for rows in packing.staged
+        ]
+        self.row_limits = [limit for _, limit in room]
+        self.capacities = [np.minimum(slots, limit) for slots, limit in room]
         # of the last two graphs, such as Omega and the one that was chosen
         self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 

@@ -71,8 +71,9 @@ def test_no_rank_has_much_more_work_than_the_mean(work, ranks):
 def test_passes_by_hand():
     """Ranks of 10, 2 and 0 clients that want 4 models each, of 2, 10 and 12 other clients."""
     clients = np.array([10, 2, 0])
-    slots = window_slots(4 * clients, clients, 12)
-    assert slots.tolist() == [2, 8, 0]
+    slots, limit = window_slots(4 * clients, clients, 1, 2**-20, 500)
+    assert (slots.tolist(), limit) == ([2, 8, 0], 2)  # of 1 KiB
+    assert window_slots(4 * clients, clients, 3, 1, 1)[0].tolist() == [6, 8, 0]
     for room, models in ((8, None), (5, 2), (1, 0)):  # of 5 slots the second rank has 2 per client
         assert models_per_pass(slots, np.full(3, room), clients) == models
 
