@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,56 +29,72 @@ from dpfl_mpi.settings.job import TENSORBOARD
 from dpfl_mpi.storage.foreign import refused_as
 from dpfl_mpi.survival.signals import handled
 
-START_S = 300.0  # to import a callback, and what it imports, from a slow disk
 CALL_S = 60.0  # to take in the rounds that are new
 LEAVING_S = 5.0  # the same when the run is stopped
-Numbers = dict[str, float]
-Add = Callable[[int, Numbers], object]  # puts the numbers of a round into a log
+Add = Callable[[Result, range], object]  # tells of these rounds of a result
+# from a result and the round computed last: the last round that is known, and what tells of more
+Begin = Callable[[Result, int], tuple[int, Add]]
+
+
+class Follower:
+    """A log or a callback, which is told of each round once."""
+
+    def __init__(self, flag: str, begin: Begin):
+        self.flag, self.begin = flag, begin
+        self.last: int | None = None  # round that it was told of
+
+    def tell(self, result: Result, t: int) -> None:
+        if self.last is None:
+            self.last, self.add = self.begin(result, t)
+        rounds = range(self.last + 1, result.last_round + 1)
+        self.last = max(self.last, result.last_round)
+        if rounds:
+            self.add(result, rounds)
 
 
 class Followers(contextlib.AbstractContextManager["Followers"]):
-    """What follows a run on root: the Job's log and callback.
+    """The log and the callback of a Job, on root.
 
     Making it is collective. Mistakes in --log and --callback are a `UserError` on every rank.
     """
 
     def __init__(self, path: Path, job: Job, world: World):
         self.path, self.job = path, job
-        self.followers: list[Log | Callback] = []
+        self.followers: list[Follower] = []
         self.seconds = CALL_S
         if job.log or job.callback:
             world.decide(self._start)
 
     def _start(self) -> None:
-        if self.job.log == TENSORBOARD:
+        log, callback = self.job.log, self.job.callback
+        if log == TENSORBOARD:
             how = f"pip install 'dpfl_mpi[{TENSORBOARD}]'"
-            wrong = f"--log is {TENSORBOARD}, which cannot be imported: {how}"
-            with refused_as(wrong, (ImportError,)):
+            with refused_as(f"--log is {log}, which cannot be imported: {how}", (ImportError,)):
                 importlib.import_module(TENSORBOARD)
-        if self.job.log:
-            self.followers.append(Log(self.job.log))
-        if self.job.callback:
-            self.followers.append(Callback(self.job.callback))
+            self.followers.append(Follower(f"--log={log}", tensorboard))
+        elif log:
+            self.followers.append(Follower(f"--log={log}", partial(json_lines, Path(log))))
+        if callback:
+            self.followers.append(Follower(f"--callback={callback}", on_round_of(callback)))
 
     def tell(self, t: int) -> None:
         """Tell of the rounds that are new in the results file; round t was computed last."""
         if not self.followers or not self.path.exists():
             return
         for follower in [*self.followers]:
+            flag = follower.flag
             try:
                 with limited(self.seconds), Result(self.path) as result:
                     follower.tell(result, t)
+                continue
+            except UserError as error:
+                why = str(error)
+            except TooSlow:
+                why = f"{flag} took more than {self.seconds:g} s"
             except BaseException as error:  # also SystemExit: the run must not end by it
-                self.followers.remove(follower)
-                why = self._reason(follower.flag, error)
-                complain(f"warning: {why}; the run goes on without it")
-
-    def _reason(self, flag: str, error: BaseException) -> str:
-        if isinstance(error, UserError):
-            return str(error)
-        if isinstance(error, TooSlow):
-            return f"{flag} took more than {self.seconds:g} s"
-        return f"{flag}: {type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
+                why = f"{flag}: {type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
+            self.followers.remove(follower)
+            complain(f"warning: {why}; the run goes on without it")
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind:
@@ -85,74 +102,47 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
         self.tell(sys.maxsize)  # what the last rounds left in memory, or an earlier start
 
 
-class Log:
-    """--log: every round of a Run once, also of earlier starts."""
-
-    def __init__(self, name: str):
-        self.name, self.flag = name, f"--log={name}"
-        self.last = -1  # round
-        self.add: Add | None = None
-
-    def tell(self, result: Result, t: int) -> None:
-        if self.add is None:
-            opened = tensorboard if self.name == TENSORBOARD else json_lines
-            self.last, self.add = opened(self.name, result)
-        if self.last >= result.last_round:
-            return
-        over = result.by_round() | {"best_test_acc": result.mean("round/best_test_acc")}
-        for new in range(self.last + 1, result.last_round + 1):
-            self.add(new, {name: float(values[new]) for name, values in over.items()})
-            self.last = new
-
-
-class Callback:
-    """--callback: each round that this start computes."""
-
-    def __init__(self, file: str):
-        self.flag = f"--callback={file}"
-        self.on_round = loaded(file)
-        self.last: int | None = None  # round
-
-    def tell(self, result: Result, t: int) -> None:
-        if self.last is None:
-            self.last = t - 1
-        dtype = torch.get_default_dtype()  # a callback changes no number
-        try:
-            for new in range(self.last + 1, result.last_round + 1):
-                self.last = new
-                self.on_round(result, new)
-        finally:
-            torch.set_default_dtype(dtype)
-
-
-def loaded(file: str) -> Callable[[Result, int], object]:
-    """Return `on_round` of a file; its errors are a `UserError` with file and line."""
+def on_round_of(file: str) -> Begin:
+    """Return what begins with a callback: it has the rounds that this start computes."""
     flag = f"--callback is {file}"
     code = in_path(flag, Path(file))
-    try:
-        with limited(START_S):
-            on_round = getattr(execute(flag, code)[0], "on_round", None)
-    except TooSlow:
-        raise UserError(f"{flag}, whose import takes more than {START_S:g} s") from None
+    on_round = getattr(execute(flag, code)[0], "on_round", None)
     lazy = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not callable(on_round) or any(kind(on_round) for kind in lazy):
         wanted = "no function on_round(result, t), without async or yield"
         raise UserError(f"{flag}, which has {wanted}")
-    return failing_as(f"on_round of {file}", code)(on_round)  # type: ignore[no-any-return]
+    call = failing_as(f"on_round of {file}", code)(on_round)
+
+    def add(result: Result, rounds: range) -> None:
+        dtype = torch.get_default_dtype()  # a callback changes no number
+        try:
+            for t in rounds:
+                call(result, t)
+        finally:
+            torch.set_default_dtype(dtype)
+
+    return lambda result, t: (t - 1, add)
 
 
-# logs ---------------------------------------------------------------------------------------------
+# logs: every round of a Run once, also of earlier starts -----------------------------------------
 def identity(result: Result) -> dict[str, str]:
     """Return what tells a Run's rounds from others: a Run computed anew (--fresh) has its own."""
     return {"run": result.path.stem, "since": str(result.starts()[0].get("time", ""))}
 
 
-def json_lines(file: str, result: Result) -> tuple[int, Add]:
+def numbers_of(result: Result, rounds: range) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield each round with its means over clients, by name."""
+    by_round = result.by_round() | {"best_test_acc": result.mean("round/best_test_acc")}
+    for t in rounds:
+        yield t, {name: float(values[t]) for name, values in by_round.items()}
+
+
+def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
     """Return the last round of this Run in a file, -1 if none, and what adds a line of JSON.
 
     Runs may share a file. A last line that a kill cut short is removed.
     """
-    path, who = Path(file), identity(result)
+    who = identity(result)
     try:
         text = path.read_text() if path.exists() else ""
         whole = re.sub(r'{"run": [^\n]*\Z', "", text)
@@ -164,16 +154,17 @@ def json_lines(file: str, result: Result) -> tuple[int, Add]:
     if whole != text:
         path.write_text(whole)
 
-    def add(t: int, numbers: Numbers) -> None:
-        finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+    def add(result: Result, rounds: range) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as lines:
-            lines.write(json.dumps(who | {"round": t} | finite) + "\n")
+        for t, numbers in numbers_of(result, rounds):
+            finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+            with path.open("a") as lines:
+                lines.write(json.dumps(who | {"round": t} | finite) + "\n")
 
     return last, add
 
 
-def tensorboard(_: str, result: Result) -> tuple[int, Add]:
+def tensorboard(result: Result, _: int) -> tuple[int, Add]:
     """Return the last round of this Run in its folder, -1 if none, and what adds scalars."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
@@ -184,15 +175,15 @@ def tensorboard(_: str, result: Result) -> tuple[int, Add]:
     known = EventAccumulator(str(folder)).Reload()
     last = known.Scalars("epochs")[-1].step if "epochs" in known.Tags()["scalars"] else -1
 
-    def add(t: int, numbers: Numbers) -> None:
-        for tag, value in numbers.items():
-            writer.add_scalar(tag, value, t)
+    def add(result: Result, rounds: range) -> None:
+        for t, numbers in numbers_of(result, rounds):
+            for tag, value in numbers.items():
+                writer.add_scalar(tag, value, t)
         writer.flush()
 
     return last, add
 
 
-# time ---------------------------------------------------------------------------------------------
 class TooSlow(BaseException):
     """Raised in a log or callback that takes too long; `except Exception` lets it pass."""
 
@@ -204,12 +195,10 @@ def limited(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TooSlow
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    main = threading.current_thread() is threading.main_thread()
     with handled([signal.SIGALRM], stop):
-        before = signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds if main else 0)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, *before)
+            signal.setitimer(signal.ITIMER_REAL, 0)
