@@ -193,21 +193,12 @@ def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file)
 
 
 def test_a_finished_result_without_what_is_asked_for_is_no_answer(capfd, tmp_path):
-    fields = {
-        "clients": 4,
-        "rounds": 1,
-        "tau_init": 1,
-        "tau_train": 1,
-        "budget": 2,
-        "method": "local",
-    }
+    fields = {"clients": 4, "rounds": 1, "tau_init": 1, "tau_train": 1, "method": "local"}
     path = run_here(tmp_path / "run.h5", fields, save_models=False)
     common = [*to_flags(fields), "--quiet", "--out", path]
     sentence = refused(capfd, *common, "--save_models", "--mixed")
-    assert (
-        "is finished and was computed without --save_models and --mixed; --fresh computes it anew"
-        in sentence
-    )
+    words = "is finished and was computed without --save_models and --mixed; --fresh computes it"
+    assert words in sentence
     with Result(run_here(path, fields, fresh=True, save_models=True)) as result:
         assert "model/best" in result
     assert "without --mixed;" in refused(capfd, *common, "--save_models", "--mixed")
@@ -325,10 +316,8 @@ def test_singletons_stop(tmp_path, by):
 def test_a_rank_that_cannot_start_lets_root_speak_first(tmp_path):
     """Some launchers end all ranks with the first: the second waits, and root says why."""
     begun = time.monotonic()
-    second = {
-        name: "1" if name.endswith("RANK") else text
-        for name, text in OF_ANOTHER[starts.open_mpi()].items()
-    }
+    second = dict(OF_ANOTHER[starts.open_mpi()])
+    second |= {name: "1" for name in second if name.endswith("RANK")}
     done = ended(sys.executable, "-m", "dpfl_mpi", "--results", tmp_path, **second)
     assert (done.returncode, done.stderr) == (3, "") and time.monotonic() - begun > 5
 
@@ -356,15 +345,12 @@ def test_a_damaged_result_that_is_found_is_one_sentence(tmp_path, said):
 def test_what_the_disk_refuses_is_one_sentence(tmp_path):
     words = [sys.executable, "-m", "dpfl_mpi.show", tiny_result.make(tmp_path / "a.h5")]
     with open("/dev/full", "w") as out:
-        done = subprocess.run(
-            words, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=out, stderr=-1, text=True
-        )
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, env=env, stdout=out, stderr=-1, text=True)
     assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
-    done = ended(sys.executable, "-m", "dpfl_mpi.sweep", long := "x" * 300)
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"error: [Errno 36] File name too long: '{long}'\n",
-    )
+    done = ended(sys.executable, "-m", "dpfl_mpi.sweep", "x" * 300)
+    sentence = f"error: [Errno 36] File name too long: '{'x' * 300}'\n"
+    assert (done.returncode, done.stderr) == (2, sentence)
 
 
 # a terminal would change its title, clear its screen, and write bold over this line
@@ -374,57 +360,39 @@ SHOWN = "\\x1b]0;title\\x07\\x1b[2J\\x9b1mX\\x0dY"
 
 def test_no_text_of_a_file_commands_a_terminal(tmp_path):
     """Title, citation and machine of a result, classes of data, log of a Run, name of a file."""
-    path, data, results = (
-        tiny_result.make(tmp_path / "a.h5"),
-        tmp_path / "data.h5",
-        tmp_path / "results",
-    )
+    path = tiny_result.make(tmp_path / "a.h5")
+    data, results = tmp_path / "data.h5", tmp_path / "results"
     with tiny_result.changing(path) as file:
         told = json.loads(file.attrs["declared"])
-        told["method"] |= {
-            "title": f"Mine {COMMANDS}",
-            "citation": f"@misc{{mine,\n\ttitle = {{{COMMANDS}}}}}",
-        }
+        told["method"]["title"] = f"Mine {COMMANDS}"
+        told["method"]["citation"] = f"@misc{{mine,\n\ttitle = {{{COMMANDS}}}}}"
         file.attrs["declared"] = json.dumps(told)
         file["meta/starts"][:] = [json.dumps(tiny_result.START | {"cpu": COMMANDS})]
     arrays = arrays_of(np.arange(960).reshape(240, 4) % 251, np.arange(240) % 3)
-    prepare.write(
-        dataclasses.replace(arrays, class_names=(COMMANDS, "b", "c")), "arrays", data, own=True
-    )
+    arrays = dataclasses.replace(arrays, class_names=(COMMANDS, "b", "c"))
+    prepare.write(arrays, "arrays", data, own=True)
     run, folder = Run(**starts.small(seed=1)).resolve().path(results), results / "sweeps" / "1"
     Submission("local", {run.name: "39"}).save(folder)
     (folder / f"{run.stem}.log").write_text(f"error: {COMMANDS}\n")
-    deal = [
-        "--data",
-        data,
-        "--dataset=arrays",
-        "--partition=pathological",
-        "--clients=3",
-        "--classes_per_client=2",
-    ]
+    deal = "--dataset=arrays --partition=pathological --clients=3 --classes_per_client=2"
     for words, code in (
         (["-m", "dpfl_mpi.show", path], 0),
         (["-m", "dpfl_mpi.show", "--cite", path], 0),
         (["-m", "dpfl_mpi.show", tmp_path / COMMANDS], 2),
         ([ROOT / "analysis" / "accuracy_table.py", path, "--wide", f"--out={tmp_path}"], 0),
-        (["-m", "dpfl_mpi.describe", *deal], 0),
+        (["-m", "dpfl_mpi.describe", *deal.split(), "--data", data], 0),
         (["-m", "dpfl_mpi.sweep", "--list", "--seeds=1", *starts.of_sweep(results)], 1),
     ):
         done = ended(sys.executable, *words)
-        assert done.returncode == code and SHOWN.partition("X")[0] in done.stdout + done.stderr, (
-            done
-        )
-        assert {c for c in done.stdout + done.stderr if unicodedata.category(c) == "Cc"} <= {
-            "\n",
-            "\t",
-        }
+        text = done.stdout + done.stderr
+        assert done.returncode == code and SHOWN.partition("X")[0] in text, done
+        assert {c for c in text if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
     assert printable(COMMANDS) == SHOWN and printable("a\tb\n") == "a\tb\n"
 
 
+RUN = "--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out=OUT"
 READ = ["-m dpfl_mpi --help", "-m dpfl_mpi.sweep --list --seeds 1,2", "-m dpfl_mpi RUN"]
 READ += ["HERE/analysis/accuracy_table.py RESULT"]
-
-
 STREAMS = [
     "HERE/analysis/graph_evolution.py RESULT --out FOLDER",
     "-m dpfl_mpi.show RESULT",
@@ -434,18 +402,17 @@ STREAMS = [
 ]
 
 
+def filled(command, tmp_path):
+    """Return a command line with the paths of a result, this project and a folder."""
+    names = {"HERE": ROOT, "NOWHERE": "/nowhere.h5", "FOLDER": tmp_path, "RUN": RUN}
+    names["RESULT"] = tiny_result.make(tmp_path / "a.h5")
+    return re.sub(r"[A-Z]{3,}", lambda found: str(names[found[0]]), command)
+
+
 @pytest.mark.parametrize("command", STREAMS)
 def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
     """Closed: the same exit code and file. Full: exit code 2 for stdout, nothing for stderr."""
-    shown = tiny_result.make(tmp_path / "a.h5")
-    words = (
-        command.replace("NOWHERE", "/nowhere.h5")
-        .replace("RESULT", str(shown))
-        .replace("HERE", str(ROOT))
-    )
-    words = words.replace("FOLDER", str(tmp_path)).replace(
-        "RUN", "--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out=OUT"
-    )
+    words = filled(command, tmp_path)
     right, first = 2 if "NOWHERE" in command else 0, tmp_path / "0.h5"
     for i, how in enumerate(("", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full")):
         out, full = tmp_path / f"{i}.h5", how == ">/dev/full"
@@ -454,12 +421,8 @@ def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
         assert "Traceback" not in done.stderr
         assert done.returncode == (2 if full else right), (how, done.stderr)
         if full:
-            expected = (
-                "error: /nowhere.h5: there is"
-                if right
-                else "error: .*(there is no room for the output|No space left)"
-            )
-            assert re.search(expected, done.stderr), done.stderr
+            room = "error: .*(there is no room for the output|No space left)"
+            assert re.search("error: /nowhere.h5: there is" if right else room, done.stderr)
         elif "RUN" in command:
             assert differences(first, out) == []
 
@@ -467,24 +430,15 @@ def test_a_stream_that_is_closed_or_full_is_no_traceback(command, tmp_path):
 @pytest.mark.parametrize("command", READ)
 def test_a_reader_that_has_left_ends_a_command(command, tmp_path):
     """Without a word, but for a run, which says so."""
-    words = command.replace("HERE", str(ROOT)).replace(
-        "RESULT", str(tiny_result.make(tmp_path / "a.h5"))
-    )
-    words = words.replace(
-        "RUN", f"--clients=4 --rounds=1 --tau_init=1 --tau_train=1 --out={tmp_path}/b.h5"
-    ).split()
+    words = filled(command, tmp_path).replace("OUT", f"{tmp_path}/b.h5").split()
     read, write = os.pipe()
     os.close(read)  # `| head`, once it has its lines
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env=env, stdout=write, stderr=-1, text=True
-    )
+    how = {"cwd": tmp_path, "env": env, "stdout": write, "stderr": -1, "text": True}
+    done = subprocess.run([sys.executable, *words], **how)
     os.close(write)
     if command == "-m dpfl_mpi RUN":
         assert done.returncode != 0 and "Traceback" not in done.stderr
         assert "error: nobody reads the output of this run any more" in done.stderr
     else:
-        assert done.stderr == "" and done.returncode in (
-            0,
-            NO_READER,
-        )  # argparse itself passes over it
+        assert done.stderr == "" and done.returncode in (0, NO_READER)  # argparse ignores it

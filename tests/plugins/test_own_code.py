@@ -94,13 +94,8 @@ def test_relative_imports_find_the_files_of_the_package(tmp_path):
         "    return os.sep, j.loads('1'), helper.x, q.__name__[-9:], y, x, deep.d, late.x\n"
         "def round(fed, state, t): pass\n"
     )
-    more = {
-        "pack/__init__": "y = 2\n",
-        "pack/part": "",
-        "pack/late": "from ..helper import x\n",
-        "bare/deep": "d = 4\n",
-        "json": "",
-    }
+    more = {"pack/__init__": "y = 2\n", "pack/late": "from ..helper import x\n"}
+    more |= {"pack/part": "", "bare/deep": "d = 4\n", "json": ""}
     own.write(tmp_path, __init__="", start=start, helper="x = 3\n", **more)
     found = admitted(tmp_path / "start.py").init(None)
     assert found == ("/", 1, 3, "pack.part", 2, 3, 4, 3)
@@ -294,16 +289,9 @@ def test_options_are_declared_as_the_shipped_ones(tmp_path):
 def outside(tmp_path_factory):
     """A folder with a method, a model and a data set, and the result of two ranks of them."""
     at = own.folder(tmp_path_factory.mktemp("outside"))
-    words = [
-        "--method=mine.py",
-        "--model=nets/net.py",
-        "--dataset=trees.py",
-        "--save_models",
-        "--options.scale=0.5",
-    ]
-    done = mpirun(
-        2, "-m", "dpfl_mpi", *words, *(f"--{n}={v}" for n, v in own.SMALL.items()), cwd=at
-    )
+    words = "--method=mine.py --model=nets/net.py --dataset=trees.py --options.scale=0.5"
+    words = [*words.split(), "--save_models", *(f"--{n}={v}" for n, v in own.SMALL.items())]
+    done = mpirun(2, "-m", "dpfl_mpi", *words, cwd=at)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "mine on trees, pathological, 4 clients" in done.stdout
     (path,) = (at / "results").glob("*.h5")
@@ -315,9 +303,8 @@ def alone(outside, tmp_path, monkeypatch):
     """The result, in the working directory, beside other files that leave a mark if executed."""
     _, path, _ = outside
     mark = MARK.format(str(tmp_path / "executed"))
-    own.folder(
-        tmp_path, **{name: mark for name in ("mine", "nets/net", "nets/parts", "trees", "helper")}
-    )
+    names = ("mine", "nets/net", "nets/parts", "trees", "helper")
+    own.folder(tmp_path, **dict.fromkeys(names, mark))
     (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.chdir(tmp_path)
     yield tmp_path / path.name
@@ -328,12 +315,8 @@ def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, result_of, monk
     """To the bit; and the same command finds it and says so."""
     at, path, _ = outside
     monkeypatch.chdir(at)
-    fields = {
-        "method": "mine.py",
-        "model": "nets/net.py",
-        "dataset": "trees.py",
-        "options": {"scale": 0.5},
-    } | own.SMALL
+    fields = {"method": "mine.py", "model": "nets/net.py", "dataset": "trees.py"}
+    fields |= {"options": {"scale": 0.5}} | own.SMALL
     with Result(path) as two:
         one = result_of(fields)
         assert Result.same_numbers(one, two) and Result.differences(one, two) == []

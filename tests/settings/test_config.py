@@ -82,8 +82,9 @@ def test_paper_settings_of_cifar10():
     expected = {
         "partition": "pathological", "classes_per_client": 3, "dirichlet_alpha": 0.5,
         "clients": 100, "min_per_class": 10, "model": "cnn", "rounds": 98,
-        "tau_init": 10, "tau_train": 5, "budget": 10, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-3, "lr_decay": 1.0,
-        "batch_size": 16, "clip_norm": 20.0, "augment": True, "init": "kaiming", "ggc_period": 1,
+        "tau_init": 10, "tau_train": 5, "budget": 10, "lr": 0.01, "momentum": 0.9,
+        "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "clip_norm": 20.0,
+        "augment": True, "init": "kaiming", "ggc_period": 1,
         "ggc_repeats": 1, "tie": "latest", "seed": 42, "partition_seed": 42,
         "data": "data/cifar10.h5",
     }  # fmt: skip
@@ -91,37 +92,23 @@ def test_paper_settings_of_cifar10():
     assert (
         Run(dataset="cifar10", method="local").resolve().rounds == 100
     )  # preprocessing costs DPFL two rounds
-    for dataset, *values in (
-        ("cinic10", 200, 48, 10, 5, 0.01, 16, True),
-        ("femnist", 100, 48, 4, 2, 0.001, 10, False),
-    ):
+    cinic10 = ("cinic10", 200, 48, 10, 5, 0.01, 16, True)
+    femnist = ("femnist", 100, 48, 4, 2, 0.001, 10, False)
+    for dataset, *values in (cinic10, femnist):
         run = Run(dataset=dataset).resolve()
-        said = [
-            run.clients,
-            run.rounds,
-            run.tau_init,
-            run.tau_train,
-            run.lr,
-            run.batch_size,
-            run.augment,
-        ]
-        assert said == values and run.weight_decay == 1e-3
+        names = ("clients", "rounds", "tau_init", "tau_train", "lr", "batch_size", "augment")
+        assert [getattr(run, name) for name in names] == values and run.weight_decay == 1e-3
         assert Run(dataset=dataset, method="local").resolve().rounds == 50
 
 
 def test_authors_code_is_the_other_column():
     """Same as the paper but for what their code has otherwise; what the user says still counts."""
     paper, code = (Run(dataset="cifar10", preset=p).resolve() for p in ("paper", "authors_code"))
-    differ = {
-        f.name for f in dataclasses.fields(Run) if getattr(paper, f.name) != getattr(code, f.name)
-    }
+    values = [as_dict(run) for run in (paper, code)]
+    differ = {name for name in values[0] if values[0][name] != values[1][name]}
     assert differ == {"preset", "weight_decay", "lr_decay", "tau_init", "rounds", "batch_size"}
-    assert (code.weight_decay, code.lr_decay, code.tau_init, code.batch_size) == (
-        1e-4,
-        0.998,
-        15,
-        32,
-    )
+    found = (code.weight_decay, code.lr_decay, code.tau_init, code.batch_size)
+    assert found == (1e-4, 0.998, 15, 32)
     for name, epochs in (
         ("cifar10", 500),
         ("cinic10", 250),
@@ -197,21 +184,11 @@ def test_the_same_run_in_other_words(one, two):
 
 def test_every_other_value_is_another_run():
     """Each field that decides numbers changes the name."""
-    fields = [
-        {"dataset": "digits", "model": "mlp"} | {name: value} for name, value in OTHER.items()
-    ]
-    fields += [
-        {},
-        {"optimizer": "adamw"},
-        {"optimizer": "adam", "beta1": 0.8},
-        {"lr_schedule": "cosine"},
-    ]
-    fields += [
-        {"lr_schedule": "step", "lr_step": 7},
-        MU,
-        TUNED,
-        TUNED | {"options": {"finetune_prox": False}},
-    ]
+    base = {"dataset": "digits", "model": "mlp"}
+    fields = [base | {name: value} for name, value in OTHER.items()]
+    fields += [{}, {"optimizer": "adamw"}, {"optimizer": "adam", "beta1": 0.8}]
+    fields += [{"lr_schedule": "cosine"}, {"lr_schedule": "step", "lr_step": 7}]
+    fields += [MU, TUNED, TUNED | {"options": {"finetune_prox": False}}]
     fields += [{"method": "random_graph"}]
     assert len({Run(**each).slug() for each in fields}) == len(fields)
 
@@ -221,18 +198,13 @@ def test_the_name_says_what_it_is(tmp_path):
     assert re.fullmatch("cifar10-pathological-dpfl-B20-s7-[0-9a-f]{8}", run.slug())
     assert str(run.path("here")) == f"here/{run.slug()}.h5"
     (tmp_path / "budget.txt").write_text("3 " * 32)
-    for budget, part in (
-        ("uniform:2:20", "-Buniform-2-20-"),
-        (str(tmp_path / "budget.txt"), "-Bfile-"),
-    ):
-        assert part in Run(budget=budget).slug()
+    assert "-Buniform-2-20-" in Run(budget="uniform:2:20").slug()
+    assert "-Bfile-" in Run(budget=str(tmp_path / "budget.txt")).slug()
 
 
 def test_a_budget_is_told_as_it_was_typed_and_names_only_who_reads_it():
-    runs = {
-        budget: Run(clients=20, budget=budget).resolve()
-        for budget in (3, "0.25N", ".25N", "0.15N", "inf")
-    }
+    budgets = (3, "0.25N", ".25N", "0.15N", "inf")
+    runs = {budget: Run(clients=20, budget=budget).resolve() for budget in budgets}
     assert [run.said_budget for run in runs.values()] == ["3", "0.25N", ".25N", "0.15N", "inf"]
     assert runs["0.15N"].slug() == runs[3].slug() and runs["0.15N"] == runs[3]
     assert Run().slug() == "digits-pathological-dpfl-B8-s42-300df09d"
@@ -259,28 +231,14 @@ def test_flags_become_fields():
     words = """--dataset cifar10 --budget 0.05N --no-augment --no-budget_counts_self --lr 1e-2
         --partition dirichlet --min_samples 30
         --save_models --out x.h5 --block 4"""
-    fields = {
-        "budget": 5,
-        "augment": False,
-        "budget_counts_self": False,
-        "partition": "dirichlet",
-        "min_samples": 30,
-    }
-    assert parse(words.split()) == (
-        Run("cifar10", **fields).resolve(),
-        Job(save_models=True, out="x.h5", block=4),
-    )
+    fields = {"budget": 5, "augment": False, "budget_counts_self": False}
+    run = Run("cifar10", **fields, partition="dirichlet", min_samples=30).resolve()
+    assert parse(words.split()) == (run, Job(save_models=True, out="x.h5", block=4))
 
 
 def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
-    flags = [
-        "--dataset=cifar10",
-        "--budget=inf",
-        "--no-augment",
-        "--seed=7",
-        "--weight_decay=1e-4",
-        "--quiet",
-    ]
+    flags = "--dataset=cifar10 --budget=inf --no-augment --seed=7 --weight_decay=1e-4 --quiet"
+    flags = flags.split()
     text = said(parse, *flags, "--print_config")
     (tmp_path / "run.yaml").write_text(text)
     assert parse(["--config", str(tmp_path / "run.yaml")]) == parse(flags)
@@ -288,53 +246,25 @@ def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
     values = yaml.safe_load(text)
     assert list(values) == [f.name for settings in (Run, Job) for f in dataclasses.fields(settings)]
     assert values["rounds"] == 98 and values["budget"] == "inf"  # resolved, not null
-    run, _ = parse(
-        ["--config", str(tmp_path / "run.yaml"), "--seed", "4"]
-    )  # a flag after it overrides it
+    run, _ = parse(["--config", str(tmp_path / "run.yaml"), "--seed", "4"])  # the later wins
     assert (run.dataset, str(run.budget), run.seed) == ("cifar10", "inf", 4)
     (tmp_path / "run.yaml").rename(tmp_path / "options.yaml")
     monkeypatch.chdir(tmp_path)
     assert parse(["--config", "options.yaml"])[0].dataset == "cifar10"
     (tmp_path / "local.yaml").write_text(said(parse, "--method=local", "--print_config"))
     run, _ = parse(["--config", str(tmp_path / "local.yaml"), "--method=dpfl", "--seed=4"])
-    assert (
-        run == Run(rounds=22, seed=4).resolve()
-    )  # what local does not read, and the partition, are those of the flags
+    # what local does not read, and the partition, are those of the flags
+    assert run == Run(rounds=22, seed=4).resolve()
     (tmp_path / "ditto.yaml").write_text("method: ditto\noptions: {lam: 2}")
-    assert parse(["--options.lam=1", "--config=ditto.yaml"])[0].options == {
-        "lam": 2
-    }  # the file stands after it
+    run, _ = parse(["--options.lam=1", "--config=ditto.yaml"])
+    assert run.options == {"lam": 2}  # the file stands after it
 
 
-WORDS = (
-    "010",
-    "1_0",
-    "1:30",
-    "0x10",
-    "1e1",
-    "2024-01-01",
-    "yes",
-    "on",
-    "10",
-    "+3",
-    ".5",
-    "'010'",
-    "٣",
-)
-FIELDS = (
-    "seed",
-    "lr",
-    "budget",
-    "omega_period",
-    "candidates",
-    "checkpoint_every",
-    "results",
-    "attack",
-    "metric",
-)
+WORDS = "010 1_0 1:30 0x10 1e1 2024-01-01 yes on 10 +3 .5 '010' ٣"
+FIELDS = "seed lr budget omega_period candidates checkpoint_every results attack metric"
 
 
-@pytest.mark.parametrize("name", [*FIELDS, "options.mu", "options.finetune_prox"])
+@pytest.mark.parametrize("name", [*FIELDS.split(), "options.mu", "options.finetune_prox"])
 def test_a_word_in_a_config_is_read_as_after_its_flag(name, tmp_path, capfd, monkeypatch):
     """The same settings or the same sentence, whatever YAML 1.1 would have made of the word."""
     monkeypatch.setattr(command, "parser", functools.cache(command.parser))
@@ -345,7 +275,7 @@ def test_a_word_in_a_config_is_read_as_after_its_flag(name, tmp_path, capfd, mon
             return parse(["--method=fedprox", flag])
         return capfd.readouterr().err
 
-    for word in WORDS:
+    for word in WORDS.split():
         path.write_text(f"{first}: {{{option}: {word}}}\n" if first else f"{name}: {word}\n")
         want, found = outcome(f"--{name}={word.strip(chr(39))}"), outcome(f"--config={path}")
         if isinstance(want, str):
@@ -359,13 +289,8 @@ def test_a_number_in_a_config_is_decimal(tmp_path, said):
         "seed: 010\nresults: 010\nrounds: 9\nquiet: true\nmethod: fedprox\noptions: {mu: 1e-3}\n"
     )
     run, job = parse([f"--config={path}"])
-    assert (run.seed, job.results, run.rounds, job.quiet, run.options["mu"]) == (
-        10,
-        "010",
-        9,
-        True,
-        0.001,
-    )
+    found = (run.seed, job.results, run.rounds, job.quiet, run.options["mu"])
+    assert found == (10, "010", 9, True, 0.001)
 
 
 NUMBERS = {

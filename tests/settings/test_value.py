@@ -71,9 +71,8 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     fields, out, kept = run_of(name, mine), tmp_path / "out.h5", tmp_path / "kept.h5"
     before = Run(**fields).resolve()
     slug = before.slug()
-    monkeypatch.setattr(
-        train.Checkpoints, "clear", lambda self, sure=False: None
-    )  # the checkpoint stays
+    # the checkpoint stays
+    monkeypatch.setattr(train.Checkpoints, "clear", lambda self, sure=False: None)
     starts.here(out, fields, checkpoint_every="1")
     assert starts.checkpoint_rounds(out)
     changed_at = out.stat().st_mtime_ns
@@ -83,18 +82,12 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     after = Run(**fields).resolve()
     assert before.slug() == slug != after.slug()
     assert {n for n in before.key() if before.key()[n] != after.key()[n]} == {name}
-    refused(
-        f"out.h5 holds another Run (different: {name}); move it away, and", starts.here, out, fields
-    )
+    words = f"out.h5 holds another Run (different: {name}); move it away, and"
+    refused(words, starts.here, out, fields)
     assert out.stat().st_mtime_ns == changed_at
     out.rename(kept)
-    refused(
-        f"holds a checkpoint of another run (different: {name})",
-        starts.here,
-        out,
-        fields,
-        checkpoint_every="1",
-    )
+    words = f"holds a checkpoint of another run (different: {name})"
+    refused(words, starts.here, out, fields, checkpoint_every="1")
     shutil.copy(other.parent.parent / NAMED[name], mine)  # as it was
     with Result(starts.here(out, fields, checkpoint_every="1")) as result, Result(kept) as first:
         assert result.finished and result.key == first.key == before.key()
@@ -129,20 +122,10 @@ def test_changed_fields_resolve_anew_and_are_the_command_line():
     with pytest.raises(dataclasses.FrozenInstanceError):
         run.seed = 1
     assert changed(Run(seed=3, augment=False)) == {"seed": 3, "augment": False}
-    fields = {
-        "seed": 3,
-        "augment": False,
-        "quiet": True,
-        "out": None,
-        "options": {"mu": 1.0, "head": "a b"},
-    }
-    assert to_flags(fields) == [
-        "--seed=3",
-        "--no-augment",
-        "--quiet",
-        "--options.mu=1.0",
-        "--options.head=a b",
-    ]
+    fields = {"seed": 3, "augment": False, "quiet": True, "out": None}
+    fields |= {"options": {"mu": 1.0, "head": "a-b"}}
+    flags = "--seed=3 --no-augment --quiet --options.mu=1.0 --options.head=a-b"
+    assert to_flags(fields) == flags.split()
 
 
 # figures on a laptop ------------------------------------------------------------------------------

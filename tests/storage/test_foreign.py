@@ -271,23 +271,15 @@ def test_folders_that_are_not_in_utf8(tmp_path):
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), 2))
     for part in ("train", "test"):
         os.rename(os.fsencode(source / part / "a"), os.fsencode(source / part) + b"/\xff")
-    refused(
-        "which is not text in UTF-8", prepare.prepare, "image_folder", source, tmp_path / "x.h5", {}
-    )
+    words = "which is not text in UTF-8"
+    refused(words, prepare.prepare, "image_folder", source, tmp_path / "x.h5", {})
 
 
 def test_ctrl_c_while_preparing(tmp_path, monkeypatch, said):
     monkeypatch.setattr(image_folder, "read", Mock(side_effect=KeyboardInterrupt))
     (tmp_path / "i").mkdir()
-    told = said(
-        prepare.main,
-        "image_folder",
-        "--source",
-        tmp_path / "i",
-        "--out",
-        tmp_path / "x.h5",
-        code=130,
-    )
+    words = ["image_folder", "--source", tmp_path / "i", "--out", tmp_path / "x.h5"]
+    told = said(prepare.main, *words, code=130)
     assert told == f"interrupted: {tmp_path / 'x.h5'} is as it was\n"
     assert [p.name for p in tmp_path.iterdir()] == ["i"]
 
