@@ -246,8 +246,8 @@ def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
     return runs.groupby("setting", sort=False).agg(**columns).reset_index().astype(str)
 
 
-def measured(folders: Mapping[str, Frames]) -> str:
-    """Return the measured times as aligned text, a setting named once."""
+def measured(folders: Mapping[str, Frames]) -> list[dict[str, str]]:
+    """Return the lines of a table: what the Runs of a row took."""
     out = []
     for name, frames in folders.items():
         runs = without_tuning(frames).dropna(subset=["train_seconds"])
@@ -266,8 +266,7 @@ def measured(folders: Mapping[str, Frames]) -> str:
                 "ms per evaluation": per_evaluation,
                 "MB": f"{part['megabytes'].mean():.1f}",
             })  # fmt: skip
-    shown = pd.DataFrame(out).set_index(["setting", "row"]).to_string()
-    return "\n".join(["```", *map(str.rstrip, shown.splitlines()), "```"])
+    return out
 
 
 def variances(frames: Frames) -> str:
@@ -303,7 +302,7 @@ TABLES: dict[str, Tables] = {  # by folder; other folders have `USUAL`
 def page_tables(folders: Mapping[str, Frames]) -> dict[str, str]:
     """Return every table of the page by the name of its mark."""
     full = {name: frames for name, frames in folders.items() if name != "controls"}
-    out = {"spent": text(spent(folders)), "measured": measured(full)}
+    out = {"spent": text(spent(folders)), "measured": text(measured(full))}
     for name, frames in full.items():
         for mark, lines in TABLES.get(name, USUAL).items():
             out[f"{mark} {name}"] = text(lines(frames))
