@@ -32,6 +32,11 @@ def from_base(job: Job, parts: Parts, record: Record) -> bool:
     path, size = parts.run.untuned().path(job.results), parts.backend.ensemble.size
     rows = max(1, BLOCK // (4 * size))
     blocks = [slice(first, first + rows) for first in range(0, parts.n, rows)]
+
+    def models(block: slice) -> dict[str, np.ndarray]:
+        with Result(path) as result:  # opened anew: if replaced, a Run has the same models
+            return {"rows": result.rows("model/best", block)}
+
     base = parts.world.share(lambda: copy_base(path, blocks, job, parts, record))
     if not base:
         return False
@@ -39,17 +44,12 @@ def from_base(job: Job, parts: Parts, record: Record) -> bool:
         parts.members.stopped_round[:] = base["client/stopped_round"]
     best = np.empty((len(parts.ids), size), np.float32)
     for block in blocks:
-        models = parts.world.share(partial(models_of, path, block))["rows"]
+        of_block = parts.world.share(partial(models, block))["rows"]
         in_block = (parts.ids >= block.start) & (parts.ids < block.stop)
-        best[in_block] = models[parts.ids[in_block] - block.start]
+        best[in_block] = of_block[parts.ids[in_block] - block.start]
     state = {name: base[dataset] for name, dataset in CLIENTS.items()}
     parts.adopt(best, state, base["client/diverged_round"], int(base["steps"][0]))
     return True
-
-
-def models_of(path: Path, block: slice) -> dict[str, np.ndarray]:
-    with Result(path) as base:  # opened anew: whoever replaces the file, a Run has the same models
-        return {"rows": base.rows("model/best", block)}
 
 
 def copy_base(
@@ -141,8 +141,13 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
     parts.training.attack.begin()
     if method.newcomer:
         how = method.newcomer(parts.fed, state)
+    elif method.topology == "server":  # from its model
+        w_W = state["shared"].get("w")
+        start = parts.fed.copies(parts.fed.mean(frozen) if w_W is None else w_W)
+        make_gradient = method.finetune_gradient
+        how = Newcomer(start, make_gradient(parts.fed, start.clone()) if make_gradient else None)
     else:
-        how = default_newcomer(parts, state, method, frozen)
+        how = Newcomer(parts.fed.common_row())
     parts.meet("the end of newcomer")
     members.begin_after(newcomers)
     device = parts.backend.ensemble.device
@@ -164,17 +169,3 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
         names = (*SCORES, "models_received", "evaluations")
         notes.append({name: parts.log.notes[name].copy() for name in names})
     record.series("newcomers", np.array(EPOCHS), notes)
-
-
-def default_newcomer(
-    parts: Parts, state: State, method: Method, frozen_KW: torch.Tensor
-) -> Newcomer:
-    """Return how a newcomer starts by default: from the server's model, if there is one."""
-    if method.topology != "server":
-        return Newcomer(parts.fed.common_row())
-    w_W = state["shared"].get("w")
-    start = parts.fed.copies(parts.fed.mean(frozen_KW) if w_W is None else w_W)
-    gradient = None
-    if method.finetune_gradient:
-        gradient = method.finetune_gradient(parts.fed, start.clone())
-    return Newcomer(start, gradient)

@@ -29,8 +29,26 @@ def check_state(
     Graphs must keep to the budget where `budgeted`: those of a server need not.
     """
     who = source_of_state(name, parts)
-    if problem := problem_of(who, state, len(parts.ids), parts.n, before):
-        raise UserError(problem)
+    check_form(who, state, before)
+    for key, value in state["client"].items():
+        shape, k = tuple(getattr(value, "shape", ())), len(parts.ids)
+        if not (storable(value) and shape[:1] == (k,)):
+            got = f"of shape {shape}" if storable(value) else kind(value)
+            must = f"a tensor or array of {k} rows, one per client of this rank"
+            raise UserError(f'state["client"]["{key}"] after {who} is {got}; it must be {must}')
+    for key, value in state["shared"].items():
+        is_graph = isinstance(value, CollaborationGraph)
+        what = f'state["shared"]["{key}"] after {who} is'
+        if key in ("omega", "chosen") and not (is_graph and value.n == parts.n):
+            got = f"a graph of {value.n} clients" if is_graph else kind(value)
+            must = f"it must be a CollaborationGraph of {parts.n} clients"
+            raise UserError(f"{what} {got}; {must}")
+        scalar = value is None or isinstance(value, bool | int | float | str)
+        if not (is_graph or scalar or storable(value)):
+            arrays = f"a tensor or array of {', '.join(STORABLE)}"
+            allowed = f"{arrays}, a CollaborationGraph, a number, a text and None"
+            got = f"{kind(value)}, which a checkpoint cannot hold"
+            raise UserError(f"{what} {got}; allowed are {allowed}")
     for key in ("omega", "chosen"):
         if budgeted and key in state["shared"]:
             where = f'state["shared"]["{key}"] after {who}'
@@ -45,40 +63,23 @@ def source_of_state(name: str, parts: Parts) -> str:
     return f"{'round' if parts.round else 'init'} of the method {name}"
 
 
-def problem_of(who: str, state: Any, k: int, n: int, before: State | None) -> str:
-    """Return what is wrong with the form of a state of k of n clients, "" where nothing is."""
+def check_form(who: str, state: Any, before: State | None) -> None:
+    """Raise `UserError` where a state is not two dicts with the keys that `before` has, or more."""
     groups = isinstance(state, dict) and set(state) == {"client", "shared"}
     if not (groups and all(isinstance(values, dict) for values in state.values())):
         got = type(state).__name__
         if isinstance(state, dict):
             got = f"a dict of {', '.join(map(str, state)) or 'nothing'}"
         form = '{"client": {...}, "shared": {...}}'
-        return f"{who} returned {got}; a state is {form}, of two dicts"
+        raise UserError(f"{who} returned {got}; a state is {form}, of two dicts")
     for group, values in state.items():
         if gone := sorted(set(before[group] if before else ()) - set(values)):
             lacks = f'no state["{group}"]["{gone[0]}"], which it was given'
-            return f"{who} returned {lacks}; every round returns all keys of init"
+            raise UserError(f"{who} returned {lacks}; every round returns all keys of init")
         for key in values:
             if not (isinstance(key, str) and key and "/" not in key):
-                return f'{who} returned state["{group}"][{key!r}]; a key is a text without /'
-    for key, value in state["client"].items():
-        shape = tuple(getattr(value, "shape", ()))
-        if not (storable(value) and shape[:1] == (k,)):
-            got = f"of shape {shape}" if storable(value) else kind(value)
-            must = f"a tensor or array of {k} rows, one per client of this rank"
-            return f'state["client"]["{key}"] after {who} is {got}; it must be {must}'
-    for key, value in state["shared"].items():
-        is_graph = isinstance(value, CollaborationGraph)
-        what = f'state["shared"]["{key}"] after {who}'
-        if key in ("omega", "chosen") and not (is_graph and value.n == n):
-            got = f"a graph of {value.n} clients" if is_graph else kind(value)
-            return f"{what} is {got}; it must be a CollaborationGraph of {n} clients"
-        scalar = value is None or isinstance(value, bool | int | float | str)
-        if not (is_graph or scalar or storable(value)):
-            arrays = f"a tensor or array of {', '.join(STORABLE)}"
-            allowed = f"{arrays}, a CollaborationGraph, a number, a text and None"
-            return f"{what} is {kind(value)}, which a checkpoint cannot hold; allowed are {allowed}"
-    return ""
+                wrong = f'state["{group}"][{key!r}]; a key is a text without /'
+                raise UserError(f"{who} returned {wrong}")
 
 
 def storable(value: Any) -> bool:

@@ -36,18 +36,17 @@ SQUEUE_S = 20  # that squeue has for an answer
 HANGS = 2  # of a Slurm job after which it is started again
 ABORT_S = 60.0  # that the end of a run that hangs may take: its file system may hang, too
 ROOT_FIRST_S = 1.0  # by which the other ranks let root print and abort first
-POLL_S = 3600.0  # most seconds of one wait: poll takes no more than 24 days
+POLL_MS = 200  # between two looks at the clock; a signal is seen at once
 
 
 class Heard:
-    """The first request to leave since `listen`: written by the signal handler."""
+    """The first request to leave. Nothing withdraws it: Slurm sends CONT right after its warning."""
 
     at = 0.0  # monotonic time of the request, 0 before it
     name = ""
 
 
 def hear(name: str) -> None:
-    """Note a request to leave. Nothing withdraws it: Slurm sends CONT right after its warning."""
     if not Heard.at:
         Heard.at, Heard.name = time.monotonic(), name
 
@@ -77,9 +76,8 @@ def handled(numbers: Iterable[int], by: Callable[[int, Any], object]) -> Iterato
 class Watch:
     """A thread of every rank that ends all ranks where the round would end too late, or never.
 
-    Use it as a context; `begin` marks each round. The rank that ends them all calls `on_abort` and,
-    where the run hangs, `count_hang`, which returns how often this job has hung. Making it is
-    collective.
+    `begin` marks each round. The rank that ends them all calls `on_abort` and, where the run hangs,
+    `count_hang`, which returns how often this job has hung. Making it is collective.
     """
 
     def __init__(
@@ -163,20 +161,14 @@ class Watch:
         poll = select.poll()  # not select, which knows 1024 open files
         poll.register(self._out, select.POLLIN)
         while not self.leaving:
-            now, wait = time.monotonic(), POLL_S
+            now = time.monotonic()
             if requested := self._requested():
                 deadline = min(requested + self.grace, self.ends)
                 if now >= deadline or (self.last and self.started + self.last > deadline):
                     return self._end_round()
-                wait = min(wait, deadline - now)
-            elif self.ends < float("inf"):
-                wait = min(wait, self.ends - self.grace - now + 0.01)
-            if self.job.watchdog:
-                hangs = self.started + self.job.watchdog
-                if now >= hangs:
-                    return self._end_hang()
-                wait = min(wait, hangs - now)
-            if poll.poll(1000 * max(wait, 0.01)):
+            if self.job.watchdog and now >= self.started + self.job.watchdog:
+                return self._end_hang()
+            if poll.poll(POLL_MS):
                 for number in os.read(self._out, 64):
                     if number in SIGNALS and signal.getsignal(number) is handler:
                         handler(number, None)
@@ -219,9 +211,9 @@ class Watch:
 def seconds_left() -> float | None:
     """Return the seconds until Slurm ends this job, None where nothing ends it.
 
-    Slurm sets SLURM_JOB_END_TIME from version 23.02 on; before, squeue is asked. Call it on root
-    alone: one controller serves the whole cluster.
+    Call it on root alone: one controller serves the whole cluster.
     """
+    # set by Slurm from version 23.02 on; before, squeue is asked
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return int(end) - time.time()
     if not (job := job_number()):

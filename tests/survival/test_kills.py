@@ -281,19 +281,6 @@ def test_the_end_of_the_allocation_counts_as_a_signal(monkeypatch):
     assert text.startswith(f"end of the allocation: {late}; {again}")
 
 
-@pytest.mark.parametrize(
-    ("grace", "days", "asked"), [(25, 365, False), (25, 40000, False), (1e9, 40000, True)]
-)
-def test_an_end_that_is_far_away_can_be_waited_for(monkeypatch, grace, days, asked):
-    """A job without a limit ends in a year, later than poll can wait; the thread lives on."""
-    monkeypatch.setattr(signals.Heard, "at", time.monotonic() if asked else 0.0)
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + days * 86400))
-    with signals.Watch(Job(grace=grace), ALONE) as watch:
-        watch.begin(3)
-        watch._thread.join(0.3)
-        assert watch._thread.is_alive()
-
-
 LEFT = {"58": 58, "12:34": 754, "3:02:01": 10921, "2-03:00:10": 183610}
 LEFT |= dict.fromkeys(("UNLIMITED", "INVALID", ""))
 
