@@ -221,8 +221,8 @@ def begin_record(
     Both are of the same checkpoint. Collective.
     """
     start, clients = describe_start(parts), facts_of_clients(parts)
-    state = checkpoints.restore(parts)
     record = Record(parts, job.quiet)
+    state = checkpoints.restore(parts)
     if record.prints and state:
         print(f"goes on after round {parts.round}", flush=True)
     elif record.prints and path.exists() and not job.fresh:

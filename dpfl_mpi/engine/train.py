@@ -80,9 +80,9 @@ def compute(
                 record.print_round(t)
                 followers.tell(t)
                 more = t < run.rounds
-                due, stop = checkpoints.due(t, watch.stop(more, checkpoints.seconds))
-                if due:
-                    checkpoints.save(parts, state, record.recorder)
+                stop = watch.stop(more, checkpoints.seconds)
+                saved, stop = checkpoints.save(parts, state, record.recorder, stop)
+                if saved:
                     watch.code = REQUEUE
                 if stop and more:
                     parts.close()

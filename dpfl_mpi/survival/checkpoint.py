@@ -96,30 +96,30 @@ class Checkpoints:
         """Return whether there is a checkpoint, whole or damaged. On root; not collective."""
         return bool(manifests(self.folder))
 
-    def due(self, t: int, stop: bool) -> tuple[bool, bool]:
-        """Return (whether to save round t now, whether to stop after it), the same on all ranks.
-
-        `stop` is this rank's wish.
-        """
-        every = self.job.checkpoint_every
-        due = every.unit == "seconds" and time.monotonic() - self.last >= every.amount
-        due = due or (every.unit == "rounds" and t % every.amount == 0)
-        due = due and self.world.root  # by its clock
-        votes = self.world.sum_int64(np.array([due, stop], np.int64))
-        return bool(votes.any()), bool(votes[1])
-
     def _key(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Return what must be the same for a run to go on: Run, arrays of its results, data."""
         more = {"mixed": self.job.mixed, "version of the numbers": NUMERICS}
         return {**self.key} | more | {name: about.get(name) for name in DATA}
 
     # writing ------------------------------------------------------------------------------------
-    def save(self, parts: Parts, state: State, recorder: Recorder | None) -> None:
+    def save(
+        self, parts: Parts, state: State, recorder: Recorder | None, stop: bool = True
+    ) -> tuple[bool, bool]:
         """Save the state after the round that `parts` is in, and the results recorded so far.
 
-        Raises `UserError` on every rank where any could not write. The generation before stays.
+        This is done where it is time to, by --checkpoint_every, and where any rank wishes to
+        `stop`. Return whether it was saved and whether to stop, the same on all ranks.
+
+        Raises:
+            UserError: on every rank; one could not write. The generation before stays.
         """
-        start = time.perf_counter()
+        start, every = time.perf_counter(), self.job.checkpoint_every
+        due = every.unit == "seconds" and time.monotonic() - self.last >= every.amount
+        due = due or (every.unit == "rounds" and parts.round % every.amount == 0)
+        due = due and self.world.root  # by its clock
+        votes = self.world.sum_int64(np.array([due, stop], np.int64))
+        if not votes.any():
+            return False, False
         stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
         groups = {"state": state["client"], "momentum": parts.training.momentum}
         groups["federation"], of_all_ranks = parts.state()
@@ -146,6 +146,7 @@ class Checkpoints:
         self.round = parts.round
         self.last = time.monotonic()
         self.seconds = time.perf_counter() - start
+        return True, bool(votes[1])
 
     def _commit(
         self, parts: Parts, stem: str, schema: Named, shared: Named, recorder: Recorder
