@@ -55,10 +55,7 @@ def from_base(job: Job, parts: Parts, record: Record) -> bool:
 def copy_base(
     path: Path, blocks: list[slice], job: Job, parts: Parts, record: Record
 ) -> dict[str, np.ndarray]:
-    """Copy the base Run's records and return the state of its clients. On root.
-
-    Where that cannot be had, return {} and print a warning that says why.
-    """
+    """Copy the base's records and return its clients, or warn why not and return {}. On root."""
     problem = ""
     try:
         with Result(path) as base:
@@ -98,10 +95,7 @@ def best_rows(parts: Parts) -> torch.Tensor:
 
 
 def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
-    """Train every client on from its best row, score it and record it. Collective.
-
-    After each epoch this yields the number of the round, which counts on from the rounds.
-    """
+    """Train all clients on from their best rows; yield the round after each epoch. Collective."""
     members, scoring, training = parts.members, parts.scoring, parts.training
     start = best_rows(parts)
     members.begin_after()  # everyone takes part but newcomers
@@ -130,10 +124,7 @@ def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
 
 
 def add_newcomers(record: Record, parts: Parts, state: State, method: Method) -> Iterator[int]:
-    """Train and score the clients that join after the rounds, and record it. Collective.
-
-    Before each score this yields the number of the last round.
-    """
+    """Train and score who joins after the rounds; yield before each score. Collective."""
     members, newcomers = parts.members, parts.members.limits.newcomers
     frozen = best_rows(parts)
     members.round = parts.run.rounds + parts.run.finetune_epochs + 1

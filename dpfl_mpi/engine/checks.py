@@ -24,10 +24,7 @@ STORABLE = (*INTEGERS, "float16", "float32", "float64")
 def check_state(
     name: str, state: Any, parts: Parts, before: State | None = None, budgeted: bool = True
 ) -> None:
-    """Raise `UserError` where a method's state, made from `before`, is wrong on this rank.
-
-    Graphs must keep to the budget where `budgeted`: those of a server need not.
-    """
+    """Raise `UserError` where a method's state is wrong; a server's graphs have no budget."""
     who = source_of_state(name, parts)
     check_form(who, state, before)
     for key, value in state["client"].items():
@@ -105,8 +102,7 @@ def global_generators() -> tuple[Any, ...]:
 def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:
     """Raise `UserError` where numbers would depend on the ranks. Collective in rounds 0 and 1.
 
-    A round may not draw from the global generators, which had the states `generators` before it;
-    and `state["shared"]` must be the same on every rank.
+    The global generators had the states `generators` before this round.
     """
     world, shared = parts.world, state["shared"]
     who = source_of_state(short(parts.run.method), parts)

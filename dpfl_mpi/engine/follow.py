@@ -53,9 +53,9 @@ class Follower:
 
 
 class Followers(contextlib.AbstractContextManager["Followers"]):
-    """The log and the callback of a Job, on root.
+    """The log and the callback of a Job, on root. Making it is collective.
 
-    Making it is collective. Mistakes in --log and --callback are a `UserError` on every rank.
+    Mistakes in --log and --callback are a `UserError` on every rank.
     """
 
     def __init__(self, path: Path, job: Job, world: World):
@@ -138,13 +138,11 @@ def numbers_of(result: Result, rounds: range) -> Iterator[tuple[int, dict[str, f
 
 
 def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
-    """Return the last round of this Run in a file, -1 if none, and what adds a line of JSON.
-
-    Runs may share a file. A last line that a kill cut short is removed.
-    """
+    """Return the last round of this Run in a file, or -1, and what adds lines of JSON."""
     who = identity(result)
     try:
         text = path.read_text() if path.exists() else ""
+        # Runs may share a file; of a last line a kill may have left a part
         whole = re.sub(r'{"run": [^\n]*\Z', "", text)
         known = [json.loads(line) for line in whole.splitlines()]
         last = max((line["round"] for line in known if who.items() <= line.items()), default=-1)

@@ -42,7 +42,7 @@ BEST = {
 class Record:
     """What a run writes into its results file and prints, on root. Every method is collective.
 
-    `recorder` is None on the other ranks. An error of writing is raised on every rank.
+    An error of writing is raised on every rank. Elsewhere `recorder` is None.
     """
 
     def __init__(self, parts: Parts, quiet: bool):
@@ -216,10 +216,7 @@ class Record:
 def begin_record(
     path: Path, parts: Parts, job: Job, checkpoints: Checkpoints
 ) -> tuple[State | None, Record]:
-    """Return the state that this start goes on from, None before round 0, and the Record.
-
-    Both are of the same checkpoint. Collective.
-    """
+    """Return the state that this start goes on from, else None, and the Record. Collective."""
     start, clients = describe_start(parts), facts_of_clients(parts)
     record = Record(parts, job.quiet)
     state = checkpoints.restore(parts)

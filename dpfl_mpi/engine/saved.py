@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
-    """Return the run with the model and data set that are `given` here, by kind.
-
-    Code that a result names is never executed.
-    """
+    """Return the run with code `given` here: what a result names is never executed."""
     named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
     for kind, name in named.items():
         sha256, own = run.contents.get(kind, ""), getattr(run, kind)
@@ -56,10 +53,7 @@ def source_of(result: Result, data: Path | None) -> Source:
 
 
 def as_trained(result: Result, source: Source) -> Source:
-    """Return other data, normalised as those that the models were trained on.
-
-    Their classes must have the same names.
-    """
+    """Return other data of the same classes, normalised as those of the models."""
     names = result.listed("class_names")
     if source.sha256 == result.fact("data_sha256") or len(names) not in (0, source.classes):
         return source  # the very same, or no fit: `network_of` says so

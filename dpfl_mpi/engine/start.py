@@ -47,11 +47,8 @@ def find_finished(
 ) -> tuple[str | None, Checkpoints]:
     """Return when the result was computed ("": unknown, None: not yet), and its checkpoints.
 
-    Collective. With --fresh the result is not looked for, and its checkpoints are deleted; but a
-    requeued job, which has the same command line, goes on from them.
-
-    Raises:
-        UserError: another file is in the way.
+    With --fresh these are deleted; but a requeued job, of the same command line, goes on from them.
+    Raises `UserError` where another file is in the way. Collective.
     """
     checkpoints = Checkpoints(path, run.key(), job, world, still_ours)
 

@@ -48,10 +48,7 @@ def compute(
     checkpoints: Checkpoints,
     release: Callable[[], object],
 ) -> None:
-    """Compute and record what a Run lacks: preprocessing, rounds, what follows them. Collective.
-
-    The rank that ends all ranks at once calls `release` first.
-    """
+    """Compute and record a Run. The rank that ends all at once calls `release`. Collective."""
     world = checkpoints.world
     with (
         Followers(path, job, world) as followers,

@@ -75,11 +75,7 @@ def output(command: list[str], seconds: float = 0) -> str:
 
 
 def find_line() -> list[str]:
-    """Return the launch line for this place. In a Slurm job it is tried with two tasks.
-
-    Raises:
-        UserError: no line works.
-    """
+    """Return the launch line for this place, tried with two tasks in a Slurm job."""
     tasks = min(2, int(os.environ.get("SLURM_NTASKS") or 1))
     tried = bool(os.environ.get("SLURM_JOB_ID")) and tasks > 1
     for line in candidates():
@@ -91,17 +87,15 @@ def find_line() -> list[str]:
 
 # a Run in a Slurm job -----------------------------------------------------------------------------
 def job_number() -> str:
-    """Return the number of this Slurm job, ARRAY_TASK of an array, "" outside of a job.
-
-    The last task of an array has the array's own number as its job number, which names all tasks.
-    """
+    """Return the number of this Slurm job, ARRAY_TASK of an array, "" outside of a job."""
+    # the last task of an array has the number of the whole array as its own
     if task := os.environ.get("SLURM_ARRAY_TASK_ID", ""):
         return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
     return os.environ.get("SLURM_JOB_ID", "")
 
 
 def requeue(failed: str = "submit it again to go on") -> None:
-    """Let Slurm start this job again. A cancelled job is no longer RUNNING and stays cancelled.
+    """Let Slurm start this job again, but a cancelled one, which is no longer RUNNING.
 
     Where Slurm does not answer, one sentence says so, and ends with `failed`.
     """
@@ -144,13 +138,10 @@ class Ranks:
 
 
 class Report:
-    """The file in which rank 0 writes that MPI has started, and the code with which it ends all ranks.
-
-    Where no such file can be written, as on a full disk, MPI is taken to have started.
-    """
+    """The file in which rank 0 says that MPI has started, and with which code all ranks end."""
 
     def __init__(self) -> None:
-        self.path: Path | None = None
+        self.path: Path | None = None  # cannot be written: MPI is taken to have started
         with contextlib.suppress(OSError):
             handle, name = tempfile.mkstemp(prefix="dpfl-")
             os.close(handle)
@@ -175,8 +166,7 @@ class Report:
 def run(flags: list[str]) -> int:
     """Compute a Run in this Slurm job; return its exit code.
 
-    Slurm starts the job again where a checkpoint waits (75), or where it was warned before the
-    ranks could listen.
+    Slurm starts it again for a checkpoint (75), or if it was warned before the ranks could listen.
     """
     if not (tasks := os.environ.get("SLURM_NTASKS")):
         why = "SLURM_NTASKS is not set, as in a heterogeneous job"

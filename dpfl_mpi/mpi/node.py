@@ -19,10 +19,7 @@ ABANDONED_S = 5  # a rank maps what it makes within milliseconds
 
 
 def node_memory(shared: bool = True) -> tuple[int, str]:
-    """Return the bytes that this node can still give, and which limit that is.
-
-    It is the least of free memory, the cgroup's, and for `shared` memory that of /dev/shm.
-    """
+    """Return the bytes, also as `shared` memory, that this node can give, and which limit it is."""
     limits = []
     if shared and os.path.isdir("/dev/shm"):
         shm = os.statvfs("/dev/shm")

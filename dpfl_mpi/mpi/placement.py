@@ -16,10 +16,7 @@ MOST_ROWS = 256  # that one pass brings to all ranks where each gets every row: 
 
 
 def place(work: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the rank of every client, int64 `[N]`.
-
-    The heaviest client comes first; each goes to the rank with least work so far.
-    """
+    """Return the rank of every client, int64 `[N]`: the heaviest goes first to the least work."""
     owner = np.zeros(len(work), np.int64)
     loads = [(0.0, rank) for rank in range(ranks)]
     for k in np.lexsort((np.arange(len(work)), -work)):
@@ -50,10 +47,9 @@ def window_slots(
 
 
 def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray) -> int | None:
-    """Return how many models every client may receive in one pass of the window.
+    """Return how many models each client may receive in one pass; 0: not one. None: all fit.
 
-    None: all fit. 0: not even one does. The arguments are of each rank: the slots that it needs,
-    those that its window may have, and its clients.
+    Of each rank `need` are the slots that it needs, and `capacity` those of its window.
     """
     narrow = need > capacity
     return int((capacity[narrow] // clients[narrow]).min()) if narrow.any() else None
@@ -83,18 +79,12 @@ def groups_of(
 
 
 def waves(clients: np.ndarray) -> int:
-    """Return in how many groups a rank's clients search Omega, which hold their sums one by one.
-
-    All ranks, which have so many `clients`, have the same number of groups.
-    """
+    """Return in how many groups, alike on all ranks, their so many `clients` search Omega."""
     return max(1, min(WAVES, int(clients.max()) // WAVE))
 
 
 def rows_per_pass(limit: np.ndarray, clients: np.ndarray, most: int) -> int:
-    """Return how many clients' rows go to all ranks in one pass, from 1 to `most`.
-
-    Ranks without clients receive none, so that their `limit` does not count.
-    """
+    """Return how many rows, 1 to `most`, go to all ranks that have clients in one pass."""
     return max(1, int(np.minimum(limit, most)[clients > 0].min()))
 
 

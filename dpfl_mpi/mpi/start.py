@@ -142,10 +142,7 @@ def share_settings(
 
 # all ranks --------------------------------------------------------------------------------------
 def start(arguments: Sequence[str]) -> tuple[World, Resolved, Job]:
-    """Return the world of all ranks and the settings of a command line; collective from MPI on.
-
-    Where these do not work, the process ends: with code 3 where there is no MPI world.
-    """
+    """Return the world and the settings of a command line, or end with an exit code."""
     alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
     settings = parse_or_code(arguments) if alone or launched(RANK, 0) == 0 else None
     if alone and isinstance(settings, int):
@@ -163,8 +160,7 @@ def start(arguments: Sequence[str]) -> tuple[World, Resolved, Job]:
 def open_world() -> World:
     """Start MPI and return the world of all ranks.
 
-    Raises:
-        UserError: there is no MPI, or it sees one rank where the launcher started several.
+    Raises `UserError` where there is no MPI, or it sees one rank where several were started.
     """
     set_environment()
     try:
@@ -196,10 +192,9 @@ def open_world() -> World:
 
 @contextlib.contextmanager
 def all_or_none(world: World) -> Iterator[None]:
-    """Raise an error of the block on every rank, or end all ranks: none waits for one that left.
+    """End all ranks at an error of the block that not all raise: none waits for one that left.
 
-    `Leave`, and a `UserError` that all ranks raise, pass through. Anything else ends all ranks,
-    after its reason was printed: a mistake on some ranks, such as a file that one node lacks.
+    `Leave`, and a `UserError` that all ranks raise, pass through.
     """
     again = "the same command, without --fresh, goes on from the last checkpoint"
     try:

@@ -21,11 +21,7 @@ class Route:
     need: np.ndarray  # slots used on each rank [ranks]
 
     def slots(self, senders: Any) -> np.ndarray:
-        """Return the slot of each of these senders, which are on other ranks.
-
-        Raises:
-            UserError: one does not send to this rank.
-        """
+        """Return the slot of each of these senders; `UserError` if one sends nothing to here."""
         # one search instead of a pass over all that arrive: every client asks for its own
         at, senders = np.searchsorted(self.arriving, senders), np.asarray(senders)
         last = len(self.arriving) - 1
@@ -59,16 +55,10 @@ def route(
 
 
 class Inbox:
-    """One window of `slots` rows that other ranks put into, and the rows that this rank puts.
-
-    A graph that needs more slots than the window has cannot be sent.
-    """
+    """One window of `slots` rows that other ranks put into, and the rows that this rank puts."""
 
     def __init__(self, world: World, staging: np.ndarray, slots: int):
-        """Allocate the window. Collective.
-
-        `staging` is this rank's persistent float32 `[K, W]` rows, page-locked beside a GPU.
-        """
+        """Allocate the window. Collective. `staging`: this rank's persistent float32 `[K, W]`."""
         self.world, self.staging, self.slots = world, staging, slots
         self.row_bytes = staging.shape[1] * 4
         world.check_memory(slots * self.row_bytes, "set a smaller --window_gb")
@@ -80,9 +70,8 @@ class Inbox:
     def exchange(self, route: Route) -> float:
         """Put the staged rows along the route; return the seconds until the slowest rank came.
 
-        Fence, one Put per row and rank, Fence. Collective. Every Put's origin is a staging row,
-        unchanged until the closing Fence: a temporary would pass in shared memory and crash between
-        nodes.
+        Collective: Fence, one Put per row and rank, Fence. The origin of a Put is a staging row: a
+        temporary would pass in shared memory and crash between nodes.
         """
         if self.window is None:
             raise ValueError("this Inbox is closed")

@@ -41,9 +41,7 @@ class World:
         self.bytes_collective = 0
 
     def decide(self, choose: Callable[[], Any]) -> Any:
-        """Return on every rank what `choose` returns on root. Collective.
-
-        JSON carries it: a tuple arrives as a list, also on root.
+        """Return on every rank what `choose` returns on root, through JSON. Collective.
 
         Raises:
             UserError: on every rank, where `choose` raised it on root.
@@ -67,10 +65,7 @@ class World:
         return answer["value"]
 
     def each_rank(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns on this rank. Collective.
-
-        Where it raises `UserError` on any rank, all raise that of the lowest.
-        """
+        """Return what `make` returns on this rank; all raise the first `UserError`. Collective."""
         result: Any = None
         mistake = ""
         try:
@@ -83,10 +78,7 @@ class World:
         return result
 
     def share(self, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return on every rank the arrays by name that `make` returns on root. Collective.
-
-        Errors are those of `decide`.
-        """
+        """Return on every rank the arrays by name that `make` returns on root. Collective."""
         arrays: dict[str, np.ndarray] = {}
 
         def layouts() -> list[tuple[str, str, tuple[int, ...]]]:
@@ -116,10 +108,7 @@ class World:
         return next(filter(None, self.texts(text)), "")
 
     def unlike(self, settings: Mapping[str, Any]) -> list[str]:
-        """Return the names of the settings whose values differ between ranks. Collective.
-
-        The names are the same on every rank.
-        """
+        """Return, alike on all ranks, which settings differ between them. Collective."""
         digests = [hashlib.sha256(repr(value).encode()).hexdigest() for value in settings.values()]
         of_ranks = zip(*(text.split() for text in self.texts(" ".join(digests))), strict=True)
         return [name for name, of in zip(settings, of_ranks, strict=True) if len(set(of)) > 1]
@@ -147,10 +136,8 @@ class World:
     def gather(
         self, rows: np.ndarray, owner: np.ndarray, everywhere: bool = False
     ) -> np.ndarray | None:
-        """Return `[N, ...]`, rank by rank, from every rank's `[K, ...]`: on root, or on all ranks.
-
-        `owner` `[N]` are the ranks of the clients.
-        """
+        """Return all ranks' `[K, ...]` as `[N, ...]`, rank by rank, on root or `everywhere`."""
+        # `owner` [N] are the ranks of the clients
         rows = np.ascontiguousarray(rows)
         size = int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.itemsize
         self.bytes_collective += rows.nbytes
@@ -191,10 +178,9 @@ class World:
         return int(self.spread(np.array([float(alike)]))[0, 2])
 
     def check_memory(self, need: int, advice: str) -> None:
-        """Raise `UserError` on every rank where a node's ranks need more shared memory than it has.
+        """Raise `UserError`, which ends with `advice`, where a node has too little shared memory.
 
-        `Win.Allocate` would succeed, and SIGBUS end the job at the first touch. The sentence ends
-        with `advice`.
+        `Win.Allocate` would succeed, and SIGBUS end the job at the first touch. Collective.
         """
         total = np.zeros(1, np.int64)
         self.node.Allreduce(np.array([need], np.int64), total)
@@ -217,10 +203,7 @@ class World:
         return True
 
     def abort(self, code: int, text: str = "", last: Callable[[], None] = lambda: None) -> None:
-        """End all ranks at once, after this text on stderr, and `last`.
-
-        Of ranks that fail together the lowest prints: it ends the others before they do.
-        """
+        """End all ranks, after a text on stderr (of the lowest rank that fails) and `last`."""
         if text:
             time.sleep(min(RANK_DELAY_S * self.rank, PATIENCE_S))
             complain(text)
@@ -239,10 +222,7 @@ def note_for_script(text: str) -> None:
 
 
 def until_read(stream: IO[str], seconds: float = PATIENCE_S) -> None:
-    """Wait until a pipe's reader has taken what was written.
-
-    A launcher that is told to end its ranks reads no further.
-    """
+    """Wait until a pipe is read: a launcher that ends its ranks reads no further."""
     end = time.monotonic() + seconds
     with contextlib.suppress(OSError):  # no descriptor, or the reader has gone
         pipe = stream.fileno()

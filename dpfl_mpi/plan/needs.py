@@ -159,9 +159,9 @@ def windows(
 ) -> tuple[np.ndarray, int, bool]:
     """Return the slots of each rank's window, the passes that the widest graph takes, and how.
 
-    There are 0 passes where not even one model per client fits. The last value is True where a pass
-    brings all clients a few models each, False where it brings some clients all of theirs.
-    A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
+    0 passes: not even one model per client fits. True: a pass brings all clients a few models;
+    False: it brings some clients all of theirs. A slot has the bytes of a model as it is sent; it
+    may have to come whole once, `row` bytes.
     """
     most, versions = run.most_senders, run.staleness + 1
     slots, limit = placement.window_slots(k_r * most, k_r, versions, job.window_gb, slot)
@@ -191,10 +191,7 @@ def saved_bytes(job: Job, clients: int, parameters: int) -> int:
 
 
 def results_bytes(clients: int, classes: int, saved: int) -> int:
-    """Return the bytes of what root writes at the end, with saved models of so many bytes each.
-
-    Root holds the results file in memory, and what it receives twice: as it came, and in order.
-    """
+    """Return the bytes of the results file and twice what root receives of it at a time."""
     confusion = 4 * classes**2
     received = clients * max(confusion, saved)
     return clients * (confusion + saved) + 2 * min(received, GATHERED)
@@ -234,10 +231,7 @@ def refuse(job: Job, needs: Needs) -> None:
 
 # time -------------------------------------------------------------------------------------------
 def step_seconds(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int) -> float:
-    """Return the seconds of a gradient step on one core, for a client with n training samples.
-
-    It is the fastest of several tries, so that other programs here do not count.
-    """
+    """Return the least seconds of a gradient step on one core, with n training samples."""
     most = max(1, TIMED_IMAGES // run.batch_size) * run.batch_size
     backend, steps = one_client(run, job, source, ensemble, max(1, min(n, most)))
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()

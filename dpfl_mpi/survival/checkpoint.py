@@ -63,8 +63,7 @@ Named = dict[str, Any]  # values by their path in a file
 class Checkpoints:
     """The checkpoints of one results file. Methods are collective unless they say otherwise.
 
-    `still_ours` is called on root before files are replaced or deleted. It ends the run where
-    another run has taken its lock.
+    Root calls `still_ours` before it replaces or deletes files: it ends a run that lost its lock.
     """
 
     def __init__(
@@ -105,13 +104,10 @@ class Checkpoints:
     def save(
         self, parts: Parts, state: State, recorder: Recorder | None, stop: bool = True
     ) -> tuple[bool, bool]:
-        """Save the state after the round that `parts` is in, and the results recorded so far.
+        """Save state and results after a round that is due, or where any rank wishes to `stop`.
 
-        This is done where it is time to, by --checkpoint_every, and where any rank wishes to
-        `stop`. Return whether it was saved and whether to stop, the same on all ranks.
-
-        Raises:
-            UserError: on every rank; one could not write. The generation before stays.
+        Return whether it was saved and whether to stop, the same on all ranks. Raises `UserError`
+        on every rank where one could not write; the generation before stays.
         """
         start, every = time.perf_counter(), self.job.checkpoint_every
         due = every.unit == "seconds" and time.monotonic() - self.last >= every.amount
@@ -191,10 +187,7 @@ class Checkpoints:
             raise UserError(f"the checkpoint in {self.folder} cannot be written: {first}{whole}")
 
     def note_start(self) -> bool:
-        """Note from which round this start goes on. Call it once.
-
-        Return whether the start before went on from the same round, so saved nothing.
-        """
+        """Note the round that this start goes on from; return if the last start saved nothing."""
 
         def note() -> bool:
             path = self.folder / "begun_from"
@@ -207,10 +200,7 @@ class Checkpoints:
         return bool(self.world.decide(note))
 
     def count_hang(self) -> int:
-        """Note that this job hung and return how often it has; too often if that cannot be noted.
-
-        Not collective: any rank may call it.
-        """
+        """Note that this job hung; return how often. Any rank may call it; not collective."""
         path, job = self.folder / "hangs", job_number() or "none"
         jobs = [*content(path).split(), job]
         try:
@@ -239,12 +229,9 @@ class Checkpoints:
 
     # reading ------------------------------------------------------------------------------------
     def restore(self, parts: Parts) -> State | None:
-        """Return the state of the newest whole checkpoint, if any, and set `parts` to it.
+        """Set `parts` to the newest whole checkpoint, if any, and return the state; else None.
 
-        Of a damaged checkpoint root warns, and the one before is taken.
-
-        Raises:
-            UserError: on every rank; a checkpoint is of another Run, or none is whole.
+        Of a damaged one root warns. Raises `UserError` if it is of another Run, or none is whole.
         """
         names = self.world.decide(lambda: [path.name for path in manifests(self.folder)])
         found = [self.folder / name for name in names]
@@ -277,7 +264,7 @@ class Checkpoints:
         return state
 
     def _whole(self, manifest: Path, about: Mapping[str, Any]) -> bool:
-        """Return whether a manifest and the copy of the results are as they were written. On root.
+        """Return whether a manifest and the copy of the results are whole. On root.
 
         Raises `UserError` where they are of another Run or other data.
         """
@@ -302,11 +289,7 @@ class Checkpoints:
         raise UserError(f"{holds}; {mend} another --out, or add --fresh")
 
     def _load(self, manifest: Path, parts: Parts) -> State:
-        """Return this rank's state: the method's, and what else was saved, by group.
-
-        Only the shards that hold this rank's clients are opened. Raises `UserError` where one is
-        damaged, or of another generation.
-        """
+        """Return this rank's state by group, from its shards; `UserError` where one is damaged."""
         k, device = len(parts.ids), parts.backend.ensemble.device
         out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {}}
         with Hdf5(manifest, MANIFEST) as file:
@@ -351,10 +334,7 @@ def results_of(manifest: Path) -> Path:
 
 
 def image(named: Named, **attributes: Any) -> bytes:
-    """Return the bytes of an HDF5 file of these values and attributes, with checksums.
-
-    HDF5 writes into memory, so that it never meets a failing disk.
-    """
+    """Return the bytes of an HDF5 file, made in memory: HDF5 never meets a failing disk."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=("v110", "v110")) as file:
         file.attrs.update(attributes)

@@ -209,10 +209,7 @@ class Watch:
 
 
 def seconds_left() -> float | None:
-    """Return the seconds until Slurm ends this job, None where nothing ends it.
-
-    Call it on root alone: one controller serves the whole cluster.
-    """
+    """Return the seconds until Slurm ends this job, None: never. On root: it asks a controller."""
     # set by Slurm from version 23.02 on; before, squeue is asked
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return int(end) - time.time()
