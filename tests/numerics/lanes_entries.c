@@ -40,8 +40,7 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
   const int classes = net.value[net.logits].units, read = net.value[net.features].units, width = net.width;
   const int rows = net.height + 2 * border, columns = net.wide + 2 * border;
   float *w = get(8 * width), *m = get(4 * width), *g = get(4 * width); /* w: two rows */
-  float *v = get(4 * width), *m_v = get(8 * width + 4), *m_w = get(8 * width + 4), *row = get(4 * width), sums[2] = {0};
-  float *pair = malloc(8 * width);
+  float *moments = calloc(2 * width + 1, 4), *pair = malloc(8 * width);
   double *x = malloc(8 * width), *x_j = malloc(8 * width), *y_j = malloc(8 * width);
   uint8_t *trained = filled(width, 1, 2), *crop = filled(3 * n, 1, 2 * border + 1);
   void *pixels = pixels_of(&net, n * rows * columns * net.channels);
@@ -49,8 +48,6 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
   int32_t *order = filled(n, 4, n);
   for (int i = 0; i < 2 * width; i++) w[i] = (drawn() / 16777216.f - .5f) * .2f;
   memset(m, 0, 4 * width);
-  memcpy(v, w + width, 4 * width), memset(row, 0, 4 * width);
-  memset(m_v, 0, 8 * width + 4), memset(m_w, 0, 8 * width + 4);
   float *corrections = malloc(8 * n);
   for (int i = 0; i < 2 * n; i++) corrections[i] = .5f + i / (4.f * n);
   crop[0] = crop[n] = 2 * border; /* the last corner, of the last image */
@@ -66,9 +63,9 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     Sgd adam = sgd;
     adam.corrections = corrections, adam.take = .1f, adam.keep = .99f, adam.add = .01f, adam.eps = 1e-3f;
     adam.decoupled = with;
-    NAME(mix)(&net, w, m_w, v, m_v, row, .3f, &images, n, 1, batch, &adam, sums, memory);
-    NAME(score)(&net, w, width, 2, &images, n, losses, predicted, logits, features, NULL, memory);
-    NAME(score)(&net, w, width, 1, &images, n, losses, NULL, NULL, NULL, NULL, memory);
+    NAME(train)(&net, w, moments, &images, n, 1, batch, &adam, memory);
+    NAME(score)(&net, w, width, 2, &images, n, losses, predicted, logits, features, memory);
+    NAME(score)(&net, w, width, 1, &images, n, losses, NULL, NULL, NULL, memory);
     for (int i = 0; i < width; i++) x[i] = w[i] / 3.;
     NAME(candidate)(x, x, w, .1, .3, .7, x_j, y_j, pair, width);
     printf("%.9g %.9g %.9g", total, loss, losses[n - 1]);
@@ -84,9 +81,6 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     NAME(means)(models, p, ends, whole, 2, pair, width);
     NAME(fixed)(models, p, 3, exact, width);
     printf(" %.9g %.9g %lld", pair[width / 2], pair[3 * width / 2], (long long)exact[width / 2]);
-    NAME(ahead)(&net, v, m_v, row, .02f, &images, n, 1, batch, &adam, sums, memory);
-    NAME(descents)(&net, v, row, .5f, .01f, 2, &images, batch < n ? batch : n, sums, memory);
-    printf(" %.9g %.9g %.9g", sums[0], sums[1], v[width / 2]);
     printf(" %.17g %.17g %.9g\n", x_j[width / 2], y_j[width / 2], pair[width / 2] + pair[3 * width / 2]);
   }
 }

@@ -161,72 +161,10 @@ PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *imag
   return loss;
 }
 
-/* Train w, and v along share times the gradient at row = share v + (1 - share) w, after each step of w on the same
- * mini-batch (APFL). losses [2]: to which those at w and at row are added, in float32 as by who enters once per step. */
-PUBLIC void NAME(mix)(const Net *net, float *w, float *m_w, float *v, float *m_v, float *row, float share,
-                      const Images *images, int64_t n, int32_t epochs, int32_t batch, const Sgd *sgd, float *losses,
-                      void *memory) {
-  Pass p = begin(net, memory);
-  const F own = FILL(share), others = FILL(1.f - share);
-  int64_t step = 0;
-  for (int64_t start = 0; start < epochs * n; start += n)
-    for (int64_t at = 0; at < n; at += batch, step++) {
-      const int32_t size = n - at < batch ? n - at : batch;
-      p.row = w;
-      losses[0] += (float)gradient(&p, images, start + at, size, step);
-      NAME(step)(w, m_w, p.g, net->width, sgd, step);
-      for (int64_t i = 0; i < net->width; i += LANES) store(row + i, own * load(v + i) + others * load(w + i));
-      p.row = row;
-      losses[1] += (float)gradient(&p, images, start + at, size, step);
-      for (int64_t i = 0; i < net->width; i += LANES) store(p.g + i, own * load(p.g + i));
-      NAME(step)(v, m_v, p.g, net->width, sgd, step);
-    }
-}
-
-/* Train w by pairs of mini-batches, along the gradient that the second has at row = w - inner (gradient of the first)
- * (Per-FedAvg); a last one without a second is not used. The losses of the second ones are added to *loss in float32. */
-PUBLIC void NAME(ahead)(const Net *net, float *w, float *m, float *row, float inner, const Images *images, int64_t n,
-                        int32_t epochs, int32_t batch, const Sgd *sgd, float *loss, void *memory) {
-  Pass p = begin(net, memory);
-  const F by = FILL(inner);
-  int64_t step = 0;
-  for (int64_t start = 0; start < epochs * n; start += n)
-    for (int64_t at = 0; at < n; at += batch, step++) {
-      const int second = step % 2;
-      p.row = second ? row : w;
-      const float found = gradient(&p, images, start + at, n - at < batch ? n - at : batch, step);
-      if (second) *loss += found, NAME(step)(w, m, p.g, net->width, sgd, step / 2);
-      for (int64_t i = 0; !second && i < net->width; i += LANES) store(row + i, load(w + i) - by * load(p.g + i));
-    }
-}
-
-/* Take `steps` steps of plain descent from w on one mini-batch of n images, pulled to `towards` by pull (w - towards), which
- * is rounded before it is added. The losses are added to *loss in float32. */
-PUBLIC void NAME(descents)(const Net *net, float *w, const float *towards, float pull, float rate, int32_t steps,
-                           const Images *images, int32_t n, float *loss, void *memory) {
-  Pass p = begin(net, memory);
-  const F back = FILL(-rate), by = FILL(pull);
-  p.row = w;
-  for (int32_t step = 0; step < steps; step++) {
-    *loss += (float)gradient(&p, images, 0, n, 0);
-    for (int64_t i = 0; i < net->width; i += LANES) {
-      const F old = load(w + i), away = by * (old - load(towards + i));
-      store(w + i, FMA(back, load(p.g + i) + away + ZERO, old)); /* -0 becomes 0, as in a step */
-    }
-  }
-}
-
-/* Ask for the `part`-th 2 kB of a row, which is read soon, to be brought to the second cache. */
-static void expect(const float *soon, int64_t width, int64_t part) {
-  for (int64_t i = 512 * part; soon && i < 512 * (part + 1) && i < width; i += 16) __builtin_prefetch(soon + i, 0, 2);
-}
-
 /* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL, predicted classes
- * [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. `soon`: a row that is to come from memory
- * meanwhile, or NULL. */
+ * [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. */
 PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
-                        float *losses, int64_t *predicted, float *logits, float *features, const float *soon,
-                        void *memory) {
+                        float *losses, int64_t *predicted, float *logits, float *features, void *memory) {
   Pass p = begin(net, memory);
   const Value *head = &net->value[net->features];
   const int32_t classes = net->value[net->logits].units;
@@ -236,7 +174,6 @@ PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32
     load_images(&p, images, at);
     for (int32_t row = 0; row < r; row++) {
       p.row = rows + row * stride;
-      expect(soon, net->width, at / LANES * r + row);
       forward(&p);
       cross_entropy(&p, 0, losses + row * n + at);
       for (int l = 0; l < p.n; l++) {
