@@ -310,8 +310,8 @@ def test_what_has_no_layer_is_named(kind, function, sentence):
 
 @pytest.mark.parametrize(("name", "sentence"), [
     ("layers.correlations", "no layer for conv of these sizes (ZeroDivisionError) in 0.0"),
-    ("layers.edge", "cannot be followed (ZeroDivisionError) in 0.0"),
-    ("plan.fused", "cannot plan Sequential (ZeroDivisionError: "),
+    ("layers.back_margin", "cannot be followed (ZeroDivisionError) in 0.0"),
+    ("plan.with_stages", "cannot plan Sequential (ZeroDivisionError: "),
 ])  # fmt: skip
 def test_a_mistake_in_the_planning_is_a_sentence(monkeypatch, name, sentence):
     """Of ours: PyTorch then computes the model."""
@@ -328,7 +328,7 @@ def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):
     clients.__len__.return_value = 1
     assert try_native("auto", net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))[1] == ""
     monkeypatch.setattr(
-        "dpfl_mpi.numerics.lanes.plan.adding", lambda ops: [replace(o, facts=o.facts | {"adds": 0}) for o in ops]
+        "dpfl_mpi.numerics.lanes.plan.adding", lambda ops: [replace(o, adds=0) for o in ops]
     )
     backend, why = try_native("auto", net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0))
     assert backend is None and why.startswith("the CPU kernels' gradient or score of this model is not PyTorch's")

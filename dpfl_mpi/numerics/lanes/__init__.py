@@ -1,1 +1,1 @@
-"""The CPU kernels: what a module computes as a list of layers (`trace`, `layers`), their places in one arena (`plan`), and the layers in C."""
+"""The CPU kernels: a module as a list of layers (`trace`), their places (`plan`), and C."""

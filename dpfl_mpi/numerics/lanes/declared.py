@@ -1,14 +1,15 @@
-"""What the sources in C declare, as ctypes has it: the structures of net.h, and the functions that a caller calls."""
+"""The structures and functions that the sources in C declare, for ctypes."""
 
 import ctypes
 import re
 from collections.abc import Iterator
-from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_void_p
 from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parent
-NUMBERS: dict[str, Any] = {"float": c_float, "double": c_double, "int32_t": c_int32, "int64_t": c_int64, "void": None}
+NUMBERS: dict[str, Any] = {"float": ctypes.c_float, "double": ctypes.c_double, "void": None}
+NUMBERS |= {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64}
 
 
 def source(name: str) -> str:
@@ -16,11 +17,13 @@ def source(name: str) -> str:
     return re.sub(r"/\*.*?\*/", "", (SOURCES / name).read_text(), flags=re.DOTALL)
 
 
-def named(declaration: str) -> Iterator[tuple[str, Any]]:
-    """Yield name and type of what one declaration declares, such as `const float *x, y, z[4]`: a pointer knows only its structure."""
-    kind, names = re.fullmatch(r"\s*(?:const )?(\w+) (.*?)\s*", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
+def parsed(declaration: str) -> Iterator[tuple[str, Any]]:
+    """Yield each name and type of a declaration such as `const float *x, y, z[4]`."""
+    words = re.fullmatch(r"\s*(?:const )?(\w+) (.*?)\s*", declaration, re.DOTALL)
+    assert words, declaration
+    kind, names = words.groups()
     for text in names.split(","):
-        name, count = re.search(r"(\w+)(?:\[(\d+)\])?$", text.strip()).groups()  # type: ignore[union-attr]
+        name, count = re.findall(r"(\w+)(?:\[(\d+)\])?$", text.strip())[0]
         if "*" in text:
             yield name, POINTER(STRUCTURES[kind]) if kind in STRUCTURES else c_void_p
         else:
@@ -29,13 +32,16 @@ def named(declaration: str) -> Iterator[tuple[str, Any]]:
 
 STRUCTURES: dict[str, Any] = {}
 for body, name in re.findall(r"typedef struct \{(.*?)\} (\w+);", source("net.h"), re.DOTALL):
-    fields = [field for line in body.split(";")[:-1] for field in named(line)]
+    fields = [field for line in body.split(";")[:-1] for field in parsed(line)]
     STRUCTURES[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+
 # the kinds of layers, by the numbers that a `Layer` has
 KINDS = re.findall(r"\{(\w+), \w+\}", source("lanes.c"))
+
 # result and arguments of each function of a form, by its name
+PUBLIC = re.compile(r"PUBLIC (\w+) NAME\((\w+)\)\((.*?)\) \{", re.DOTALL)
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    name: (NUMBERS[kind], [of for part in arguments.split(",") for _, of in named(part)])
+    name: (NUMBERS[kind], [of for part in arguments.split(",") for _, of in parsed(part)])
     for file in ("lanes.c", "step.h", "search.h")
-    for kind, name, arguments in re.findall(r"PUBLIC (\w+) NAME\((\w+)\)\((.*?)\) \{", source(file), re.DOTALL)
+    for kind, name, arguments in PUBLIC.findall(source(file))
 }

@@ -1,11 +1,10 @@
-/* A dense layer of one vector per image: y = W x + b, with a ReLU where size[0] is 1.
+/* A dense layer of one vector per image: y = W x + b.
  *
  * weight [O, I], bias [O] or none. Scratch: I + 1 vectors.
  */
-enum { DENSE_RELU };
 
 /* y [count] = W x + b, the inputs in two sums. */
-INLINE void apply(const int count, int32_t inputs, const F *x, const float *w, const float *b, F *y, int with_relu) {
+INLINE void apply(const int count, int32_t inputs, const F *x, const float *w, const float *b, F *y) {
   F even[8], odd[8];
   UNROLL for (int i = 0; i < count; i++) even[i] = b ? FILL(b[i]) : ZERO, odd[i] = ZERO;
   for (int32_t j = 0; j + 1 < inputs; j += 2)
@@ -15,8 +14,7 @@ INLINE void apply(const int count, int32_t inputs, const F *x, const float *w, c
     }
   UNROLL for (int i = 0; i < count; i++) {
     if (inputs % 2) even[i] = FMA(FILL(w[i * inputs + inputs - 1]), x[inputs - 1], even[i]);
-    even[i] += odd[i];
-    y[i] = with_relu ? relu_of(even[i]) : even[i];
+    y[i] = even[i] + odd[i];
   }
 }
 
@@ -25,7 +23,7 @@ static void dense(const Pass *p, const Layer *layer) {
   const float *w = p->row + layer->weight, *b = layer->bias < 0 ? NULL : p->row + layer->bias;
   const F *x = x_of(p, layer->in);
   F *y = x_of(p, layer->out);
-  BLOCKS(UNITS, outputs, apply(count, inputs, x, w + at * inputs, b ? b + at : NULL, y + at, layer->size[DENSE_RELU]))
+  BLOCKS(UNITS, outputs, apply(count, inputs, x, w + at * inputs, b ? b + at : NULL, y + at))
 }
 
 /* g [count, I] += slope x', image by image, for `some` columns of I; turned is x', [LANES, I]. */
@@ -58,13 +56,11 @@ INLINE void apply_back(const int count, int32_t inputs, int32_t outputs, const f
 }
 
 static void dense_back(const Pass *p, const Layer *layer) {
-  const Value *out = &p->net->value[layer->out];
-  const int32_t inputs = p->net->value[layer->in].units, outputs = out->units;
+  const int32_t inputs = p->net->value[layer->in].units, outputs = p->net->value[layer->out].units;
   const float *w = p->row + layer->weight;
-  const F *x = x_of(p, layer->in);
-  F *slope = d_of(p, layer->out), *d = d_of(p, layer->in);
+  const F *x = x_of(p, layer->in), *slope = d_of(p, layer->out);
+  F *d = d_of(p, layer->in);
   float *turned = (float *)scratch_of(p), *g = p->g + layer->weight;
-  if (layer->size[DENSE_RELU]) relu_clears(out, x_of(p, layer->out), slope);
   for (int32_t j = 0; j < inputs; j++)
     for (int l = 0; l < LANES; l++) turned[l * inputs + j] = lane(x + j, l);
   BLOCKS(8, outputs, outer_rows(count, inputs, slope + at, turned, g + at * inputs, p->n))

@@ -1,18 +1,10 @@
 /* GroupNorm, InstanceNorm, LayerNorm: each group of planes is brought to mean 0 and deviation 1, then scaled and shifted.
  *
- * size: groups, whether there is a scale and shift for each number of a group (else for each plane), whether a ReLU follows.
+ * size: groups, whether there is a scale and shift for each number of a group (else for each plane).
  * number[0]: added to the variance. weight and bias: either may be missing. Space: mean and 1 / deviation of each group.
  * Scratch: two vectors for each scale.
  */
-enum { NORM_GROUPS, NORM_EACH, NORM_RELU };
-
-#if FORM == 512
-#define ROOT(a) _mm512_sqrt_ps(a)
-#elif FORM == 256
-#define ROOT(a) _mm256_sqrt_ps(a)
-#else
-INLINE F ROOT(F a) { return (F){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
-#endif
+enum { NORM_GROUPS, NORM_EACH };
 
 /* Run `call` for each number i of a line; k is i modulo 4, which the compiler knows. */
 #define IN_FOURS(units, ...) \
@@ -57,7 +49,7 @@ static void norm(const Pass *p, const Layer *layer) {
   const Norm n = norm_of(p, layer);
   const F *x = x_of(p, layer->in);
   F *y = x_of(p, layer->out), *kept = p->arena + layer->space;
-  const int32_t units = n.in->units, with_relu = layer->size[NORM_RELU];
+  const int32_t units = n.in->units;
   const float count = (float)n.planes * n.in->lines * units;
   for (int32_t g = 0; g < n.groups; g++) {
     F sum[4] = {ZERO, ZERO, ZERO, ZERO}, square[4] = {ZERO, ZERO, ZERO, ZERO};
@@ -69,39 +61,34 @@ static void norm(const Pass *p, const Layer *layer) {
     GROUP_LINES(n, g, for (int32_t i = 0; i < units; i++) {
       const int64_t at = n.each ? first + i : first;
       const F scale = n.scale ? FILL(n.scale[at]) : FILL(1.f), shift = n.shift ? FILL(n.shift[at]) : ZERO;
-      const F v = FMA((x[from + i] - middle) * by, scale, shift);
-      y[to + i] = with_relu ? relu_of(v) : v;
+      y[to + i] = FMA((x[from + i] - middle) * by, scale, shift);
     })
   }
 }
 
-/* What of a gradient a ReLU after the norm leaves. */
-#define LEFT(v, d) (again ? PICK(ABOVE(FMA(v, scale, shift), ZERO), d, ZERO) : (d))
-
 static void norm_back(const Pass *p, const Layer *layer) {
   const Norm n = norm_of(p, layer);
   const F *x = x_of(p, layer->in), *kept = p->arena + layer->space;
-  F *dy = d_of(p, layer->out), *dx = d_of(p, layer->in);
+  const F *dy = d_of(p, layer->out);
+  F *dx = d_of(p, layer->in);
   const int32_t units = n.in->units, adds = layer->adds & 1;
   const float count = (float)n.planes * n.in->lines * units;
   const int64_t parameters = n.each ? (int64_t)n.planes * n.in->lines * units : n.in->planes;
   F *scales = scratch_of(p), *shifts = scales + parameters; /* their gradients */
   memset(scales, 0, sizeof(F) * 2 * parameters);
-  if (layer->size[NORM_RELU] && n.each) relu_clears(n.out, x_of(p, layer->out), dy);
-  const int again = layer->size[NORM_RELU] && !n.each; /* the outputs are computed again, for less than reading them */
   for (int32_t g = 0; g < n.groups; g++) {
     const F middle = kept[2 * g], by = kept[2 * g + 1];
     F all = ZERO, moment = ZERO, of_plane = ZERO, moment_of_plane = ZERO; /* sums of d and of d times the normed x */
     GROUP_LINES(n, g, {
       F sum[4] = {ZERO, ZERO, ZERO, ZERO}, product[4] = {ZERO, ZERO, ZERO, ZERO};
-      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f), shift = again && n.shift ? FILL(n.shift[first]) : ZERO;
+      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
       if (n.each)
         IN_FOURS(units, F d = dy[to + i]; const F v = (x[from + i] - middle) * by;
                  scales[first + i] = FMA(d, v, scales[first + i]); shifts[first + i] += d;
                  if (n.scale) d *= FILL(n.scale[first + i]);
                  sum[k] += d; product[k] = FMA(d, v, product[k]))
       else
-        IN_FOURS(units, const F v = (x[from + i] - middle) * by, d = LEFT(v, dy[to + i]); sum[k] += d;
+        IN_FOURS(units, const F v = (x[from + i] - middle) * by, d = dy[to + i]; sum[k] += d;
                  product[k] = FMA(d, v, product[k]))
       of_plane += together(sum), moment_of_plane += together(product);
       if (line_ + 1 == n.in->lines) {
@@ -113,11 +100,11 @@ static void norm_back(const Pass *p, const Layer *layer) {
     if (!wanted(p, layer->in)) continue;
     all = all / count, moment = moment / count;
     GROUP_LINES(n, g, {
-      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f), shift = again && n.shift ? FILL(n.shift[first]) : ZERO;
+      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
       const int own = n.each && n.scale;
       for (int32_t i = 0; i < units; i++) {
         const F v = (x[from + i] - middle) * by, s = own ? FILL(n.scale[first + i]) : scale;
-        const F d = by * (FMA(s, LEFT(v, dy[to + i]), ZERO - all) - v * moment);
+        const F d = by * (FMA(s, dy[to + i], ZERO - all) - v * moment);
         dx[from + i] = adds ? dx[from + i] + d : d;
       }
     })

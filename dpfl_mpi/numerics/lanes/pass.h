@@ -31,8 +31,3 @@ static void clear_gradient(const Pass *p, int32_t value) {
   const Value *v = &p->net->value[value];
   LINES(v, memset(p->arena + v->d + at, 0, sizeof(F) * v->units))
 }
-
-/* A ReLU within a layer: the gradient of its outputs is 0 where it was. */
-static void relu_clears(const Value *v, const F *y, F *d) {
-  LINES(v, for (int32_t i = 0; i < v->units; i++) d[at + i] = PICK(ABOVE(y[at + i], ZERO), d[at + i], ZERO))
-}

@@ -112,7 +112,8 @@ static void stage_back(const Pass *p, const Layer *layer) {
   const Value *out = &p->net->value[layer->out];
   const int32_t area = s.P * s.Q;
   F *d = d_of(p, layer->out), *dx = d_of(p, layer->in);
-  relu_clears(out, x_of(p, layer->out), d);
+  const F *y = x_of(p, layer->out);
+  LINES(out, for (int32_t i = 0; i < out->units; i++) d[at + i] = PICK(ABOVE(y[at + i], ZERO), d[at + i], ZERO))
   for (int32_t o = 0; o < s.filters; o++) {
     const F *slope = d + o * s.out_plane;
     const M *right = s.right + o * area, *lower = s.lower + o * area;
@@ -121,24 +122,24 @@ static void stage_back(const Pass *p, const Layer *layer) {
       BLOCKS(TAPS, 5, correlate(count, &s, s.x + c * s.plane + at, slope, right, lower, sum + at))
       add_up(p->g + layer->weight + (o * s.C + c) * 25, sum, 25, p->n);
     }
-    for (int32_t y = 0; y < s.P; y++)
-      for (int32_t x = 0; x < s.Q; x++) total += slope[y * s.out_line + x];
+    for (int32_t row = 0; row < s.P; row++)
+      for (int32_t column = 0; column < s.Q; column++) total += slope[row * s.out_line + column];
     add_up(p->g + layer->bias + o, &total, 1, p->n);
   }
   if (!wanted(p, layer->in)) return;
   if (!(layer->adds & 1)) clear_gradient(p, layer->in);
-  for (int32_t y = 0; y < s.P; y++)
-    for (int32_t x = 0; x < s.Q; x++) {
-      F *places = s.places;
+  F *places = s.places;
+  for (int32_t row = 0; row < s.P; row++)
+    for (int32_t column = 0; column < s.Q; column++) {
       for (int32_t o = 0; o < s.filters; o++) {
-        const int32_t from = o * area + y * s.Q + x;
-        const F slope = d[o * s.out_plane + y * s.out_line + x];
+        const int32_t from = o * area + row * s.Q + column;
+        const F slope = d[o * s.out_plane + row * s.out_line + column];
         const F left = PICK(s.right[from], ZERO, slope), right = PICK(s.right[from], slope, ZERO);
         places[o] = PICK(s.lower[from], ZERO, left), places[s.filters + o] = PICK(s.lower[from], ZERO, right);
         places[2 * s.filters + o] = PICK(s.lower[from], left, ZERO);
         places[3 * s.filters + o] = PICK(s.lower[from], right, ZERO);
       }
-      F *window = dx + 2 * y * s.W + 2 * x;
+      F *window = dx + 2 * row * s.W + 2 * column;
       BLOCKS(CHANNELS, s.C, spread(count, &s, p->row + layer->weight + at * 25, places, window + at * s.plane))
     }
 }

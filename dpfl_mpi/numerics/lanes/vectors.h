@@ -24,6 +24,7 @@ enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5, ROWS = 4, COLUMNS = 4, SL
 #define PICK(m, a, b) ((F)_mm512_mask_blend_ps(m, b, a)) /* a where m, else b */
 #define ABOVE(a, b) _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ)
 #define NO_NUMBER(a) _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q)
+#define ROOT(a) ((F)_mm512_sqrt_ps(a))
 #elif FORM == 256
 #include <immintrin.h>
 typedef U M; /* all bits of a lane */
@@ -34,6 +35,7 @@ enum { FILTERS = 2, UNITS = 4, CHANNELS = 2, TAPS = 2, ROWS = 2, COLUMNS = 6, SL
 #define PICK(m, a, b) ((F)_mm256_blendv_ps(b, a, (F)(m)))
 #define ABOVE(a, b) ((M)_mm256_cmp_ps(a, b, _CMP_GT_OQ))
 #define NO_NUMBER(a) ((M)_mm256_cmp_ps(a, a, _CMP_UNORD_Q))
+#define ROOT(a) ((F)_mm256_sqrt_ps(a))
 #else
 typedef U M;
 enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5, ROWS = 4, COLUMNS = 4, SLOPES = 4, TAPS_AT_ONCE = 4 };
@@ -46,6 +48,7 @@ INLINE F FMA(F a, F b, F c) {
   return (F){fmaf(a[0], b[0], c[0]), fmaf(a[1], b[1], c[1]), fmaf(a[2], b[2], c[2]), fmaf(a[3], b[3], c[3])};
 }
 #endif
+INLINE F ROOT(F a) { return (F){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
 #define PICK(m, a, b) ((F)(((m) & (U)(a)) | (~(m) & (U)(b))))
 #define ABOVE(a, b) ((M)((a) > (b)))
 #define NO_NUMBER(a) ((M)((a) != (a)))
