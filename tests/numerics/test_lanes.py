@@ -308,24 +308,3 @@ def test_averages_and_exact_sums_are_torchs(form):
     sums = torch.empty(net.ensemble.width, dtype=torch.int64)
     net.native.fixed(models, p, sums)
     assert torch.equal(sums, fixed_point(w[picked], torch.from_numpy(p)).sum(0))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("number", "total"), [
-    ("0x1.8cdb9dbf7f9aep+23", "0x1.e1e56dffffffdp-1"),  # a quotient whose float64 is next to half way between floats
-    ("0x1.602bee0db651fp+22", "0x1.dfa933ffffffep-1"),
-    ("0x1.1b1656ee0e01fp+22", "0x1.958e03ffffffep-1"),
-    ("0x1p-148", "0x1p-1"),
-])  # fmt: skip
-def test_a_searchs_averages_are_quotients(form, number, total):
-    """In float64, then in float32, to the bit: also of -0 and infinity."""
-    net, total = make("mlp", form=form), float.fromhex(total)
-    x = torch.from_numpy(net.rng.normal(0, 1e-2, net.ensemble.width))
-    x[:5] = torch.tensor([float.fromhex(number), -0.0, 0.0, math.inf, -math.inf], dtype=torch.float64)
-    pair, nothing = torch.zeros(2, len(x)), torch.full((len(x),), -0.0)
-    start = (x.clone(), -x, pair, total, total)
-    chooser = native.Chooser(net.native, net.images, numbers(range(5)), start, np.zeros(4))
-    chooser.decide(np.array([nothing.data_ptr()], np.uint64), np.zeros(1), np.zeros(1), 1)
-    want = (x.numpy() / total).astype(np.float32)
-    assert pair[0].numpy().tobytes() == want.tobytes()
-    assert np.array_equal(pair[1].numpy(), -want)
