@@ -137,7 +137,9 @@ def source_of(kind: str, given: Any) -> str:
     """
     for value in (given, *(vars(given).values() if inspect.isclass(given) else ())):
         code = getattr(value, "__code__", None)
-        lines = linecache.getlines(code.co_filename) if code else []
+        if code is None:
+            continue
+        lines = linecache.getlines(code.co_filename)
         for node in reversed([*ast.walk(ast.parse("".join(lines)))]):  # the innermost first
             if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name != given.__name__:
                 continue

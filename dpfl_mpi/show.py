@@ -247,9 +247,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("name a RESULT, or two with --compare")
     if args.last < 1 or args.clients < 1:
         parser.error("--last and --clients take whole numbers of at least 1")
-    results, pair = (
-        [Result(path) for path in paths or ()] for paths in (args.results, args.compare)
-    )
+    results = [Result(path) for path in args.results]
+    pair = [Result(path) for path in args.compare or ()]
     if args.cite:
         print(cite(results or pair))
         return
@@ -258,7 +257,7 @@ def main(arguments: list[str] | None = None) -> None:
     room = 10**6 if args.wide else WIDTH
     parts = [show(result, args.last, args.clients, room) for result in results]
     if pair:
-        parts.append(compare(*pair, room))
+        parts.append(compare(pair[0], pair[1], room))
     print("\n\n".join(parts))
 
 

@@ -36,7 +36,14 @@ from dpfl_mpi.settings.command_line import SCHEMA, given, parser
 Writer = Callable[[Path], None]  # writes a file that a run reads
 # functions that tell the kind of a file
 FUNCTIONS = {"method": ("init", "round"), "model": ("build",), "dataset": ("load", "read")}
-BUDGETS = {5: 2, 8: "inf", 2: "inf"}  # B_c by clients; two clients leave a rank empty
+SMALL: dict[str, Any] = {
+    "clients": 5,
+    "tau_init": 1,
+    "tau_train": 2,
+    "min_per_class": 2,
+    "augment": False,
+}
+BUDGETS = {2: "inf", 8: "inf", 5: 2}  # B_c by clients; two clients leave a rank empty
 # who is present in rounds 1 to 3, of each four clients
 PRESENT = [[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 1]]
 # samples for a model, and their classes; it need not take all
@@ -100,8 +107,9 @@ class Check:
         with tempfile.TemporaryDirectory(prefix="dpfl-testing-") as folder:
             settings = {self.kind: self.code, "quiet": True} | self.settings
             for name, write in files.items():
-                settings[name] = Path(folder, name)
-                write(settings[name])
+                path = Path(folder, name)
+                write(path)
+                settings[name] = str(path)
             complaint = compare(settings, Path(folder), ADVICE[self.kind])
         return f"{self}: {complaint}" if complaint else ""
 
@@ -136,35 +144,44 @@ def kinds_of(code: str) -> list[str]:
 def made_of(kind: str, code: str, settings: dict[str, Any]) -> list[Check]:
     """Return the checks of one kind of code; `settings` replace those of the checks."""
     admit(kind, code)
-    small = {"clients": 5, "tau_init": 1, "tau_train": 2, "min_per_class": 2, "augment": False}
-    own_data = {"dataset", "data"} & {*settings}
-    samples: dict[str, Writer] = {}
-    if kind != "dataset" and not own_data:
+    return {"method": of_method, "model": of_model, "dataset": of_dataset}[kind](code, settings)
+
+
+def of_method(code: str, settings: dict[str, Any]) -> list[Check]:
+    """Return checks with several numbers of clients, and with some clients away."""
+    small = SMALL | {"model": "mlp", "rounds": len(PRESENT)}
+    files: dict[str, Writer] = {}
+    if not {"dataset", "data"} & {*settings}:
         small["dataset"] = "image_folder"
-        samples["data"] = functools.partial(write_samples, shape="8x8x1")
-    check = functools.partial(Check, kind, code)
-    if kind == "model":
-        shapes = () if own_data else tuple(SHAPES)
-        return [check("a run", small | {"method": "fedavg", "rounds": 1} | settings, {}, shapes)]
-    if kind == "dataset":
-        few = {"method": "local", "rounds": 0, "tau_train": 1}
-        dealt = [few | {"partition": p, "clients": 3} for p in ("pathological", "dirichlet")]
-        names = ("as a run takes it", "pathological", "dirichlet")
-        return [check(n, s | settings) for n, s in zip(names, [few, *dealt], strict=True)]
-    small |= {"model": "mlp", "rounds": len(PRESENT)}
-    found = {}
+        files["data"] = functools.partial(write_samples, shape="8x8x1")
+    out = {}
     for clients, budget in BUDGETS.items():
         fields = small | {"clients": clients}
-        if find(kind, code).topology == "graph":
+        if find("method", code).topology == "graph":
             fields["budget"] = budget
         fields |= settings
         name = f"{fields['clients']} clients"
-        found.setdefault(name, check(name, fields, samples))
-        if clients == 5:
-            present = functools.partial(write_present, clients=fields["clients"])
-            away = f"{name}, some away"
-            found[away] = check(away, fields, samples | {"available": present})
-    return list(found.values())
+        out[name] = Check("method", code, name, fields, files)
+    away = files | {"available": functools.partial(write_present, clients=fields["clients"])}
+    return [*out.values(), Check("method", code, f"{name}, some away", fields, away)]
+
+
+def of_model(code: str, settings: dict[str, Any]) -> list[Check]:
+    """Return one check, with the first of `SHAPES` that the model takes, or with given data."""
+    fields = SMALL | {"method": "fedavg", "rounds": 1}
+    if {"dataset", "data"} & {*settings}:
+        return [Check("model", code, "a run", fields | settings)]
+    fields |= {"dataset": "image_folder"} | settings
+    return [Check("model", code, "a run", fields, shapes=tuple(SHAPES))]
+
+
+def of_dataset(code: str, settings: dict[str, Any]) -> list[Check]:
+    """Return checks with the partition that a run takes, and with two others."""
+    few = {"method": "local", "rounds": 0, "tau_train": 1}
+    changes: dict[str, dict[str, Any]] = {"as a run takes it": {}}
+    for partition in ("pathological", "dirichlet"):
+        changes[partition] = {"partition": partition, "clients": 3}
+    return [Check("dataset", code, name, few | c | settings) for name, c in changes.items()]
 
 
 def checks(*codes: str, **settings: Any) -> list[Check]:
