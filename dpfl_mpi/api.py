@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.errors import UserError, without_inner_frames
-from dpfl_mpi.given import as_files, plain
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.mpi.start import RANK, SIZE, launched
+from dpfl_mpi.objects import as_files, plain
 from dpfl_mpi.plugins import admitted
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Resolved

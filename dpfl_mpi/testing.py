@@ -27,7 +27,7 @@ import numpy as np
 from dpfl_mpi import api, prepare
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
-from dpfl_mpi.given import plain
+from dpfl_mpi.objects import plain
 from dpfl_mpi.plugins import KINDS, admit, find, is_path, names, short
 from dpfl_mpi.plugins.code import execute, in_module, in_path
 from dpfl_mpi.results import Result

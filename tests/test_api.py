@@ -164,7 +164,7 @@ def test_a_result_says_what_it_is_and_that_it_is_closed(tiny, tmp_path):
     tiny.file.close()
     arrays = lambda: tiny["best/test_acc"], lambda: tiny.listed("mean")
     for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, *arrays):
-        refused("tiny.h5 is closed, so nothing is read from it any more", read)
+        refused("tiny.h5 is closed, so nothing is read from it", read)
 
 
 def test_one_row_per_client(tiny, tmp_path):
