@@ -16,7 +16,7 @@ import numpy as np
 
 from dpfl_mpi.data.partition import PARTS, Partition, save
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, open_source, verify
+from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.node import node_memory
 from dpfl_mpi.plan import needs
@@ -66,7 +66,6 @@ def main(arguments: list[str] | None = None) -> int:
     files_read = [getattr(value, "path", value) for value in map(vars(run).get, FILES)]
     check_apart(args.save, *files_read, flag="--save")
     source = open_source(run)
-    verify(source)
     partition = deal(run, source)
     fit = str if args.wide else fitted
     print(fit(data_text(run, source, partition)))

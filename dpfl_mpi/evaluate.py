@@ -11,7 +11,7 @@ import numpy as np
 
 from dpfl_mpi.data.partition import PARTS, search_first
 from dpfl_mpi.data.source import Source
-from dpfl_mpi.engine.saved import dealt, fill, network_of, one_pool, source_of, with_code
+from dpfl_mpi.engine.saved import dealt, fill, network_of, source_of, with_code
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
@@ -42,7 +42,7 @@ def of_classes(
 
     A class weighs as much as among the client's own images: if clients differ only in their
     classes, the expected accuracy is the same, with less variance. Clients of different
-    `groups` `[N]` share no images. Nobody may train on these images (`one_pool`).
+    `groups` `[N]` share no images. Nobody may train on these images.
     """
     partition = dealt(result, source)
     labels = source.labels["test"]
@@ -132,7 +132,7 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
 def check_on(result: Result, source: Source, on: str) -> None:
     """Raise `UserError` if models cannot be scored on images of other clients."""
     partition = result.run.partition
-    if on != "own" and one_pool(result, source):
+    if on != "own" and source.pooled:
         pool = f"--partition {partition} takes training and test samples from one pool"
         # only the run's own data have classes of a client
         advice = ": name other data with --data" if on == "all" else ""

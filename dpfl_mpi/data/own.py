@@ -1,113 +1,135 @@
-"""Anyone's own samples as a data set: `arrays_of(x, y)` says what they are, checks them, sets a test part aside and finds the normalisation."""
+"""Anyone's own samples as a data set: their kind, a test part, and their normalisation."""
 
-import sys
+from dataclasses import replace
 
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.errors import UserError
 
-CLASSES = 65536  # most
-ROUNDED = 1e-4  # standard deviations: the most that float32, which has 7 digits, may move a number
+MOST_CLASSES = 65536
+ROUNDED = 1e-4  # most standard deviations by which float32, of 7 digits, may move a number
 Column = np.ndarray | None  # [M]
 
 
 def arrays_of(
-    x: np.ndarray, y: np.ndarray, client: Column = None, test: Column = None, where: str = "the data", note: str = ""
+    x: np.ndarray,
+    y: np.ndarray,
+    client: Column = None,
+    test: Column = None,
+    where: str = "the data",
+    note: str = "",
 ) -> Arrays:
-    """Return samples and labels as a data set; `UserError` where an array has another length or type, or a value is out of its range.
+    """Return samples and labels as a data set; a `UserError` names what is wrong with them.
 
     Args:
-        x: images uint8 or floats `[M, H, W]` or `[M, H, W, C]`; vectors, floats `[M, F]`; or tokens, whole numbers `[M, L]` from 0 to 2^31 - 1.
+        x: images uint8 or floats `[M, H, W]` or `[M, H, W, C]`; vectors, floats `[M, F]`; or
+            tokens, whole numbers `[M, L]` from 0 to 2^31 - 1.
         y: one class per sample `[M]`, numbers or names.
         client: whom each sample belongs to `[M]`, numbers or names.
-        test: which samples are the test part, bool or 0 and 1 `[M]`; without it a fixed fifth: of every client's samples, or else of every class.
+        test: which samples are the test part, bool or 0 and 1 `[M]`; by default a fixed fifth of
+            every client's samples, or else of every class.
         where: what the sentence of an error begins with.
         note: what a reader of results must know about the data: one sentence.
     """
     samples = samples_of(where, np.asarray(x))
     labels, names = numbered(where, "y", y, len(samples))
-    if len(names) < 2:
-        raise UserError(f"{where}: y holds one class, {names[0]}; at least 2 are needed")
-    if len(names) > CLASSES:
-        raise UserError(f"{where}: y holds {len(names)} different labels; allowed are at most {CLASSES} classes")
-    owners, clients = (None, ()) if client is None else numbered(where, "client", client, len(samples))
+    if not 2 <= len(names) <= MOST_CLASSES:
+        allowed = f"allowed are 2 to {MOST_CLASSES}"
+        raise UserError(f"{where}: y holds {len(names)} different labels; {allowed}")
+    owners: np.ndarray = labels
+    clients: tuple[str, ...] = ()
+    if client is not None:
+        owners, clients = numbered(where, "client", client, len(samples))
     if test is None:
-        flags = a_fifth(labels if owners is None else owners)
-        flags &= np.isin(labels, labels[~flags])  # a class of one client's fifth alone stays to train
+        is_test = choose_a_fifth(owners)
+        # a class that only this fifth has stays in training
+        is_test &= np.isin(labels, labels[~is_test])
     else:
-        test = aligned(where, "test", test, len(samples))
-        odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
-        if len(odd):
-            raise UserError(f"{where}: test holds {text(odd[0])}; allowed are true and false, or 1 and 0")
-        flags = test.astype(bool)
-    if not flags.any() or flags.all():
-        raise UserError(f"{where} has {(~flags).sum()} training and {flags.sum()} test samples; both are needed")
-    if len(unseen := np.setdiff1d(labels[flags], labels[~flags])):
-        raise UserError(f"{where}: the test labels hold {names[unseen[0]]}, which no training label is")
-    parts = [(samples[part], labels[part], None if owners is None else owners[part]) for part in (~flags, flags)]
-    (x_train, y_train, train_clients), (x_test, y_test, test_clients) = parts
-    mean, std = moments(x_train)
-    return Arrays(x_train, y_train, x_test, y_test, names, mean, std, train_clients, test_clients, clients, note)
+        is_test = flags(where, test, len(samples))
+    parts = ~is_test, is_test
+    if not is_test.any() or is_test.all():
+        counts = f"{parts[0].sum()} training and {parts[1].sum()} test samples"
+        raise UserError(f"{where} has {counts}; both are needed")
+    if len(unseen := np.setdiff1d(labels[is_test], labels[~is_test])):
+        only = f"the test labels hold {names[unseen[0]]}, which no training label is"
+        raise UserError(f"{where}: {only}")
+    train_x, test_x = (samples[part] for part in parts)
+    train_y, test_y = (labels[part] for part in parts)
+    mean, std = moments(train_x)
+    out = Arrays(train_x, train_y, test_x, test_y, names, mean, std, note=note)
+    if client is None:
+        return out
+    train_clients, test_clients = (owners[part] for part in parts)
+    owned = {"train_clients": train_clients, "test_clients": test_clients, "client_names": clients}
+    return replace(out, **owned)
 
 
 def samples_of(where: str, x: np.ndarray) -> np.ndarray:
-    """Return samples as a data set holds them: images uint8 or float32 `[M, H, W, C]`, vectors float32 `[M, F]`, tokens int32 `[M, L]`.
+    """Return samples as a data set has them.
 
-    Bytes `[M, F]` are images of 1xF.
+    These are images uint8 or float32 `[M, H, W, C]`, vectors float32 `[M, F]`, tokens int32
+    `[M, L]`. Bytes `[M, W]` are images of one row.
     """
     where = f"{where}: x"
     if x.ndim not in (2, 3, 4) or x.size == 0:
-        raise UserError(f"{where} is {x.shape}; allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty")
+        allowed = "allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty"
+        raise UserError(f"{where} is {x.shape}; {allowed}")
     image = {2: (len(x), 1, x.shape[1], 1), 3: (*x.shape, 1), 4: x.shape}[x.ndim]
     _, h, w, c = image
     if c > 4 and (h == 3 or (h == 1 and w == c)):  # [M, 1, W, C] is a series of W moments
-        raise UserError(f"{where} is {x.shape}, channels first; images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)")
+        mend = "images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)"
+        raise UserError(f"{where} is {x.shape}, channels first; {mend}")
     if x.dtype.kind in "fb":
-        return single(where, x if x.ndim == 2 else x.reshape(image))
+        return as_float32(where, x if x.ndim == 2 else x.reshape(image))
     if x.dtype.kind not in "iu":
-        raise UserError(f"{where} is {x.dtype}; allowed are uint8 (images), floats (images, vectors), integers (text)")
+        allowed = "allowed are uint8 (images), floats (images, vectors), integers (text)"
+        raise UserError(f"{where} is {x.dtype}; {allowed}")
     tokens = x.ndim == 2 and x.dtype != np.uint8
     low, high, most = int(x.min()), int(x.max()), 2**31 - 1 if tokens else 255
     if low < 0 or high > most:
-        what = "whole numbers are tokens from" if tokens else "whole numbers of an image are"
-        raise UserError(f"{where} goes from {low} to {high}; {what} 0 to {most}: save other numbers as floats")
+        what = "tokens are whole numbers from" if tokens else "whole numbers of an image are"
+        allowed = f"{what} 0 to {most}: save other numbers as floats"
+        raise UserError(f"{where} goes from {low} to {high}; {allowed}")
     return x.astype(np.int32) if tokens else x.astype(np.uint8, copy=False).reshape(image)
 
 
-def single(where: str, x: np.ndarray) -> np.ndarray:
-    """Return floats `[..., C]` as float32; `UserError` where it does not hold them, or a column's differences."""
+def as_float32(where: str, x: np.ndarray) -> np.ndarray:
+    """Return floats `[..., C]` as float32; `UserError` if that loses a column's differences."""
     with np.errstate(over="ignore"):
         out = x.astype(np.float32)
     if not np.isfinite(out).all():
-        raise UserError(f"{where} holds what is missing, infinite or beyond float32; allowed are finite numbers")
+        odd = "a missing, infinite or too large number"
+        raise UserError(f"{where} holds {odd}; allowed are finite numbers of float32")
     if x.dtype.itemsize > out.itemsize:
         columns = x.reshape(-1, x.shape[-1])
-        moved, low, high = np.abs(columns - out.reshape(columns.shape)).max(0), columns.min(0), columns.max(0)
-        lost = (moved > ROUNDED * columns.std(0)) & (low < high)
+        moved = np.abs(columns - out.reshape(columns.shape)).max(0)
+        lost = (moved > ROUNDED * columns.std(0)) & (np.ptp(columns, axis=0) > 0)
         if lost.any():
-            c = int(lost.argmax())
-            these = f"{low[c]:.10g} to {high[c]:.10g} in {'column' if x.ndim == 2 else 'channel'} {c}"
-            raise UserError(
-                f"{where} goes from {these}, too far from 0 for the 7 digits of float32; standardise it first"
-            )
+            column = f"column (or channel) {lost.argmax()}"
+            mend = "too far from 0 for the 7 digits of float32; standardise it first"
+            raise UserError(f"{where} has numbers in {column} {mend}")
     return out
 
 
-def numbered(where: str, name: str, values: np.ndarray, length: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return which of all values that occur each one is, int64 `[M]` from 0, and their names: numbers by size, texts by alphabet."""
+def numbered(
+    where: str, name: str, values: np.ndarray, length: int
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return each value's number among those that occur, int64 `[M]`, and all their names.
+
+    Numbers are sorted by size, texts by alphabet.
+    """
     values = aligned(where, name, values, length)
     if values.dtype.kind == "f":
-        if not np.isfinite(values).all():
-            numbers = "whole numbers" if name == "y" else "numbers"
-            raise UserError(f"{where}: {name} holds a missing or infinite value; allowed are {numbers} or names")
-        fractions = (values != np.rint(values)).any()
-        if not fractions and (np.abs(values) < 2**63).all():  # larger ones would become one number
+        whole = np.isfinite(values).all() and (values == np.rint(values)).all()
+        if not np.isfinite(values).all() or (name == "y" and not whole):
+            allowed = "whole numbers" if name == "y" else "numbers"
+            infinite = "a fraction, or a missing or infinite value"
+            raise UserError(f"{where}: {name} holds {infinite}; allowed are {allowed} or names")
+        if whole and (np.abs(values) < 2**63).all():  # larger ones would become one number
             values = values.astype(np.int64)
-        elif fractions and name == "y":
-            raise UserError(f"{where}: y holds fractions; allowed are whole numbers or names (no regression)")
-    names, which = np.unique(values, return_inverse=True)
-    return which.reshape(-1).astype(np.int64), tuple(map(text, names))
+    names, numbers = np.unique(values, return_inverse=True)
+    return numbers.reshape(-1).astype(np.int64), tuple(map(text, names))
 
 
 def text(value: np.generic) -> str:
@@ -115,42 +137,50 @@ def text(value: np.generic) -> str:
 
 
 def aligned(where: str, name: str, values: np.ndarray, length: int) -> np.ndarray:
-    """Return the array, which must have one number or name per sample."""
+    """Return an array, which must have one number or name per sample."""
     values = np.asarray(values)
     if values.shape != (length,) or values.dtype.kind not in "iubfUS":
-        have = f"{name} is {values.dtype} of {values.shape}"
-        raise UserError(f"{where}: {have}; one number or name per sample is needed, ({length},)")
-    here = values.dtype.newbyteorder("=")
-    if here.kind == "U" and values.astype(here).view(np.uint32).max(initial=0) > sys.maxunicode:
-        raise UserError(f"{where}: {name} holds a text that is damaged")  # Python would fail on it
+        needed = f"one number or name per sample is needed, ({length},)"
+        raise UserError(f"{where}: {name} is {values.dtype} of {values.shape}; {needed}")
     return values
 
 
-def a_fifth(of: np.ndarray) -> np.ndarray:
-    """Return a fixed choice of a fifth of the samples of every client (or class), at least one of three, bool `[M]`."""
-    test = np.zeros(len(of), bool)
+def flags(where: str, test: np.ndarray, length: int) -> np.ndarray:
+    test = aligned(where, "test", test, length)
+    odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
+    if len(odd):
+        allowed = "allowed are true and false, or 1 and 0"
+        raise UserError(f"{where}: test holds {text(odd[0])}; {allowed}")
+    return test.astype(bool)
+
+
+def choose_a_fifth(groups: np.ndarray) -> np.ndarray:
+    """Return a fixed fifth of every group's samples, at least one of three, bool `[M]`."""
+    chosen = np.zeros(len(groups), bool)
     rng = np.random.default_rng(0)
-    for each in np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of))[:-1]):
-        mine = rng.permutation(each)
-        test[mine[: len(mine) // 5 or len(mine) // 3]] = True
-    return test
+    ends = np.cumsum(np.bincount(groups))
+    for rows in np.split(np.argsort(groups, kind="stable"), ends[:-1]):
+        order = rng.permutation(rows)
+        chosen[order[: len(order) // 5 or len(order) // 3]] = True
+    return chosen
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel of images (uint8: in pixels scaled to 0..1), or per number of vectors; of tokens nothing.
+    """Return mean and standard deviation per channel or number; of tokens none.
 
-    The deviation of what is constant is 1: there is nothing to divide by.
+    Those of uint8 are of pixels scaled to 0..1. The deviation of a constant is 1.
     """
     if x.dtype == np.int32:
         return (), ()
-    flat = x.reshape(-1, x.shape[-1])
+    columns = x.reshape(-1, x.shape[-1])
     if x.dtype == np.uint8:
-        # exact, and no float copy
-        counts = [np.bincount(column, minlength=256) for column in flat.T]
+        # by counts, which is exact and copies no image to floats
+        counts = [np.bincount(column, minlength=256) for column in columns.T]
         values = np.arange(256) / 255
         mean = np.array([n @ values / n.sum() for n in counts])
-        deviation = np.array([np.sqrt(n @ (values - m) ** 2 / n.sum()) for n, m in zip(counts, mean, strict=True)])
+        variances = [n @ (values - m) ** 2 / n.sum() for n, m in zip(counts, mean, strict=True)]
+        deviation = np.array([np.sqrt(v) for v in variances])
     else:
-        mean, deviation = flat.mean(0, dtype=np.float64), flat.std(0, dtype=np.float64)
-    deviation[flat.min(0) == flat.max(0)] = 1.0  # it may be a rounding error
+        mean, deviation = columns.mean(0, dtype=np.float64), columns.std(0, dtype=np.float64)
+    deviation[columns.min(0) == columns.max(0)] = 1.0  # computed, it may be a rounding error
     return tuple(mean.tolist()), tuple(deviation.tolist())

@@ -1,4 +1,4 @@
-"""Who holds which sample: every client's train, validation and test sets, the file of them, and the part of a validation set that the search sees."""
+"""Which client has which samples, the file of it, and the validation samples of the search."""
 
 import hashlib
 import json
@@ -19,23 +19,26 @@ from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import refused_as
 
 PARTS = ("train", "val", "test")  # a client's three sets
-SIDES = ("train", "train", "test")  # of the data, which each of them is from
+HALF = {"train": "train", "val": "train", "test": "test"}  # of the data, that a set is from
 FORMAT = "dpfl_mpi partition 1"
-SLICE = 2**16  # clients whose samples come to all ranks at once, of which each keeps its own
-Shared = Callable[[Callable[[], dict[str, np.ndarray]]], dict[str, np.ndarray]]  # root's arrays on every rank
+SLICE = 2**16  # clients whose samples are sent to all ranks at once
+ByName = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """For each part the samples of client k: `indices[part][indptr[part][k] : indptr[part][k + 1]]`; train and val index the training pool."""
+    """Every client's samples: `indices[part][indptr[part][k] : indptr[part][k + 1]]`.
 
-    indptr: dict[str, np.ndarray]  # int64 [N + 1]
-    indices: dict[str, np.ndarray]  # int64 [M]
+    Indices of train and val count the data's training samples, those of test its test samples. If
+    `pooled`, all count one pool: training samples, then test samples.
+    """
+
+    indptr: ByName  # by part, int64 [N + 1]
+    indices: ByName  # by part, int64 [M]
     class_counts: np.ndarray  # int64 [N, C], training and validation samples together
-    # float64 [N], shares of the pool before the validation split (FEMNIST: of what is left to train); sum 1
-    p: np.ndarray
-    pooled: bool = False  # test indexes the same pool as train and val: training samples first, then test samples
-    # int64 [N], which of the data's own clients each client is; None where clients were made instead
+    p: np.ndarray  # float64 [N], proportional to `weights`; sum 1
+    pooled: bool = False
+    # int64 [N], which of the data's own clients each client is; None if it is none of them
     of_data: np.ndarray | None = None
 
     @property
@@ -51,177 +54,210 @@ class Partition:
 
     def sha256(self) -> str:
         """Return the hash that names this partition."""
-        held = (self.indptr[part].tobytes() + self.indices[part].tobytes() for part in PARTS)
-        return hashlib.sha256(b"".join(held)).hexdigest()
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the partition as plain arrays by name; `from_arrays` is the inverse."""
-        out = {f"{name}/{part}": getattr(self, name)[part] for name in ("indptr", "indices") for part in PARTS}
-        out |= {"class_counts": self.class_counts, "p": self.p, "pooled": np.asarray(self.pooled)}
-        return out if self.of_data is None else out | {"of_data": self.of_data}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
-        indptr, indices = ({part: arrays[f"{name}/{part}"] for part in PARTS} for name in ("indptr", "indices"))
-        counts, p, pooled = arrays["class_counts"], arrays["p"], bool(arrays["pooled"])
-        return cls(indptr, indices, counts, p, pooled, arrays.get("of_data"))
+        arrays = (self.indptr[part].tobytes() + self.indices[part].tobytes() for part in PARTS)
+        return hashlib.sha256(b"".join(arrays)).hexdigest()
 
     def note(self) -> str:
-        """Return which share of the test samples other clients train on or validate with: one sentence, or nothing unless pooled."""
+        """Return how many test samples other clients train on, as a sentence; "" unless pooled."""
         if not self.pooled:
             return ""
         used = np.concatenate([self.indices["train"], self.indices["val"]])
         share = np.isin(self.indices["test"], used).mean()
         if share == 0:
             return "clients share no image"
-        return f"clients share images: {100 * share:.0f} % of the test images are in the training data of other clients"
+        training = "are in the training data of other clients"
+        return f"clients share images: {100 * share:.0f} % of the test images {training}"
+
+    def arrays(self) -> ByName:
+        """Return the partition as plain arrays by name; `from_arrays` is the inverse."""
+        out = {f"indptr/{part}": self.indptr[part] for part in PARTS}
+        out |= {f"indices/{part}": self.indices[part] for part in PARTS}
+        out |= {"class_counts": self.class_counts, "p": self.p, "pooled": np.asarray(self.pooled)}
+        return out if self.of_data is None else out | {"of_data": self.of_data}
+
+    @classmethod
+    def from_arrays(cls, arrays: ByName, **fields: Any) -> Self:
+        indptr, indices = (
+            {part: arrays[f"{name}/{part}"] for part in PARTS} for name in ("indptr", "indices")
+        )
+        counts, p, pooled = arrays["class_counts"], arrays["p"], bool(arrays["pooled"])
+        return cls(indptr, indices, counts, p, pooled, arrays.get("of_data"), **fields)
 
 
 @dataclass(frozen=True)
 class Shard(Partition):
-    """A partition as one rank has it: the samples of its own clients, for any other client none; sizes and what it says of itself are the whole's."""
+    """A rank's share of a partition: other clients have no samples, but their sizes are known."""
 
-    of_all: dict[str, np.ndarray] = field(default_factory=dict)  # int64 [N], samples of every client by part
-    told: tuple[str, str] = ("", "")  # the hash and the note of the whole
+    whole_sizes: ByName = field(default_factory=dict)  # by part, int64 [N]
+    whole_sha256: str = ""
+    whole_note: str = ""
 
     def sizes(self, part: str) -> np.ndarray:
-        return self.of_all[part]
+        return self.whole_sizes[part]
 
     def sha256(self) -> str:
-        return self.told[0]
+        return self.whole_sha256
 
     def note(self) -> str:
-        return self.told[1]
+        return self.whole_note
 
 
-def sharded(make: Callable[[], Partition], shared: Shared, own: Callable[[np.ndarray], np.ndarray]) -> Shard:
-    """Return this rank's part of what `make` makes on root alone; `own` tells this rank's clients, bool `[N]`, by the training sizes of all. Collective.
+def sharded(
+    whole: Partition | None,
+    share: Callable[[Callable[[], ByName]], ByName],
+    choose_own: Callable[[np.ndarray], np.ndarray],
+) -> Shard:
+    """Return this rank's share of a partition that root alone has. Collective.
 
-    `shared` brings root's arrays to every rank: here `SLICE` clients at a time, so that only root ever has the samples of all.
+    Args:
+        whole: the partition on root, None elsewhere.
+        share: returns on every rank the arrays that its argument returns on root.
+        choose_own: returns this rank's clients, bool `[N]`, from all clients' training sizes.
     """
-    whole: list[Partition] = []
 
-    def known() -> dict[str, np.ndarray]:
-        whole.append(make())
-        arrays = {name: values for name, values in whole[0].arrays().items() if not name.startswith("indices/")}
-        told = json.dumps([whole[0].sha256(), whole[0].note()]).encode()
-        return arrays | {"told": np.frombuffer(told, np.uint8)}
+    def facts() -> ByName:
+        assert whole is not None
+        texts = json.dumps({"whole_sha256": whole.sha256(), "whole_note": whole.note()}).encode()
+        arrays = {n: a for n, a in whole.arrays().items() if not n.startswith("indices/")}
+        return arrays | {"texts": np.frombuffer(texts, np.uint8)}
 
-    arrays = shared(known)
-    of_all = {part: np.diff(arrays[f"indptr/{part}"]) for part in PARTS}
-    here, mine = own(of_all["train"]), dict(arrays)
+    def samples(part: str, rows: slice) -> np.ndarray:
+        return share(lambda: {"rows": whole.indices[part][rows]})["rows"]  # type: ignore[union-attr]
+
+    arrays = share(facts)
+    sizes = {part: np.diff(arrays[f"indptr/{part}"]) for part in PARTS}
+    own, out = choose_own(sizes["train"]), dict(arrays)
     for part in PARTS:
-        ends, kept = arrays[f"indptr/{part}"], []
-        for first in range(0, len(here), SLICE):
-            now = slice(first, min(first + SLICE, len(here)))
-
-            def some(part: str = part, held: slice = slice(ends[now.start], ends[now.stop])) -> dict[str, np.ndarray]:
-                return {"samples": whole[0].indices[part][held]}
-
-            kept.append(shared(some)["samples"][np.repeat(here[now], of_all[part][now])])
-        mine[f"indices/{part}"] = np.concatenate(kept)
-        mine[f"indptr/{part}"] = np.concatenate([[0], np.cumsum(np.where(here, of_all[part], 0))])
-    return replace(Shard.from_arrays(mine), of_all=of_all, told=tuple(json.loads(arrays["told"].tobytes())))
+        starts = arrays[f"indptr/{part}"]
+        pieces = []
+        for first in range(0, len(own), SLICE):  # or every rank would need memory for all samples
+            last = min(first + SLICE, len(own))
+            is_own = np.repeat(own[first:last], sizes[part][first:last])
+            pieces.append(samples(part, slice(starts[first], starts[last]))[is_own])
+        out[f"indices/{part}"] = np.concatenate(pieces)
+        out[f"indptr/{part}"] = np.concatenate([[0], np.cumsum(np.where(own, sizes[part], 0))])
+    return Shard.from_arrays(out, whole_sizes=sizes, **json.loads(arrays["texts"].tobytes()))
 
 
-def assemble(parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool) -> Partition:
-    """Return the partition of these samples per part and client; `w` `[N]` is proportional to p."""
-    indptr = {name: np.concatenate([[0], np.cumsum([len(x) for x in part])]) for name, part in parts.items()}
+def assemble(
+    parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool
+) -> Partition:
+    """Return the partition of these samples by part and client; p is proportional to `w` `[N]`."""
+    indptr = {
+        name: np.concatenate([[0], np.cumsum([len(x) for x in part])])
+        for name, part in parts.items()
+    }
     indices = {name: np.concatenate(part).astype(np.int64) for name, part in parts.items()}
     return Partition(indptr, indices, counts, w / w.sum(), pooled)
 
 
-def owners(partition: Partition, clients: Mapping[str, np.ndarray] | None) -> np.ndarray | None:
-    """Return which of the data's own clients each client is, int64 `[N]`; None where one holds samples of several, or the data have none."""
+def owners(partition: Partition, clients: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Return which of the data's own clients each client is, int64 `[N]`.
+
+    None if the data have none, or if a client has samples of several.
+    """
     if not clients or partition.pooled:
         return None
     out = []
     for k in range(partition.n):
-        whose = [clients[side][partition.of(part, k)] for part, side in zip(PARTS, SIDES, strict=True)]
-        if len(found := np.unique(np.concatenate(whose))) != 1:
+        names = [clients[HALF[part]][partition.of(part, k)] for part in PARTS]
+        found = np.unique(np.concatenate(names))
+        if len(found) != 1:
             return None
         out.append(found[0])
     return np.asarray(out, np.int64)
 
 
 def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
-    """Return what p_k is proportional to for a data set's module: a client's pool, or for FEMNIST the samples left to train (as the authors' code has it)."""
-    after = getattr(dataset, "WEIGHTS", "pool") == "train"
-    return np.asarray([len(t) + (0 if after else len(v)) for t, v in zip(parts["train"], parts["val"], strict=True)])
+    """Return what p_k is proportional to, int64 `[N]`: training and validation samples.
 
-
-# as a file: `describe --save` writes it, `--partition file:PATH` deals it again -----------------------------------------
-def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> None:
-    """Write who holds what as JSON: `clients`, a list of {train, val, test} indices, so that any framework can run on the same split.
-
-    Indices count the samples of the prepared file: train and val those under /train, test those under /test; where `pooled` is true,
-    all three count one pool, /train followed by /test.
+    With the data set's `WEIGHTS = "train"` only training samples, as in the authors' code.
     """
-    held: dict[str, Any] = {"format": FORMAT, "dataset": short(run.dataset), "data_sha256": data_sha256}
-    held["partition_sha256"] = partition.sha256()
-    held["made_by"] = f"--partition {run.partition} --clients {run.clients} --partition_seed {run.partition_seed}"
-    held |= {"pooled": partition.pooled, "note": partition.note(), "p": partition.p.tolist()}
-    held["clients"] = [{part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)]
+    sizes = {part: np.asarray([len(x) for x in parts[part]]) for part in ("train", "val")}
+    only_train = getattr(dataset, "WEIGHTS", "pool") == "train"
+    return sizes["train"] if only_train else sizes["train"] + sizes["val"]
+
+
+# the file of `describe --save` and `--partition file:PATH` ----------------------------------------
+def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> None:
+    """Write a partition as JSON, so that any framework can run on the same split.
+
+    `clients` is a list of {train, val, test} indices, which count as in `Partition`.
+    """
+    recipe = f"--partition {run.partition} --clients {run.clients}"
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "dataset": short(run.dataset),
+        "data_sha256": data_sha256,
+        "partition_sha256": partition.sha256(),
+        "made_by": f"{recipe} --partition_seed {run.partition_seed}",
+        "pooled": partition.pooled,
+        "note": partition.note(),
+        "p": partition.p.tolist(),
+        "clients": [
+            {part: partition.of(part, k).tolist() for part in PARTS} for k in range(partition.n)
+        ],
+    }
     with explained(f"--save is {path}; it cannot be written"), replacing(path) as part:
-        part.write_text(json.dumps(held))
+        part.write_text(json.dumps(content))
 
 
-def from_file(run: Resolved, labels: dict[str, np.ndarray], classes: int, data_sha256: str) -> Partition:
-    """Return the partition of `--partition file:PATH` over data with these labels and this SHA-256; `UserError` where it does not fit them."""
-    where, held = f"--partition is {run.partition}, which", partition_file(run.partition.path)
+def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> Partition:
+    """Return the partition of `--partition file:PATH`; `UserError` if it does not fit the data.
+
+    Only `clients`, `pooled` and `data_sha256` are read; p follows from the numbers of samples.
+    """
+    where, content = f"--partition is {run.partition}, which", partition_file(run.partition.path)
     with refused_as(NO_PARTITION.format(run.partition.path)):
-        clients, p = held["clients"], held.get("p")
+        clients = content["clients"]
         if any(type(i) is not int for c in clients for part in PARTS for i in c[part]):
-            raise TypeError  # an index, and neither true, 1.0 nor "1"
-        parts = {part: [np.asarray(c[part], np.int64).reshape(len(c[part])) for c in clients] for part in PARTS}
-        p = None if p is None else np.asarray(p, np.float64).reshape(len(clients))
-        known = held.get("pooled", False), held.get("data_sha256", ""), held.get("partition_sha256", "")
-        if [type(value) for value in known] != [bool, str, str]:
+            raise TypeError  # true, 1.0 and "1" are not indices
+        parts = {part: [np.asarray(c[part], np.int64) for c in clients] for part in PARTS}
+        pooled, made_for = content.get("pooled", False), content.get("data_sha256", "")
+        if (type(pooled), type(made_for)) != (bool, str):
             raise TypeError
-    pooled, of_data, of_partition = known
     if len(clients) != run.clients:
         raise UserError(f"{where} holds {len(clients)} clients; --clients is {run.clients}")
-    if of_data not in ("", data_sha256):
-        raise UserError(f"{where} was made for other data (sha256 {of_data[:12]}, here {data_sha256[:12]})")
-    if p is not None and not (np.isfinite(p).all() and (p > 0).all()):
-        raise UserError(f"{where} holds a p that is not positive")
+    if made_for not in ("", data_sha256):
+        hashes = f"sha256 {made_for[:12]}, here {data_sha256[:12]}"
+        raise UserError(f"{where} was made for other data ({hashes})")
+    lengths = {half: len(y) for half, y in labels.items()}
     counts = []
     for k in range(run.clients):
-        mine = {part: parts[part][k] for part in PARTS}
-        check_client(f"{where} gives client {k}", mine, {part: len(y) for part, y in labels.items()}, pooled)
-        counts.append(np.bincount(labels["train"][np.r_[mine["train"], mine["val"]]], minlength=classes))
-    w = weights(run.found("dataset"), parts) if p is None else p
-    partition = assemble(parts, np.asarray(counts), w, pooled)
-    if of_partition not in ("", partition.sha256()):
-        raise UserError(f"{where} was changed since it was written: to use it so, take out its partition_sha256 and p")
-    if p is not None and abs(p.sum() - 1) < 1e-9:
-        return replace(partition, p=p)  # dividing by a sum beside 1 would move the last bit
-    return partition
+        client = {part: parts[part][k] for part in PARTS}
+        check_client(f"{where} gives client {k}", client, lengths, pooled)
+        pool = np.concatenate([client["train"], client["val"]])
+        counts.append(np.bincount(labels["train"][pool], minlength=classes))
+    return assemble(parts, np.asarray(counts), weights(run.found("dataset"), parts), pooled)
 
 
-def check_client(where: str, mine: dict[str, np.ndarray], sizes: dict[str, int], pooled: bool) -> None:
-    """Raise `UserError` where a client of a file has no sample of a part, one twice, or one that is not there; `sizes` are the data's."""
-    for (part, samples), side in zip(mine.items(), SIDES, strict=True):
+def check_client(where: str, client: ByName, lengths: dict[str, int], pooled: bool) -> None:
+    """Raise `UserError` if a part is empty, or holds a sample twice or one that is not there."""
+    for part, samples in client.items():
+        end = lengths[HALF[part]]
         if len(samples) == 0:
             raise UserError(f"{where} no {part} sample; each needs one")
-        if len(outside := samples[(samples < 0) | (samples >= sizes[side])]):
-            raise UserError(f"{where} the {part} sample {outside[0]}; allowed are 0 to {sizes[side] - 1}")
+        if len(outside := samples[(samples < 0) | (samples >= end)]):
+            raise UserError(f"{where} the {part} sample {outside[0]}; allowed are 0 to {end - 1}")
         if len(np.unique(samples)) < len(samples):
             raise UserError(f"{where} a {part} sample twice")
     for one, other in combinations(PARTS, 2):
-        if (other == "val" or pooled) and np.isin(mine[one], mine[other]).any():
+        same_pool = pooled or HALF[one] == HALF[other]
+        if same_pool and np.isin(client[one], client[other]).any():
             raise UserError(f"{where} a sample in both {one} and {other}")
 
 
-# --search_share: the search sees one part of a client's validation images, its round is chosen on the other; 1: both use all
+# --search_share: the search sees a share of a client's validation images, and its round is chosen
+# on the others; with 1 both use all ---------------------------------------------------------------
 def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Return which images the search sees, bool `[M]`: a share of them, of each class that share to within one image.
+    """Return which images the search sees, bool `[M]`: of each class its share, within one image.
 
-    Systematic sampling: the images are put in a random order, class by class, and of them each (1 / share)-th is taken. M is at least 2;
-    each part gets at least one image.
+    Systematic sampling: the images are ordered at random, class by class, and each (1 / share)-th
+    is taken. M is at least 2, and both parts get at least one image.
     """
     m = len(labels)
-    rank = rng.permutation(int(labels.max()) + 1)  # the order of the classes is random, or rounding would prefer some
+    # the order of the classes is random, or rounding would favour some
+    rank = rng.permutation(int(labels.max()) + 1)
     order = rng.permutation(m)
     order = order[np.argsort(rank[labels[order]], kind="stable")]
     taken = np.diff(np.floor(np.arange(m + 1) * share + 0.5)) > 0
@@ -234,19 +270,27 @@ def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndar
     return out
 
 
-def search_first(run: Resolved, labels: np.ndarray, partition: Partition) -> tuple[Partition, np.ndarray]:
-    """Return the partition with each client's validation images reordered, those of the search first, and their numbers, int64 `[N]`: of those that it has."""
+def search_first(
+    run: Resolved, labels: np.ndarray, partition: Partition
+) -> tuple[Partition, np.ndarray]:
+    """Return the partition with the search's validation images of each client in front.
+
+    Also return how many these are, int64 `[N]`; on a rank only its own clients count.
+    """
     sizes = partition.sizes("val")
     if run.search_share == 1:
         return partition, sizes
     if (sizes < 2).any():
         alone = f"client {np.argmax(sizes < 2)} has a single validation image"
-        raise UserError(f"--search_share is {run.search_share:g}; {alone}, and both parts need one: allowed is 1")
-    out, searched = [], np.zeros(partition.n, np.int64)
-    for k in np.flatnonzero(np.diff(partition.indptr["val"])).tolist():  # of a rank's shard its own clients
-        mine = partition.of("val", k)
-        seen = split(labels[mine], run.search_share, streams.stream(run.seed, streams.SEARCH, k, 0))
-        out += [mine[seen], mine[~seen]]
+        allowed = "and both parts need one: allowed is 1"
+        raise UserError(f"--search_share is {run.search_share:g}; {alone}, {allowed}")
+    ordered = partition.indices["val"].copy()
+    searched = np.zeros(partition.n, np.int64)
+    starts = partition.indptr["val"]
+    for k in np.flatnonzero(np.diff(starts)).tolist():  # other ranks have the others
+        samples, first = partition.of("val", k), starts[k]
+        rng = streams.stream(run.seed, streams.SEARCH, k, 0)
+        seen = split(labels[samples], run.search_share, rng)
+        ordered[first : first + len(samples)] = np.concatenate([samples[seen], samples[~seen]])
         searched[k] = seen.sum()
-    val = np.concatenate([np.zeros(0, np.int64), *out])
-    return replace(partition, indices=partition.indices | {"val": val}), searched
+    return replace(partition, indices=partition.indices | {"val": ordered}), searched

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,34 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.settings.files import able, no_data, partition_file, prepare_command
+from dpfl_mpi.settings.files import no_data, partition_file, prepare_command, who_can_take_part
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, refused_as
 
-AT_ONCE = 4096  # images
-GAP = 64  # rows: reading them costs less than asking for the next piece by itself
+PIECE_ROWS = 4096  # most that are read or hashed at once
+GAP_ROWS = 64  # reading so many more costs less than asking for the next piece by itself
 FORMAT = "dpfl_mpi data 1"  # of prepared files
 MOST_LISTED = 1000  # entries of a list that is an attribute of a result: HDF5 gives one 64 KiB
 TINY = float(np.finfo(np.float32).tiny)  # float32 holds smaller numbers with fewer digits
-KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # what samples are, by their dtype
-ALLOWED = ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32"))  # axes and dtype of images, vectors, tokens
-SAMPLES = "allowed are uint8 or float32 [M, H, W, C], float32 [M, F] or int32 [M, L], of one shape in both parts"
+KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # of samples, by dtype
+ALLOWED = ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32"))  # axes and dtype of samples
+SAMPLES = "allowed are uint8 or float32 [M, H, W, C], float32 [M, F] or int32 [M, L]"
+HALVES = ("train", "test")  # of a data set
+# a half and rows [n] -> samples [n, *shape]
+Images = Callable[[str, np.ndarray], np.ndarray]
 # the arrays of a prepared file, in the order of its hash
-ARRAYS = ("train/images", "train/labels", "test/images", "test/labels", "train/clients", "test/clients")
+ARRAYS = (
+    *("train/images", "train/labels", "test/images", "test/labels"),
+    *("train/clients", "test/clients"),
+)
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """A data set in memory, as `prepare` writes it and `digits` has it: samples `[M, ...]`, labels int64 `[M]`.
+    """A data set in memory: samples `[M, ...]` and labels int64 `[M]`.
 
-    Samples ("images" in all names) are images uint8 or float32 `[M, H, W, C]`, vectors float32 `[M, F]`, or tokens int32 `[M, L]`, in which 0
-    fills up short texts. Data with clients of their own (writers, say) name the client of every sample, int64 `[M]`, an index into `client_names`.
+    Samples, "images" in all names, are images uint8 or float32 `[M, H, W, C]`, vectors float32
+    `[M, F]`, or tokens int32 `[M, L]`, in which 0 fills up short texts. Data with clients of their
+    own, such as writers, have each sample's client, int64 `[M]`, an index into `client_names`.
     """
 
     train_images: np.ndarray
@@ -42,7 +49,8 @@ class Arrays:
     test_images: np.ndarray
     test_labels: np.ndarray
     class_names: tuple[str, ...]
-    mean: tuple[float, ...]  # per channel, or per number of a vector; of uint8 scaled to 0..1; of tokens none
+    # per channel or number; of uint8 scaled to 0..1; () for tokens
+    mean: tuple[float, ...]
     std: tuple[float, ...]
     train_clients: np.ndarray | None = None
     test_clients: np.ndarray | None = None
@@ -51,35 +59,36 @@ class Arrays:
 
     @property
     def vocabulary(self) -> int:
-        """One more than the largest token; 0 where the samples are no tokens."""
+        """One more than the largest token; 0 if the samples are not tokens."""
         if self.train_images.dtype != np.int32:
             return 0
         return 1 + max(int(x.max(initial=0)) for x in (self.train_images, self.test_images))
 
     def stored(self) -> dict[str, np.ndarray]:
-        """Return the arrays that there are by their names in a prepared file."""
-        held = {name: getattr(self, name.replace("/", "_")) for name in ARRAYS}
-        return {name: values for name, values in held.items() if values is not None}
+        """Return the arrays by their names in a prepared file."""
+        arrays = {name: getattr(self, name.replace("/", "_")) for name in ARRAYS}
+        return {name: values for name, values in arrays.items() if values is not None}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as a run sees it: labels and facts at once, images only those asked for."""
+    """A data set whose samples are read when they are asked for."""
 
     shape: tuple[int, ...]  # of a sample: (H, W, C) of images, (F,) of vectors, (L,) of tokens
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    labels: dict[str, Any]  # "train", "test": int64 [M], or `Stored`
+    labels: dict[str, Any]  # "train", "test": int64 [M], or `StoredLabels`
     sha256: str
-    images: Callable[[str, np.ndarray], np.ndarray]  # ("train"|"test", rows [n]) -> samples [n, *shape]
-    clients: dict[str, np.ndarray] = field(default_factory=dict)  # "train", "test": int64 [M], or nothing
+    images: Images
+    clients: dict[str, np.ndarray] = field(default_factory=dict)  # "train", "test": int64 [M]
     class_names: tuple[str, ...] = ()
     note: str = ""
     dtype: str = "uint8"  # of samples: uint8, float32 or int32
     vocabulary: int = 0  # one more than the largest token
-    path: Path | None = None  # of the prepared file, None for data in memory
-    unread: str = ""  # a warning of what a Run does not read: whose the samples are, some clients
+    path: Path | None = None  # of the prepared file
+    unread: str = ""  # a warning about clients of the data that the Run leaves out
+    pooled: bool = False  # "train" and "test" are one pool: training samples, then test samples
 
     @property
     def kind(self) -> str:
@@ -92,220 +101,256 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Labels that stay in a prepared file: those asked for are read."""
+class StoredLabels:
+    """Labels that stay in a prepared file until some are asked for."""
 
     path: Path
-    part: str
+    half: str
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        return read_rows(self.path, self.part, rows, "labels").astype(np.int64)
-
-
-def check(arrays: object, where: str, labelled: bool = True) -> Arrays:
-    """Return a data set that a file's `load` or `read` made, or raise a `UserError` that names the field where it is none; `labelled`: it has labels here."""
-    if not isinstance(arrays, Arrays):
-        raise UserError(f"{where} returned a {type(arrays).__name__}; it must return Arrays, as arrays_of makes them")
-    x = arrays.train_images
-    if (arrays.train_clients is None) != (arrays.test_clients is None):
-        raise UserError(f"{where}: train_clients and test_clients must both be there or neither")
-    for part in ("train", "test"):
-        images = getattr(arrays, f"{part}_images")
-        shape, kind = images.shape[1:], (images.ndim, str(images.dtype))
-        if kind not in ALLOWED or (shape, images.dtype) != (x.shape[1:], x.dtype) or 0 in shape:
-            raise UserError(f"{where}: {part}_images are {images.dtype} {list(images.shape)}; {SAMPLES}")
-        if isinstance(images, np.ndarray) and images.dtype == np.float32 and not np.isfinite(images).all():
-            raise UserError(f"{where}: {part}_images hold a number that is missing or infinite")
-        for what, names in (("labels", "class_names"), ("clients", "client_names")):
-            values, below = getattr(arrays, f"{part}_{what}"), len(getattr(arrays, names))
-            if values is None and (what == "clients" or not labelled):
-                continue
-            whole = np.shape(values) == (len(images),) and values.dtype == np.int64
-            if not whole or values.min(initial=0) < 0 or values.max(initial=-1) >= below:
-                allowed = f"int64 [{len(images)}], from 0 to {below - 1}: {names} has {below} names"
-                raise UserError(f"{where}: {part}_{what} must be {allowed}")
-    wanted = 0 if x.dtype == np.int32 else x.shape[-1]
-    numbers = len(arrays.mean) == len(arrays.std) == wanted and np.isfinite([arrays.mean, arrays.std]).all()
-    if not numbers or min(arrays.std, default=1) < TINY or max(arrays.std, default=1) > 1 / TINY:
-        limits = f"std from {TINY:.2g} to {1 / TINY:.2g}"
-        raise UserError(f"{where}: mean and std must have {wanted} numbers each, {limits}")
-    return arrays
-
-
-def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
-    """Return the data set that `load` or `read` of its `module` makes, checked."""
-    where, made = f"{function} of the data set {short(dataset)}", getattr(module, function)(*arguments, **options)
-    what = "NumPy arrays, lists of names, and of numbers as mean and std, and a note that is a text"
-    with refused_as(f"{where} returned Arrays with a field of another type; allowed are {what}"):
-        if isinstance(made, Arrays):
-            kinds = {"class_names": str, "client_names": str, "mean": float, "std": float}
-            fields: Any = {name: tuple(map(kind, getattr(made, name))) for name, kind in kinds.items()}
-            made = replace(made, note=made.note + "", **fields)
-        return check(made, where)
+        return read_rows(self.path, self.half, rows, "labels").astype(np.int64)
 
 
 def open_source(
-    run: Resolved, loaded: Callable[[Callable[[], Arrays]], Arrays] = lambda load: load(), deals: bool = True
+    run: Resolved, arrays: Arrays | None = None, labelled: bool = True, verified: bool = True
 ) -> Source:
-    """Return the data of a resolved Run, from the prepared file or embedded; `loaded` calls a `load`, where there are ranks on one of them for all.
+    """Return the data of a Run: a prepared file's, or those that its data set's `load` returns.
 
-    A rank that does not deal the samples leaves the labels in the file.
+    Args:
+        arrays: what `load` returned on another rank; by default it is called here.
+        labelled: read all labels and clients, which only dealing the samples needs.
+        verified: compare the file's content with its SHA-256, which reads all of it.
     """
-    dataset = run.found("dataset")
-    if hasattr(dataset, "load"):
-        source = in_memory(loaded(lambda: made_by(run.dataset, dataset, "load")))
+    if hasattr(run.found("dataset"), "load"):
+        source = in_memory(arrays or load_arrays(run))
     else:
-        source = in_file(Path(str(run.data)), short(run.dataset), run.dataset, deals or deals_test(run))
+        source = in_file(run.data or "", run.dataset, labelled or deals_test(run), verified)
     check_images(run, source)
-    source = replace(source, unread=unread_clients(run, source))
-    return pooled(source) if deals_test(run) else source
+    return as_dealt(run, replace(source, unread=unread_clients(run, source)))
+
+
+def load_arrays(run: Resolved) -> Arrays:
+    """Return what the `load` of a Run's data set returns."""
+    return made_by(run.dataset, run.found("dataset"), "load")
+
+
+def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
+    """Return the checked data set that `load` or `read` of its module returns."""
+    where = f"{function} of the data set {short(dataset)}"
+    made = getattr(module, function)(*arguments, **options)
+    if not isinstance(made, Arrays):
+        kind = type(made).__name__
+        raise UserError(
+            f"{where} returned a {kind}; it must return Arrays, as arrays_of makes them"
+        )
+    allowed = "NumPy arrays, lists of names, mean and std lists of numbers, note a text"
+    with refused_as(f"{where} returned Arrays with a field of another type; allowed are {allowed}"):
+        kinds = {"class_names": str, "client_names": str, "mean": float, "std": float}
+        fields: Any = {name: tuple(map(kind, getattr(made, name))) for name, kind in kinds.items()}
+        made = replace(made, note=str.strip(made.note), **fields)
+        check(made, where)
+    return made
+
+
+def check(arrays: Arrays, where: str) -> None:
+    """Raise `UserError` with the field if arrays are no data set."""
+    x = arrays.train_images
+    if (arrays.train_clients is None) != (arrays.test_clients is None):
+        raise UserError(f"{where}: train_clients and test_clients must both be there or neither")
+    for half in HALVES:
+        images = getattr(arrays, f"{half}_images")
+        kind = (images.ndim, str(images.dtype))
+        alike = images.shape[1:] == x.shape[1:] and images.dtype == x.dtype
+        if kind not in ALLOWED or not alike or 0 in images.shape[1:]:
+            what = f"{half}_images are {images.dtype} {list(images.shape)}"
+            raise UserError(f"{where}: {what}; {SAMPLES}, of one shape in both parts")
+        for what, names in (("labels", "class_names"), ("clients", "client_names")):
+            values, count = getattr(arrays, f"{half}_{what}"), len(getattr(arrays, names))
+            if isinstance(values, StoredLabels) or (values is None and what == "clients"):
+                continue
+            whole = np.shape(values) == (len(images),) and values.dtype == np.int64
+            if not whole or values.min(initial=0) < 0 or values.max(initial=-1) >= count:
+                allowed = f"int64 [{len(images)}], from 0 to {count - 1}: {names} has {count} names"
+                raise UserError(f"{where}: {half}_{what} must be {allowed}")
+    count = 0 if x.dtype == np.int32 else x.shape[-1]
+    numbers = len(arrays.mean) == len(arrays.std) == count
+    divides = all(TINY <= std <= 1 / TINY for std in arrays.std)
+    if not (numbers and divides and np.isfinite(arrays.mean).all()):
+        limits = f"std from {TINY:.2g} to {1 / TINY:.2g}"
+        raise UserError(f"{where}: mean and std must have {count} numbers each, {limits}")
 
 
 def check_images(run: Resolved, source: Source) -> None:
-    """Raise `UserError` where a Run changes images, and the data are none, or none of bytes."""
+    """Raise `UserError` if a Run changes images, and its data have none or others."""
     images = len(source.shape) == 3
     if run.augment and not images:
         raise UserError("--augment crops and flips images; these data have none: use --no-augment")
     if run.attack and run.attack.kind == "backdoor" and not (images and source.dtype == "uint8"):
-        have = "none" if not images else "images of floats"
-        raise UserError(f"--attack backdoor needs images of 8 bits; these data have {have}: use another kind of attack")
+        raise UserError("--attack backdoor needs images of 8 bits; use another kind of attack")
 
 
 def unread_clients(run: Resolved, source: Source) -> str:
-    """Return a sentence where a Run takes all clients of the data that can take part, and some cannot; else "".
-
-    Also where a file's `load` names the clients, and its `PAPER` leaves open that they are dealt anew.
-    Of a prepared file they would be the default; what `load` returns is known too late to decide one.
-    """
-    if run.partition.kind == "natural" and source.clients:
-        train, test = client_sizes(source.clients)
-        everyone, can = len(train), len(able(train, test, run.min_samples))
-        least = f"{max(run.min_samples, 3)} samples (--min_samples), 2 to train and 1 to test"
-        left_out = f"{everyone - can} of the {everyone} clients in the data do not take part"
-        return f"{left_out}: each needs {least}" if run.clients == can < everyone else ""
-    asked = run.partition.kind != "pathological" or "partition" in run.found("dataset").SAID
-    if asked or source.path or not source.clients:
+    """Return a warning if clients of the data have no part in a Run that may want them, else ""."""
+    if not source.clients:
         return ""
-    instead = f'--partition natural does, and so does "partition": "natural" in PAPER of {short(run.dataset)}'
-    return f"the data name the client of each sample, which --partition {run.partition} does not read; {instead}"
-
-
-def client_sizes(clients: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many training and how many test samples each of the data's own clients has."""
-    everyone = 1 + max(int(part.max(initial=-1)) for part in clients.values())
-    train, test = (np.bincount(clients[part], minlength=everyone) for part in ("train", "test"))
-    return train, test
+    if run.partition.kind == "natural":
+        train, test = (source.clients[half] for half in HALVES)
+        count, able = who_can_take_part(train, test, run.min_samples)
+        least = f"{max(run.min_samples, 3)} samples (--min_samples), 2 to train and 1 to test"
+        left_out = f"{count - len(able)} of the {count} clients in the data do not take part"
+        return f"{left_out}: each needs {least}" if run.clients == len(able) < count else ""
+    # What `load` returns is known too late to make `natural` the default, as with prepared data.
+    if (
+        source.path
+        or run.partition.kind != "pathological"
+        or "partition" in run.found("dataset").SAID
+    ):
+        return ""
+    unread = f"the data name each sample's client, which --partition {run.partition} does not read"
+    return f"{unread}; --partition natural does"
 
 
 def deals_test(run: Resolved) -> bool:
-    """Return whether a Run's partition deals the test sets out of the same pool as the training sets."""
+    """Return whether a Run deals test sets out of the same pool as training sets."""
     path = run.partition.path
     return partition_file(path).get("pooled") is True if path else run.partition.kind == "fedrep"
 
 
-def pooled(source: Source) -> Source:
-    """Return a source of which "train" and "test" are both one pool: its training samples, then its test samples."""
-    whole = np.concatenate([source.labels["train"], source.labels["test"]])
+def as_dealt(run: Resolved, source: Source) -> Source:
+    """Return a Run's data, pooled if the Run deals test sets out of that pool."""
+    if not deals_test(run):
+        return source
+    labels = np.concatenate([source.labels[half] for half in HALVES])
     first = len(source.labels["train"])
 
     def images(_: str, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *source.shape), source.dtype)
-        for part, mine, start in (("train", rows < first, 0), ("test", rows >= first, first)):
-            out[mine] = source.images(part, rows[mine] - start)
+        for half, inside, start in (("train", rows < first, 0), ("test", rows >= first, first)):
+            out[inside] = source.images(half, rows[inside] - start)
         return out
 
-    return replace(source, labels={"train": whole, "test": whole}, images=images, clients={})
+    both = dict.fromkeys(HALVES, labels)
+    return replace(source, labels=both, images=images, clients={}, pooled=True)
 
 
-def in_memory(arrays: Arrays, **known: Any) -> Source:
-    """Return arrays as a `Source`; of arrays that are still in a file, `known` are the fields that the file says."""
-    held = arrays.stored()
-    known = known or {"sha256": digest(held.values()), "vocabulary": arrays.vocabulary}
-    known.setdefault("images", lambda part, rows: held[f"{part}/images"][rows])
-    labels = {part: held[f"{part}/labels"] for part in ("train", "test") if f"{part}/labels" in held}
-    clients = {part: held[f"{part}/clients"] for part in ("train", "test") if f"{part}/clients" in held}
-    known |= {"class_names": arrays.class_names, "note": arrays.note, "dtype": str(arrays.train_images.dtype)}
-    shape, classes = arrays.train_images.shape[1:], len(arrays.class_names)
-    return Source(shape, classes, arrays.mean, arrays.std, labels, clients=clients, **known)
+def in_memory(arrays: Arrays) -> Source:
+    """Return arrays as a `Source`."""
+    stored = arrays.stored()
+    images = lambda half, rows: stored[f"{half}/images"][rows]  # noqa: E731
+    return source_of(arrays, digest(stored.values()), arrays.vocabulary, images)
 
 
-def in_file(path: Path, name: str = "", dataset: str = "", labelled: bool = True) -> Source:
-    """Return a file of `python -m dpfl_mpi.prepare` as a `Source`: it keeps the contract of `check`, and its images stay in the file.
+def source_of(
+    arrays: Arrays, sha256: str, vocabulary: int, images: Images, path: Path | None = None
+) -> Source:
+    clients = {half: getattr(arrays, f"{half}_clients") for half in HALVES}
+    return Source(
+        shape=arrays.train_images.shape[1:],
+        classes=len(arrays.class_names),
+        mean=arrays.mean,
+        std=arrays.std,
+        labels={half: getattr(arrays, f"{half}_labels") for half in HALVES},
+        clients={} if clients["train"] is None else clients,
+        class_names=arrays.class_names,
+        note=arrays.note,
+        dtype=str(arrays.train_images.dtype),
+        sha256=sha256,
+        vocabulary=vocabulary,
+        images=images,
+        path=path,
+    )
 
-    `name` is the data set that it must hold, `dataset` what `prepare` calls it; "" where any will do. Unless `labelled`, labels stay in it too,
-    and whose the samples are is not read.
+
+def in_file(
+    path: str | Path, dataset: str = "", labelled: bool = True, verified: bool = True
+) -> Source:
+    """Return a file of `python -m dpfl_mpi.prepare` as a `Source`; its images stay in the file.
+
+    `dataset` is the one that it must hold, "" for any; see `open_source`.
     """
+    path = Path(path)
     if not os.path.exists(path):
         raise no_data(dataset, path)
-    one = f"prepare one with {prepare_command(dataset)}"
-    held: dict[str, Any] = {}
+    mend = f"prepare one with {prepare_command(dataset)}"
     try:
         with Hdf5(path, "an HDF5 file") as file:
-            of = file.attribute("dataset", str, default="nothing")
             if file.attribute("format", str, default="") != FORMAT:
-                raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {one}")
-            if name and of != name:
-                raise UserError(f"--data is {path}, which holds {of}; --dataset says {name}")
-            for array in (array for array in ARRAYS if array in file or not array.endswith("clients")):
-                name_of = array.replace("/", "_")
-                if array.endswith("images"):
-                    held[name_of] = file.dataset(array, "iuf")
-                else:
-                    held[name_of] = file.array(array, "iu", (None,)).astype("i8") if labelled else None
-            held |= {name: tuple(file.array(name, "f", (None,)).tolist()) for name in ("mean", "std")}
-            held["class_names"] = tuple(file.texts("class_names"))
-            held["client_names"] = tuple(file.texts("client_names")) if "client_names" in file else ()
-            arrays = Arrays(**held, note=file.attribute("note", str))
-            sha256, vocabulary = file.attribute("sha256", str), file.attribute("vocabulary", int)
-            check(arrays, f"--data is {path}, which is damaged", labelled)
-            images = functools.partial(read_rows, path)
-            source = in_memory(arrays, sha256=sha256, vocabulary=vocabulary, images=images, path=path)
-            left = {part: Stored(path, part) for part in ("train", "test")}
-            return source if labelled else replace(source, labels=left)
+                raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {mend}")
+            content = file.attribute("dataset", str)
+            if dataset and content != short(dataset):
+                names = f"holds {content}; --dataset says {short(dataset)}"
+                raise UserError(f"--data is {path}, which {names}")
+            arrays = arrays_in(file, labelled)
+            check(arrays, f"--data is {path}, which is damaged")
+            source = source_of(
+                arrays,
+                file.attribute("sha256", str),
+                file.attribute("vocabulary", int),
+                functools.partial(read_rows, path),
+                path,
+            )
+            if verified:
+                verify(source, file)
+            return source
     except Unreadable as error:
-        raise UserError(f"--data is {path}, which is truncated or damaged ({error}): {one}") from None
+        damaged = f"--data is {path}, which is truncated or damaged ({error})"
+        raise UserError(f"{damaged}: {mend}") from None
 
 
-def verify(source: Source) -> None:
-    """Compare the content of a prepared file with the SHA-256 stored in it: all of it is read, so once per node and start."""
-    if source.path and (found := content_sha256(source)) != source.sha256:
+def arrays_in(file: Hdf5, labelled: bool) -> Arrays:
+    """Return a prepared file's arrays: images still in the file, without `labelled` labels, too."""
+    fields: dict[str, Any] = {}
+    for half in HALVES:
+        fields[f"{half}_images"] = file.dataset(f"{half}/images", "iuf")
+        fields[f"{half}_labels"] = StoredLabels(file.path, half)
+        for what in ("labels", "clients") if labelled else ():
+            if what == "labels" or f"{half}/clients" in file:
+                values = file.array(f"{half}/{what}", "iu", (None,))
+                fields[f"{half}_{what}"] = values.astype(np.int64)
+    for name in ("mean", "std"):
+        fields[name] = tuple(file.array(name, "f", (None,)).tolist())
+    for name in ("class_names", "client_names"):
+        fields[name] = tuple(file.texts(name)) if name in file or name == "class_names" else ()
+    return Arrays(**fields, note=file.attribute("note", str))
+
+
+def verify(source: Source, file: Hdf5) -> None:
+    """Compare a prepared file's content with the SHA-256 stored in it; all of it is read."""
+    own = file.attribute("own", bool)
+    with file.reading("its content"):
+        arrays = (file.dataset(name, "iuf") for name in ARRAYS if name in file)
+        found = digest(arrays, source if own else None)
+    if found != source.sha256:
         digests = f"its content has the sha256 {found[:12]}, and {source.sha256[:12]} was written"
-        raise UserError(f"--data is {source.path}, which is damaged: {digests}; make it anew")
+        raise UserError(f"--data is {file.path}, which is damaged: {digests}; make it anew")
 
 
-def content_sha256(source: Source) -> str:
-    """Return the SHA-256 of what the prepared file of a source holds, as `digest` has it."""
-    assert source.path is not None
-    with Hdf5(source.path, "an HDF5 file") as file:
-        own = file.attribute("own", bool)
-        with file.reading("its content"):
-            return digest((file.dataset(name, "iuf") for name in ARRAYS if name in file), source if own else None)
-
-
-def digest(stored: Iterable[Any], about: Arrays | Source | None = None) -> str:
-    """Return the SHA-256 of a data set's arrays, in memory or in a file, and of what says `about` one's own data how they are read."""
+def digest(stored: Iterable[Any], own: Arrays | Source | None = None) -> str:
+    """Return the SHA-256 of arrays in memory or in a file; of `own` data also of their facts."""
     sha = hashlib.sha256()
     for values in stored:
         sha.update(str(values.shape).encode())
-        for first in range(0, len(values), AT_ONCE):
-            some = values[first : first + AT_ONCE]
-            sha.update(np.ascontiguousarray(some if some.ndim > 1 else some.astype(np.int64)).data)
-    if about:
-        normal = (list(map(float, values)) for values in (about.mean, about.std))
-        sha.update(json.dumps([list(about.class_names), *normal, about.vocabulary]).encode())
+        for first in range(0, len(values), PIECE_ROWS):
+            piece = values[first : first + PIECE_ROWS]
+            piece = piece if piece.ndim > 1 else piece.astype(np.int64)
+            sha.update(np.ascontiguousarray(piece).data)
+    if own:
+        numbers = (list(map(float, values)) for values in (own.mean, own.std))
+        sha.update(json.dumps([list(own.class_names), *numbers, own.vocabulary]).encode())
     return sha.hexdigest()
 
 
-def read_rows(path: Path, part: str, rows: np.ndarray, what: str = "images") -> np.ndarray:
-    """Return samples `[n, ...]`, or their labels, by their row, read in contiguous pieces of at most 4096; a gap of more than `GAP` rows is not read."""
+def read_rows(path: Path, half: str, rows: np.ndarray, what: str = "images") -> np.ndarray:
+    """Return samples `[n, ...]`, or their labels, by row, read in few contiguous pieces."""
     with Hdf5(path, "an HDF5 file") as file:
-        stored = file.dataset(f"{part}/{what}", "iuf")
+        stored = file.dataset(f"{half}/{what}", "iuf")
         out = np.empty((len(rows), *stored.shape[1:]), stored.dtype)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        ends = (np.diff(ascending) > GAP) | (np.diff(ascending // AT_ONCE) > 0)
-        with file.reading(f"{part}/{what}"):
+        ends = (np.diff(ascending) > GAP_ROWS) | (np.diff(ascending // PIECE_ROWS) > 0)
+        with file.reading(f"{half}/{what}"):
             for piece in np.split(np.arange(len(rows)), np.flatnonzero(ends) + 1):
-                if len(mine := ascending[piece]):
-                    out[order[piece]] = stored[mine[0] : mine[-1] + 1][mine - mine[0]]
+                if len(wanted := ascending[piece]):
+                    first = wanted[0]
+                    out[order[piece]] = stored[first : wanted[-1] + 1][wanted - first]
     return out

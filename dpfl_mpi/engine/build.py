@@ -1,6 +1,5 @@
 """From a Run to the parts of a `Federation`, in the order in which they need each other."""
 
-from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 
 from dpfl_mpi.data.partition import search_first, sharded
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Arrays, open_source, verify
+from dpfl_mpi.data.source import Arrays, Source, load_arrays, open_source
 from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts, Provenance
 from dpfl_mpi.federation.attack import Attack
@@ -53,13 +52,12 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     limits, graphs = limits_of(run, world), graphs_of(run, world)
     device = pick_device(job.device, run.precision, world.local_rank)
     warn_of_device(job, world, device)
-    shared = lambda load: share_arrays(load, world)  # noqa: E731
-    source = world.each_rank(lambda: open_source(run, shared, deals=world.root))
+    source = open_on_ranks(run, world)
     warn(source.unread, job, world)
-    world.each_rank(lambda: verify(source) if world.local_rank == 0 else None)
     # each rank keeps its own clients, as `Members` places them
     on_rank = lambda n_train: place(n_train, world.size) == world.rank  # noqa: E731
-    partition = sharded(partial(deal, run, source), world.share, on_rank)
+    whole = world.each_rank(lambda: deal(run, source) if world.root else None)
+    partition = sharded(whole, world.share, on_rank)
     members = Members(
         world,
         partition,
@@ -136,15 +134,23 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     )
 
 
-def share_arrays(load: Callable[[], Arrays], world: World) -> Arrays:
-    """Return on every rank the data that `load` returns on root. Collective.
+def open_on_ranks(run: Resolved, world: World) -> Source:
+    """Return the data on every rank; root alone has all labels. Collective.
 
-    Root alone imports the library that has them.
+    Root alone imports the library that has them, and one rank per node verifies a file.
     """
-    load = cache(load)
+    embedded = hasattr(run.found("dataset"), "load")
+    arrays = share_arrays(run, world) if embedded else None
+    first = world.local_rank == 0
+    return world.each_rank(lambda: open_source(run, arrays, labelled=world.root, verified=first))
+
+
+def share_arrays(run: Resolved, world: World) -> Arrays:
+    """Return on every rank the data that `load` returns on root. Collective."""
+    load = cache(lambda: vars(load_arrays(run)))
     is_array = lambda value: isinstance(value, np.ndarray)  # noqa: E731
-    arrays = world.share(lambda: {n: v for n, v in vars(load()).items() if is_array(v)})
-    facts = world.decide(lambda: {n: v for n, v in vars(load()).items() if not is_array(v)})
+    arrays = world.share(lambda: {n: v for n, v in load().items() if is_array(v)})
+    facts = world.decide(lambda: {n: v for n, v in load().items() if not is_array(v)})
     # JSON makes lists of tuples
     return Arrays(**arrays, **{n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()})
 

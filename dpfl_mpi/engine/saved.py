@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, deals_test, in_file, open_source, pooled, verify
+from dpfl_mpi.data.source import Source, as_dealt, in_file, open_source
 from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.models import make
 from dpfl_mpi.plugins import admit, admitted
@@ -46,17 +46,18 @@ def source_of(result: Result, data: Path | None) -> Source:
         if result.run.contents.get("dataset", "") != admitted("dataset", result.run.dataset):
             how = f"name it with --dataset ({result.run.dataset}), or other data with --data"
             raise UserError(f"the run's data set is code of its own; {how}")
-        verify(source := open_source(result.run))
-        return source
-    verify(source := in_file(data))
-    return pooled(source) if one_pool(result, source) else as_trained(result, source)
+        return open_source(result.run)
+    source = in_file(data)
+    if source.sha256 == result.fact("data_sha256"):
+        return as_dealt(result.run, source)
+    return as_trained(result, source)
 
 
 def as_trained(result: Result, source: Source) -> Source:
     """Return other data of the same classes, normalised as those of the models."""
     names = result.listed("class_names")
-    if source.sha256 == result.fact("data_sha256") or len(names) not in (0, source.classes):
-        return source  # the very same, or no fit: `network_of` says so
+    if len(names) not in (0, source.classes):
+        return source  # `network_of` refuses them
     for i, (trained, name) in enumerate(zip(names, source.class_names, strict=False)):
         if trained != name:
             both = "both must have the same classes"
@@ -71,11 +72,6 @@ def as_trained(result: Result, source: Source) -> Source:
         kinds = f"its samples are {source.dtype}, those of the run {trained}"
         raise UserError(f"--data {source.path}: {kinds}; prepare both alike")
     return dataclasses.replace(source, mean=mean, std=std)
-
-
-def one_pool(result: Result, source: Source) -> bool:
-    """Return whether these are the run's data, and it dealt all samples out of one pool."""
-    return source.sha256 == result.fact("data_sha256") and deals_test(result.run)
 
 
 def dealt(result: Result, source: Source, advice: str = "") -> Partition:

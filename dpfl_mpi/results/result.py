@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfl_mpi.data.source import Source, open_source, verify
+from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError, printable, without_inner_frames
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import short
@@ -316,7 +316,6 @@ class Result(contextlib.AbstractContextManager["Result"]):
     def source(self) -> Source:
         """The data of the run, from the file that the run names; `UserError` if they differ."""
         source = open_source(self.run)
-        verify(source)
         if source.sha256 != self.fact("data_sha256"):
             raise UserError(f"{self.run.data} does not hold the data of {self.path}")
         return source

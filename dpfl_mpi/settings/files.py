@@ -73,12 +73,18 @@ def no_data(dataset: str, path: str | Path) -> UserError:
     return UserError(f"--data is {path}; there is no such file: make it with {command}")
 
 
-def able(train: np.ndarray, test: np.ndarray, least: int) -> np.ndarray:
-    """Return which of the data's clients can take part.
+def who_can_take_part(
+    train_clients: np.ndarray, test_clients: np.ndarray, least: int
+) -> tuple[int, np.ndarray]:
+    """Return how many clients the data have, and which of them can take part.
 
-    They have at least `least` samples (and 3): 2 to train and 1 to test.
+    These have at least `least` samples (and 3): 2 to train and 1 to test.
     """
-    return np.flatnonzero((train + test >= max(least, 3)) & (train >= 2) & (test >= 1))
+    parts = train_clients, test_clients
+    count = 1 + max(int(part.max(initial=-1)) for part in parts)
+    train, test = (np.bincount(part, minlength=count) for part in parts)
+    able = (train + test >= max(least, 3)) & (train >= 2) & (test >= 1)
+    return count, np.flatnonzero(able)
 
 
 def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
@@ -98,12 +104,12 @@ def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
     model = "text" if kind == "int32" else "mlp" if small else "cnn"
     if len(owners) < 2:
         return {"model": model}
-    count = 1 + max(int(part.max(initial=-1)) for part in owners)
-    if count > TEXT:
-        why = f"it numbers clients up to {count - 1}, allowed are numbers below {TEXT}"
+    highest = max(int(part.max(initial=-1)) for part in owners)
+    if highest >= TEXT:
+        why = f"it numbers clients up to {highest}, allowed are numbers below {TEXT}"
         raise UserError(f"--data is {path}; {why}")
-    train, test = (np.bincount(part, minlength=count) for part in owners)
-    clients = {"clients": max(1, len(able(train, test, least)))} if natural else {}
+    _, able = who_can_take_part(owners[0], owners[1], least)
+    clients = {"clients": max(1, len(able))} if natural else {}
     return {"model": model, "partition": "natural", **clients}
 
 
