@@ -1,4 +1,4 @@
-"""Staging: every source form is read, a second run is instant, and whatever is malformed is one sentence that leaves nothing behind."""
+"""Staging: every form of a source is read; a malformed one is one sentence."""
 
 import functools
 import hashlib
@@ -32,19 +32,24 @@ NAMES = cifar10.CLASSES
 
 def stage(dataset, source, out, **options):
     """Return the sentence of `prepare` with the data set's default options."""
-    defaults = {"femnist": {"classes": "all", "min_samples": 0}, "cifar100": {"labels": "fine"}}.get(dataset, {})
+    defaults = {
+        "femnist": {"classes": "all", "min_samples": 0},
+        "cifar100": {"labels": "fine"},
+    }.get(dataset, {})
     return prepare(dataset, source, out, defaults | options)
 
 
 def unstaged(tmp_path, dataset, source, text, **options):
-    """Check that a source, or a folder of these files, is `refused`, and that nothing is left behind."""
-    source = folder(Path(tempfile.mkdtemp(dir=tmp_path)), source) if isinstance(source, dict) else source
+    """Check that a source, or a folder of these files, is refused and nothing is left."""
+    source = (
+        folder(Path(tempfile.mkdtemp(dir=tmp_path)), source) if isinstance(source, dict) else source
+    )
     out = tmp_path / "out" / "x.h5"
     refused(text, stage, dataset, source, out, **options)
     assert not out.parent.exists() or not list(out.parent.iterdir())
 
 
-# every form of every data set -------------------------------------------------------------------------------------------
+# every form of every data set ---------------------------------------------------------------------
 def test_folder_tar_and_zip_are_the_same_data(tmp_path):
     files = images(("train", "valid", "test"), NAMES)
     hidden = {"train/cat/._0.png": b"no image", ".DS_Store": b"", "README": b"text"}
@@ -56,14 +61,18 @@ def test_folder_tar_and_zip_are_the_same_data(tmp_path):
         zipped(tmp_path / "a.zip", files | hidden),
     ):
         out = tmp_path / f"{source.name}.h5"
-        assert "60 training and 30 test images of 32x32x3, 10 classes" in stage("cinic10", source, out)
+        assert "60 training and 30 test images of 32x32x3, 10 classes" in stage(
+            "cinic10", source, out
+        )
         found.add(in_file(out).sha256)
     assert len(found) == 1
 
 
 def test_cinic_joins_train_and_valid(tmp_path):
     files = images(("train", "valid", "test"), NAMES, each=2)
-    files["valid/cat/9.png"] = stored(np.full((32, 32), 7, np.uint8))  # some of CINIC-10's images are grey
+    files["valid/cat/9.png"] = stored(
+        np.full((32, 32), 7, np.uint8)
+    )  # some of CINIC-10's images are grey
     out = cinic10.read(folder(tmp_path / "c", files))
     assert len(out.train_labels) == 41 and len(out.test_labels) == 20
     assert np.bincount(out.train_labels).tolist() == [4, 4, 4, 5, 4, 4, 4, 4, 4, 4]
@@ -75,8 +84,14 @@ def test_cifar10_binary(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10, "IMAGES", 20)
     at, numbered = "cifar-10-batches-bin", enumerate((*cifar10.TRAIN, *cifar10.TEST))
     files = {f"{at}/{name}": records(20, np.arange(20) % 10, i) for i, name in numbered}
-    one, two = cifar10.read(tar(tmp_path / "c.tar.gz", files)), cifar10.read(folder(tmp_path / "c", files))
-    assert one.train_images.shape == (100, 32, 32, 3) and one.test_labels.tolist() == [*range(10), *range(10)]
+    one, two = (
+        cifar10.read(tar(tmp_path / "c.tar.gz", files)),
+        cifar10.read(folder(tmp_path / "c", files)),
+    )
+    assert one.train_images.shape == (100, 32, 32, 3) and one.test_labels.tolist() == [
+        *range(10),
+        *range(10),
+    ]
     assert np.array_equal(one.train_images, two.train_images)
     row = np.frombuffer(files[f"{at}/data_batch_1.bin"], np.uint8)[1:3073].reshape(3, 32, 32)
     assert np.array_equal(one.train_images[0], row.transpose(1, 2, 0))
@@ -84,7 +99,10 @@ def test_cifar10_binary(tmp_path, monkeypatch):
     for changed, text in (
         (files | {f"{at}/test_batch.bin": whole[:-5]}, "test_batch.bin has 61455 bytes, not 61460"),
         (files, "has no test_batch.bin"),
-        (files | {f"{at}/test_batch.bin": records(20, np.full(20, 11))}, "holds the label 11; allowed are 0 to 9"),
+        (
+            files | {f"{at}/test_batch.bin": records(20, np.full(20, 11))},
+            "holds the label 11; allowed are 0 to 9",
+        ),
         ({"cifar-10-batches-py/data_batch_1": b"\x80\x04."}, "whose pickles are not read"),
     ):
         unstaged(tmp_path, "cifar10", tar(tmp_path / "changed.tar.gz", changed), text)
@@ -94,20 +112,38 @@ def test_cifar10_binary(tmp_path, monkeypatch):
 def test_cifar100_binary(tmp_path, monkeypatch, labels):
     monkeypatch.setattr(cifar100, "IMAGES", {"train.bin": 200, "test.bin": 100})
     both = np.stack([np.arange(200) % 20, np.arange(200) % 100], 1)
-    names = {f"c/{labels}_label_names.txt": "\n".join(f"n{i}" for i in range(100 if labels == "fine" else 20)).encode()}
-    files = {"c/train.bin": records(200, both, header=2), "c/test.bin": records(100, both[:100], header=2)}
+    names = {
+        f"c/{labels}_label_names.txt": "\n".join(
+            f"n{i}" for i in range(100 if labels == "fine" else 20)
+        ).encode()
+    }
+    files = {
+        "c/train.bin": records(200, both, header=2),
+        "c/test.bin": records(100, both[:100], header=2),
+    }
     out = cifar100.read(tar(tmp_path / "c.tar.gz", files | names), labels)
     (tmp_path / "images").mkdir()
-    refused("--labels is coarse, and .../images holds images by class", cifar100.read, tmp_path / "images", "coarse")
+    refused(
+        "--labels is coarse, and .../images holds images by class",
+        cifar100.read,
+        tmp_path / "images",
+        "coarse",
+    )
     most, file = (99, "cifar100.h5") if labels == "fine" else (19, "cifar100-coarse.h5")
-    assert out.train_labels.max() == most and len(out.class_names) == most + 1 and out.class_names[3] == "n3"
+    assert (
+        out.train_labels.max() == most
+        and len(out.class_names) == most + 1
+        and out.class_names[3] == "n3"
+    )
     assert out.train_images.shape == (200, 32, 32, 3)
     assert default_out(find("dataset", "cifar100"), {"labels": labels}).name == file
 
 
 def test_femnist_shards(tmp_path):
     out = femnist.read(folder(tmp_path / "leaf", leaf()))
-    assert out.train_images.shape == (6 * 16, 28, 28, 1) and len(out.test_labels) == 6 * 4  # the copies are gone
+    assert (
+        out.train_images.shape == (6 * 16, 28, 28, 1) and len(out.test_labels) == 6 * 4
+    )  # the copies are gone
     assert out.client_names == tuple(f"f{k:02}" for k in range(6))
     assert np.bincount(out.train_clients).tolist() == [16] * 6
     assert len(out.class_names) == 62 and out.class_names[36:38] == ("a", "b")
@@ -115,7 +151,9 @@ def test_femnist_shards(tmp_path):
     assert np.array_equal(out.train_images, again.train_images)
 
 
-@pytest.mark.parametrize(("classes", "count", "first"), [("digits", 10, "0"), ("letters", 52, "A"), ("a-j", 10, "a")])
+@pytest.mark.parametrize(
+    ("classes", "count", "first"), [("digits", 10, "0"), ("letters", 52, "A"), ("a-j", 10, "a")]
+)
 def test_femnist_classes(tmp_path, classes, count, first):
     source = folder(tmp_path / "leaf", leaf(each=200))
     out, whole = femnist.read(source, classes), femnist.read(source)
@@ -124,18 +162,30 @@ def test_femnist_classes(tmp_path, classes, count, first):
     kept = (whole.train_labels >= low) & (whole.train_labels < low + count)
     assert np.array_equal(out.train_labels, whole.train_labels[kept] - low)
     assert np.array_equal(out.train_images, whole.train_images[kept])
-    smaller = femnist.read(source, classes, min_samples=int(np.bincount(out.train_clients).max()) + 1)
+    smaller = femnist.read(
+        source, classes, min_samples=int(np.bincount(out.train_clients).max()) + 1
+    )
     assert 0 < len(smaller.client_names) <= len(out.client_names)
 
 
 def test_femnist_from_nist(tmp_path):
-    found = images([f"{code:x}" for code in range(ord("a"), ord("k"))], ("train", "hsf_4"), 3, (128, 128), channels=1)
+    found = images(
+        [f"{code:x}" for code in range(ord("a"), ord("k"))],
+        ("train", "hsf_4"),
+        3,
+        (128, 128),
+        channels=1,
+    )
     parts = [(name.split("/"), data) for name, data in found.items()]
-    files = {f"by_class/{code}/{part}_{code}/{part}_{file}": data for (code, part, file), data in parts}
+    files = {
+        f"by_class/{code}/{part}_{code}/{part}_{file}": data for (code, part, file), data in parts
+    }
     out = femnist.read(zipped(tmp_path / "by_class.zip", files), "a-j")
     assert out.train_images.shape == (30, 28, 28, 1) and len(out.test_labels) == 0
     assert np.bincount(out.train_labels).tolist() == [3] * 10 and "by_class" in out.note
-    assert stage("femnist", tmp_path / "by_class.zip", tmp_path / "n.h5", classes="a-j").startswith(str(tmp_path))
+    assert stage("femnist", tmp_path / "by_class.zip", tmp_path / "n.h5", classes="a-j").startswith(
+        str(tmp_path)
+    )
     unstaged(tmp_path, "femnist", tmp_path / "by_class.zip", "holds no by_class/30/train_30")
 
 
@@ -154,10 +204,12 @@ def test_own_arrays(tmp_path):
     np.savez(tmp_path / "b.npz", x=x, y=y, test=test)
     np.savez(tmp_path / "c.npz", x=x[~test], y=y[~test], x_test=x[test], y_test=y[test])
     b, c = own.read(tmp_path / "b.npz"), own.read(tmp_path / "c.npz")
-    assert np.array_equal(b.train_images, c.train_images) and np.array_equal(b.test_images, c.test_images)
+    assert np.array_equal(b.train_images, c.train_images) and np.array_equal(
+        b.test_images, c.test_images
+    )
 
 
-# twice, killed, downloaded ----------------------------------------------------------------------------------------------
+# twice, killed, downloaded ------------------------------------------------------------------------
 def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     source = folder(tmp_path / "i", images(("train", "test"), ("a", "b")))
     out = tmp_path / "i.h5"
@@ -165,7 +217,7 @@ def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     made = out.stat().st_mtime_ns
     assert "is there already" in stage("image_folder", source, out)
     folder(source, {"train/a/more.png": images(("t",), ("c",), 1)["t/c/0.png"]})
-    other = "made from another source; choose another --out, or overwrite it with --force"
+    other = "made with other source (...); choose another --out, or overwrite it with --force"
     refused(other, stage, "image_folder", source, out)
     assert out.stat().st_mtime_ns == made
     assert "7 training" in prepare("image_folder", source, out, {}, force=True)
@@ -177,7 +229,9 @@ def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     refused(lost, prepare, "image_folder", archive, archive, {}, force=True)
     leaves = folder(tmp_path / "leaf", leaf())
     stage("femnist", leaves, tmp_path / "f.h5")
-    refused("made with the options", stage, "femnist", leaves, tmp_path / "f.h5", classes="digits")
+    refused(
+        "made with other options", stage, "femnist", leaves, tmp_path / "f.h5", classes="digits"
+    )
     (tmp_path / "notes.h5").write_text("mine")
     refused("not a readable file of dpfl_mpi", stage, "femnist", leaves, tmp_path / "notes.h5")
     assert (tmp_path / "notes.h5").read_text() == "mine"
@@ -189,15 +243,19 @@ def test_killed_run_leaves_nothing_half_done(tmp_path, how):
     out = tmp_path / "out" / "i.h5"
     code = (
         "import dpfl_mpi.prepare as p, time, sys, signal\n"
-        "p.content_sha256 = lambda *a: (print('written', flush=True), time.sleep(60))\n"
+        "p.in_file = lambda *a: (print('written', flush=True), time.sleep(60))\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
         "p.main(['image_folder', '--source', sys.argv[1], '--out', sys.argv[2]])"
     )
-    with subprocess.Popen([sys.executable, "-c", code, source, out], stdout=-1, stderr=-3) as run:  # a pipe, nowhere
+    with subprocess.Popen(
+        [sys.executable, "-c", code, source, out], stdout=-1, stderr=-3
+    ) as run:  # a pipe, nowhere
         assert run.stdout.readline() == b"written\n"
         run.send_signal(how)
         run.wait(30)
-    assert not out.exists() and len(list(out.parent.iterdir())) == (0 if how == signal.SIGTERM else 1)
+    assert not out.exists() and len(list(out.parent.iterdir())) == (
+        0 if how == signal.SIGTERM else 1
+    )
     assert "2 training" in stage("image_folder", source, out)
     assert [p.name for p in out.parent.iterdir()] == ["i.h5"]
 
@@ -217,24 +275,33 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
         assert "20 training" in stage("cinic10", None, out)
         server.shutdown()
     assert sorted(p.name for p in out.parent.rglob("*")) == ["c.h5", "c.tar.gz", "downloads"]
-    for dataset, text in (("femnist", "preprocess.sh -s niid --sf 1.0 -k 0 -t sample"), ("arrays", "your own arrays")):
+    for dataset, text in (
+        ("femnist", "preprocess.sh -s niid --sf 1.0 -k 0 -t sample"),
+        ("arrays", "your own arrays"),
+    ):
         unstaged(tmp_path, dataset, None, text)  # which cannot be downloaded
     assert "is there already" in stage("cinic10", None, out)
-    assert "20 training" in prepare("cinic10", None, out, {}, force=True)  # from the archive that was kept
+    assert "20 training" in prepare(
+        "cinic10", None, out, {}, force=True
+    )  # from the archive that was kept
     monkeypatch.setattr(cinic10, "DOWNLOAD", ("http://127.0.0.1:9/c.tar.gz", f"md5:{'1' * 32}", 1))
     advice = "compute nodes often have no network: prepare on the login node"
     refused(advice, stage, "cinic10", None, tmp_path / "other" / "c.h5")
     assert not any(p.is_file() for p in (tmp_path / "other").rglob("*"))
 
 
-# malformed input --------------------------------------------------------------------------------------------------------
+# malformed input ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2", "w", "zip"])
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_truncated_archive(tmp_path, mode, share):
     files = images(("train", "valid", "test"), NAMES, each=1)
-    path = zipped(tmp_path / "whole", files) if mode == "zip" else tar(tmp_path / "whole", files, mode)
+    path = (
+        zipped(tmp_path / "whole", files) if mode == "zip" else tar(tmp_path / "whole", files, mode)
+    )
     whole = path.read_bytes()
-    between = sum(512 + -(-len(data) // 512) * 512 for data in files.values())  # two files of a plain tar
+    between = sum(
+        512 + -(-len(data) // 512) * 512 for data in files.values()
+    )  # two files of a plain tar
     for end in (int(len(whole) * share), *([between] if mode == "w" else [])):
         path.write_bytes(whole[:end])
         unstaged(tmp_path, "cinic10", path, "truncated or not a tar or zip archive")
@@ -246,34 +313,33 @@ def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
     for name, end in (("cut.npz", 300), ("short.npz", -40)):
         (tmp_path / name).write_bytes((tmp_path / "whole.npz").read_bytes()[:end])
     for name in ("x.npy", "cut.npz", "short.npz"):
-        unstaged(tmp_path, "arrays", tmp_path / name, f"{name} is no whole npz file; allowed is what np.savez")
-
-
-@pytest.mark.parametrize("make", [tar, zipped])
-def test_path_traversal(tmp_path, make):
-    files = images(("train", "test"), ("a",), each=1)
-    for name in ("../train/a/0.png", "/train/a/0.png", "train/a/../../../0.png", "C:\\train\\a\\0.png"):
-        unstaged(tmp_path, "image_folder", make(tmp_path / "bad", files | {name: b"x"}), "leads out of the archive")
-    assert not (tmp_path.parent / "0.png").exists()
+        unstaged(
+            tmp_path,
+            "arrays",
+            tmp_path / name,
+            f"{name} is no whole npz file; allowed is what np.savez",
+        )
 
 
 def test_folders_of_images_that_do_not_fit(tmp_path):
-    files, two = images(("train", "valid", "test"), NAMES, each=1), images(("train", "test"), ("a", "b"))
+    three = ("train", "valid", "test")
+    files, two = images(three, NAMES, each=1), images(("train", "test"), ("a", "b"))
     one, more = images(("train",), ("a", "b")), images(("test",), "abcdefghi")
+    pcx, old = stored(np.zeros((32, 32), np.uint8), "PCX"), {f"old/{k}": v for k, v in two.items()}
     lacks = {name: data for name, data in files.items() if not name.startswith("valid/ship")}
     for dataset, source, text in (
         ("cinic10", lacks, "valid holds no image of the class ship"),
         ("cinic10", files | {"test/boat/0.png": files["test/ship/0.png"]}, "the class boat"),
         ("cinic10", {"x.txt": b""}, "train holds no image of the class airplane"),
-        ("cinic10", images(("train", "valid", "test"), NAMES, 1, (28, 28)), "airplane/0.png is 28x28; allowed is 32x32"),
+        ("cinic10", images(three, NAMES, 1, (28, 28)), "is 28x28; allowed is 32x32"),
         ("image_folder", {"x.txt": b""}, "train holds no image"),
         ("image_folder", one | images(("test",), ("a",)), "test holds no image of the class b"),
-        ("image_folder", one | more, "test holds other classes (c, d, e, f, g and 2 more); expected test/CLASS/*.png for every class of a, b"),
-        ("image_folder", two | images(("test",), ("b",), 1, (16, 8)), "is 16x8, the first image 32x32"),
-        ("image_folder", two | {"train/a/1.png": stored(np.zeros((32, 32), np.uint8), "PCX")}, "1.png is not a readable image"),
-        ("image_folder", two | {f"old/{name}": data for name, data in two.items()}, "holds several data sets, in ., old; name one"),
+        ("image_folder", one | more, "test holds other classes (c, d, e, f, g and 2 more)"),
+        ("image_folder", two | images(("test",), ("b",), 1, (16, 8)), "is 16x8, the first"),
+        ("image_folder", two | {"train/a/1.png": pcx}, "train/a/1.png is not a readable image"),
+        ("image_folder", two | old, "holds several data sets, in ., old; name one"),
         ("image_folder", two | {"train/a/1.png": b"no"}, "train/a/1.png is not a readable image"),
-        ("image_folder", two | {"train/a/1.png": two["train/a/1.png"][:300]}, "train/a/1.png is not a readable image"),
+        ("image_folder", two | {"train/a/1.png": two["train/a/1.png"][:300]}, "not a readable"),
     ):  # fmt: skip
         unstaged(tmp_path, dataset, source, text)
 
@@ -288,42 +354,66 @@ def test_links_and_what_an_archive_holds_twice_are_refused(tmp_path, monkeypatch
         (source / "train" / "c").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, how: path.name != "b")  # root may read all
-        unstaged(tmp_path, "image_folder", source, "whole holds b, a folder that may not be read; allow it")
+        unstaged(
+            tmp_path,
+            "image_folder",
+            source,
+            "whole holds b, a folder that may not be read; allow it",
+        )
     os.link(source / "train/a/0.png", source / "train/a/9.png")
     with tarfile.open(tmp_path / "linked.tar", "w") as archive:
         archive.add(source, "")
-    said = "train/a/9.png, a link, which is not followed; pack it with tar --dereference --hard-dereference"
+    said = "train/a/9.png, a link, which is not followed; pack it with tar --dereference"
     unstaged(tmp_path, "image_folder", tmp_path / "linked.tar", said)
     (source / "train/a/9.png").unlink()
     for name in ("", "train/a/0.png"):
         with tarfile.open(tmp_path / "twice.tar", "a") as archive:
             archive.add(source / name, name)
-    unstaged(tmp_path, "image_folder", tmp_path / "twice.tar", "holds train/a/0.png twice; pack it anew")
+    unstaged(
+        tmp_path, "image_folder", tmp_path / "twice.tar", "holds train/a/0.png twice; pack it anew"
+    )
 
 
 def test_too_large(tmp_path, monkeypatch):
     files = images(("train", "test"), ("a",), each=2)
     monkeypatch.setattr(_archives.entries, "__defaults__", (100, None))
-    for source in (folder(tmp_path / "f", files), tar(tmp_path / "t", files), zipped(tmp_path / "z", files)):
+    for source in (
+        folder(tmp_path / "f", files),
+        tar(tmp_path / "t", files),
+        zipped(tmp_path / "z", files),
+    ):
         unstaged(tmp_path, "image_folder", source, "allowed are 100")
-    monkeypatch.undo()
-    monkeypatch.setattr(_archives, "MEMBERS", 3)
-    unstaged(tmp_path, "image_folder", tar(tmp_path / "t2", files), "more than 3 files")
+
+
+def of_writer(edit):
+    return lambda shard: edit(shard["user_data"]["f02"])
+
+
+UNFIT = "train/b.json is truncated, or no LEAF shard whose users"
+NO_LISTS = "writer f02 has no lists x of images of 784 numbers"
 
 
 @pytest.mark.parametrize("edit, text", [
-    *((edit, "train/b.json is truncated, or no LEAF shard whose users") for edit in (
-        lambda d: d["user_data"].pop("f02"), lambda d: d["users"].remove("f02"), lambda d: d.update(users={}), lambda d: d.pop("users"),
-        lambda d: d.update(user_data=3), lambda d: d["num_samples"].pop(), lambda d: d["user_data"].update(f99=d["user_data"]["f02"]),
-        lambda d: (d["users"].append("f02"), d["num_samples"].append(17)))),
-    *((lambda d, edit=edit: edit(d["user_data"]["f02"]), "writer f02 has no lists x of images of 784 numbers") for edit in (
-        lambda w: w.pop("y"), lambda w: w["y"].pop(), lambda w: w["x"][3].pop(), lambda w: w["x"].pop(), lambda w: w.update(y="a"))),
-    *((lambda d, y=y: d["user_data"]["f02"]["y"].__setitem__(3, y), text) for y, text in (
-        (62, "writer f02 has the label 62; allowed are 0 to 61"), (-1, "the label -1"), (1.5, "the label 1.5"),
-        ("a", "no lists x"), (10**400, "writer f02 has no lists x of"))),
-    *((lambda d, x=x: d["user_data"]["f02"]["x"][3].__setitem__(3, x), text) for x, text in (
-        (2.0, "the pixel 2; allowed are n / 255"), (3.9e-6, "the pixel 3.9e-06"), (0.9, "the pixel 0.9"), (-1, "-1"), (None, "pixel nan"), (10**400, "writer f02 has no lists x of"))),
+    (lambda d: d["user_data"].pop("f02"), UNFIT),
+    (lambda d: d["users"].remove("f02"), UNFIT),
+    (lambda d: d.update(users={}), UNFIT),
+    (lambda d: d.pop("users"), UNFIT),
+    (lambda d: d.update(user_data=3), UNFIT),
+    (lambda d: d["num_samples"].pop(), UNFIT),
+    (lambda d: d["user_data"].update(f99=d["user_data"]["f02"]), UNFIT),
+    (lambda d: (d["users"].append("f02"), d["num_samples"].append(17)), UNFIT),
     (lambda d: d["num_samples"].__setitem__(1, 5), "num_samples says 5"),
+    (of_writer(lambda w: w.pop("y")), NO_LISTS),
+    (of_writer(lambda w: w["y"].pop()), NO_LISTS),
+    (of_writer(lambda w: w["x"][3].pop()), NO_LISTS),
+    (of_writer(lambda w: w["x"].pop()), NO_LISTS),
+    (of_writer(lambda w: w.update(y="a")), NO_LISTS),
+    *((of_writer(lambda w, y=y: w["y"].__setitem__(3, y)), text) for y, text in (
+        (62, "writer f02 has the label 62; allowed are 0 to 61"), (-1, "the label -1"),
+        (1.5, "the label 1.5"), ("a", NO_LISTS), (10**400, NO_LISTS))),
+    *((of_writer(lambda w, x=x: w["x"][3].__setitem__(3, x)), text) for x, text in (
+        (2.0, "the pixel 2; allowed are n / 255"), (3.9e-6, "the pixel 3.9e-06"), (-1, "-1"),
+        (0.9, "the pixel 0.9"), (None, "pixel nan"), (10**400, NO_LISTS))),
 ])  # fmt: skip
 def test_malformed_shards(tmp_path, edit, text):
     files, name = leaf(), "train/b.json"
@@ -336,8 +426,16 @@ def test_shards_that_are_not_read_are_named(tmp_path, capsys):
     files = leaf()
     femnist.read(folder(tmp_path / "whole", files | {"README": b""}))
     assert capsys.readouterr().err == ""
-    odd = {"val/a.json": b"{}", "train/b.json.gz": b"", "train/.c.json": b"{}", "train/.DS_Store": b""}
-    of_leaf = {f"{name}/a.json": b"{}" for name in ("all_data", "sampled_data", "rem_user_data", "intermediate")}
+    odd = {
+        "val/a.json": b"{}",
+        "train/b.json.gz": b"",
+        "train/.c.json": b"{}",
+        "train/.DS_Store": b"",
+    }
+    of_leaf = {
+        f"{name}/a.json": b"{}"
+        for name in ("all_data", "sampled_data", "rem_user_data", "intermediate")
+    }
     out = femnist.read(folder(tmp_path / "more", files | odd | of_leaf))
     unread = "files of train (1), val (1) are not read; read are train/*.json, test/*.json"
     assert capsys.readouterr().err == f"warning: {tmp_path / 'more'}: {unread}\n"
@@ -355,37 +453,44 @@ def test_truncated_and_missing_shards(tmp_path):
 
 @pytest.mark.parametrize("gap", [0, 5, 10**6])
 def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
-    monkeypatch.setattr("dpfl_mpi.data.source.GAP", gap)
+    monkeypatch.setattr("dpfl_mpi.data.source.GAP_ROWS", gap)
     x = np.random.default_rng(0).integers(0, 256, (9000, 2, 3, 1), dtype=np.uint8)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["train/images"] = x
-    some = np.random.default_rng(1).permutation(9000)[:40], np.array([8999, 0, 4096, 4095, 17, 17]), np.array([], int)
+    some = (
+        np.random.default_rng(1).permutation(9000)[:40],
+        np.array([8999, 0, 4096, 4095, 17, 17]),
+        np.array([], int),
+    )
     for rows in (np.arange(9000), np.r_[4000:4200, 8000:8100], *some):
         assert np.array_equal(read_rows(tmp_path / "x.h5", "train", rows), x[rows])
 
 
 @pytest.mark.parametrize("fields, text", [
     ({"y": None}, "x and y are needed"),
-    ({"y": np.zeros(10)}, "y holds one class, 0; at least 2 are needed"),
-    ({"x": np.full((10, 4), 1e39)}, "beyond float32"),
+    ({"y": np.zeros(10)}, "y holds 1 different labels; allowed are 2 to 65536"),
+    ({"x": np.full((10, 4), 1e39)}, "x holds a missing, infinite or too large number"),
     ({"x": np.zeros(10)}, "allowed are [M, H, W, C]"),
     ({"x": np.full((10, 4), 2**31)}, "goes from 2147483648"),
     ({"x": np.full((10, 4, 4), 256)}, "whole numbers of an image are 0 to 255"),
     ({"x": np.full((10, 4), "a")}, "<U1; allowed are uint8 (images)"),
     ({"y": np.array([{}] * 10, object)}, "pickled objects, which are never read"),
-    ({"x": np.zeros((10, 3, 32, 24), np.uint8)}, "(10, 3, 32, 24), channels first; images are [M, H, W, C]: save x."),
+    ({"x": np.zeros((10, 3, 32, 24), np.uint8)}, "channels first; images are [M, H, W, C]"),
     ({"x": np.zeros((10, 1, 28, 28))}, "channels first"),
     ({"test": np.arange(10) % 3}, "test holds 2; allowed are true and false, or 1 and 0"),
-    ({"test": np.where(np.arange(10) > 7, "test", "train")}, "test holds train; allowed are true and false"),
+    ({"test": np.where(np.arange(10) > 7, "test", "train")}, "test holds train; allowed are true"),
     ({"test": np.linspace(0, 1, 10)}, "test holds 0.1111111111111111; allowed"),
     ({"test": np.full(10, np.nan)}, "test holds nan; allowed"),
     ({"test": np.zeros(10, int)}, "10 training and 0 test samples"),
-    ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x_test has samples of float64 (5,)"),
-    ({"x_test": np.zeros((2, 4)), "y_test": np.array([0, 5])}, "the test labels hold 5, which no training label is"),
-    ({"x": np.zeros((10, 4), np.uint8), "x_test": np.zeros((2, 4), np.uint16), "y_test": np.arange(2)}, "x is uint8 and x_test uint16; save both as one type"),
+    ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x is (10, 4), and x_test (2, 5)"),
+    ({"x_test": np.zeros((2, 4)), "y_test": np.array([0, 5])}, "the test labels hold 5, which"),
+    (
+        {"x": np.zeros((10, 4), np.uint8), "x_test": np.zeros((2, 4), "u2"), "y_test": [0, 1]},
+        "x is uint8 and x_test uint16; save both as one type",
+    ),
     ({"x": 1.0, "x_test": 2.0, "y": [1], "y_test": [1]}, "allowed are [M, H, W, C]"),
     ({"client": np.arange(3)}, "client is int64 of (3,)"),
-    ({"clients": np.arange(10)}, "holds clients, which is not read; allowed are x, y, client, test, x_test, y_test, client_"),
+    ({"clients": np.arange(10)}, "holds clients, which is not read; allowed are x, y, client,"),
 ])  # fmt: skip
 def test_malformed_arrays(tmp_path, fields, text):
     whole = {"x": np.zeros((10, 4)), "y": np.arange(10) % 2} | fields
@@ -394,7 +499,7 @@ def test_malformed_arrays(tmp_path, fields, text):
 
 
 def test_flags_and_images_that_are_no_mistake(tmp_path):
-    """0 and 1 of any type are flags; one row of nine channels is a series, as PFLlib's HAR; the shape is printed."""
+    """0 and 1 of any type are flags. One row of nine channels is a series, as in PFLlib's HAR."""
     x, y = np.arange(20 * 128 * 9).reshape(20, 1, 128, 9) % 256, np.arange(20) % 2
     for kind in (bool, int, np.uint8, float):
         np.savez(tmp_path / "a.npz", x=x, y=y, test=(np.arange(20) > 14).astype(kind))
@@ -404,58 +509,69 @@ def test_flags_and_images_that_are_no_mistake(tmp_path):
     assert "images of 32x24x3, 2 classes" in stage("arrays", tmp_path / "a.npz", tmp_path / "b.h5")
 
 
-def test_folders_that_are_not_read_are_named(tmp_path, capsys):
-    """Validation images beside train and test, also without a suffix; images that lie too deep or too high, or in a hidden class; what is no image of a
-    class. What is no image elsewhere is no loss, nor what an operating system leaves behind."""
+def test_files_that_are_not_read_are_named(tmp_path, capsys):
+    """Images beside train and test, too deep or too high; in a class, files that are no images.
+
+    What is no image elsewhere is no loss, nor what an operating system leaves behind.
+    """
     files = images(("train", "test"), ("a", "b"))
-    no_loss = {"notes/a/x.txt": b"", "README": b"", "train/a/.DS_Store": b"1", "train/a/._0.png": b"1"}
+    one = files["test/b/0.png"]
+    no_loss = {
+        "notes/a/x.txt": b"",
+        "README": b"",
+        "train/a/.DS_Store": b"1",
+        "train/.c/0.png": one,
+    }
     stage("image_folder", folder(tmp_path / "whole", files | no_loss), tmp_path / "a.h5")
     assert capsys.readouterr().err == ""
-    more = images(("val",), ("a", "b"), each=2) | {"train/a/x/0.png": files["train/a/0.png"]}
-    more |= {
-        "b/0.png": files["test/b/0.png"],
-        "val/b/more": files["test/b/0.png"],
-        "train/.c/0.png": files["test/b/0.png"],
-    }
-    more |= {"train/b/notes.txt": b"notes", "train/b/film": bytes(2**24 + 1)}
+    more = images(("val",), ("a",), each=2) | {"train/a/x/0.png": one, "b/0.png": one}
+    more |= {f"{name}/0.png": one for name in ("e", "f")}
+    more |= {"train/b/notes.txt": b"notes", "train/b/film": b"1"}
     stage("image_folder", folder(tmp_path / "i", files | more), tmp_path / "b.h5")
-    folders = "b (1), train/.c (1), train/a/x (1), train/b (2), val/a (2) and 1 more"
-    formats = "PNG, JPEG, BMP, GIF, TIFF, WEBP, PPM in train/CLASS, test/CLASS"
-    sentence = f"files of {folders} are not read; read are {formats}"
-    assert capsys.readouterr().err == f"warning: {tmp_path / 'i'}: {sentence}\n"
+    left_out = "files of b (1), e (1), f (1), train/a/x (1), train/b (2) and 1 more are not read"
+    error = capsys.readouterr().err
+    assert error.startswith(f"warning: {tmp_path / 'i'}: {left_out}; read are .bmp, .dib, .gif,")
+    assert error.endswith(" in train/CLASS, test/CLASS\n")
     assert in_file(tmp_path / "a.h5").sha256 == in_file(tmp_path / "b.h5").sha256
 
 
 @pytest.mark.parametrize("pack", [folder, tar, zipped])
-def test_images_are_read_by_content_whatever_their_names(tmp_path, pack, capsys):
-    """27 training images in three classes: one of each format that is read, one hidden, and one with a suffix of something else."""
-    rng, kinds = np.random.default_rng(0), ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "PNG", "PNG")
-    names = ("0", "1.jfif", "2.dib", "3.x", "4", "5", "6.pnm", ".7.png", "v1.2")
-    named = dict(zip(names, kinds, strict=True))
-    places = [f"{part}/{c}/{name}" for part in ("train", "test") for c in "abc" for name in names]
-    pixels = rng.integers(0, 256, (len(places), 8, 8, 3), np.uint8)
-    files = {place: stored(x, named[place[place.rindex("/") + 1 :]]) for place, x in zip(places, pixels, strict=True)}
+def test_every_format_of_images_is_read(tmp_path, pack, capsys):
+    names = ("0.png", "1.jfif", "2.DIB", "3.gif", "4.tiff", "5.webp", "6.pnm")
+    kinds = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+    places = [f"{half}/{c}" for half in ("train", "test") for c in "abc"]
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 3), np.uint8)
+    data = [stored(x, kind) for x, kind in zip(pixels, kinds, strict=True)]
+    each = dict(zip(names, data, strict=True))
+    files = {f"{place}/{name}": image for place in places for name, image in each.items()}
     said = stage("image_folder", pack(tmp_path / "i", files), tmp_path / "i.h5")
-    assert "27 training and 27 test images of 8x8x3, 3 classes" in said and capsys.readouterr().err == ""
-    cut = {"train/a/9": files["train/a/0"][:-60]}  # an image that is not whole is no image left out
-    unstaged(tmp_path, "image_folder", pack(tmp_path / "cut", files | cut), "train/a/9 is not a readable image")
+    assert "21 training and 21 test images of 8x8x3, 3 classes" in said
+    assert capsys.readouterr().err == ""
+    cut = {"train/a/9.png": files["train/a/0.png"][:-60]}
+    source = pack(tmp_path / "cut", files | cut)
+    unstaged(tmp_path, "image_folder", source, "train/a/9.png is not a readable image")
 
 
 def test_command_line_prints_one_sentence(tmp_path, said):
     words = ["femnist", "--source", folder(tmp_path / "leaf", leaf()), "--out"]
     assert "52 classes, 6 clients" in said(main, *words, tmp_path / "x.h5", "--classes=letters")
     mistakes = {
-        f"cinic10 --source {tmp_path}/none --out {tmp_path}/x.h5": f"--source is {tmp_path}/none; there is no such file or folder",
+        f"cinic10 --source {tmp_path}/none --out {tmp_path}/x.h5": f"--source is {tmp_path}/none; "
+        "there is no such file or folder",
         "femnist --classes greek": "--classes is 'greek'; allowed are all, digits, letters, a-j",
         "femnist --min_samples q": "--min_samples is q; allowed is a whole number",
-        "cifar10 --classes zz": "unrecognized arguments: --classes zz; prepare cifar10 takes --source, --out, --force",
-        f"{tmp_path}/odd.py --out {tmp_path}/x.h5": "Options of the data set odd has out, a flag of prepare; rename it",
-        f"{tmp_path}/plain.py": "Options of the data set plain must be a dataclass; its fields are option(default, text), "
+        "cifar10 --classes zz": "unrecognized arguments: --classes zz",
+        f"{tmp_path}/odd.py": "Options of the data set odd has out, a flag of prepare; rename it",
+        f"{tmp_path}/plain.py": "Options of the data set plain must be a dataclass; "
+        "its fields are option(default, text), "
         "with true or false, a number or a text as the default",
-        "--classes zz": "name a data set first, such as `python -m dpfl_mpi.prepare cifar10`; --help lists them",
+        "": "the following arguments are required: DATASET",
     }
     options = "from dataclasses import dataclass, field\n@dataclass\nclass Options:\n    "
-    for name, line in (("odd", "out: str = field(default='', metadata={'help': ''})"), ("plain", "out: str = ''")):
+    for name, line in (
+        ("odd", "out: str = field(default='', metadata={'help': ''})"),
+        ("plain", "out: str = ''"),
+    ):
         (tmp_path / f"{name}.py").write_text(f"{options}{line}\ndef read(source, out):\n    pass\n")
     for mistake, sentence in mistakes.items():
         assert said(main, *mistake.split(), code=2) == f"error: {sentence}\n"
@@ -463,12 +579,17 @@ def test_command_line_prints_one_sentence(tmp_path, said):
     assert "cannot be written" in said(main, *words, tmp_path / "file" / "x.h5", code=2)
 
 
-# the real files ---------------------------------------------------------------------------------------------------------
+# the real files -----------------------------------------------------------------------------------
 @pytest.mark.data
 def test_real_cinic_sample():
     out = cinic10.read(real("cinic10-sample.tar"))
-    assert np.bincount(out.train_labels).tolist() == [150] * 10 and np.bincount(out.test_labels).tolist() == [50] * 10
-    assert np.abs(out.train_images.mean((0, 1, 2)) / 255 - out.mean).max() < 0.03  # its publisher's mean
+    assert (
+        np.bincount(out.train_labels).tolist() == [150] * 10
+        and np.bincount(out.test_labels).tolist() == [50] * 10
+    )
+    assert (
+        np.abs(out.train_images.mean((0, 1, 2)) / 255 - out.mean).max() < 0.03
+    )  # its publisher's mean
 
 
 @pytest.mark.data
@@ -482,8 +603,12 @@ def test_real_leaf_shards(tmp_path):
     with np.load(source) as data:
         kept = np.isin(data["writers"], out.client_names) & ~data["dup"]
         for number, part in enumerate(("train", "test")):
-            x, y, names = (getattr(out, f"{part}_{what}") for what in ("images", "labels", "clients"))
+            x, y, names = (
+                getattr(out, f"{part}_{what}") for what in ("images", "labels", "clients")
+            )
             mine = np.flatnonzero(kept & (data["split"] == number))
             mine = mine[np.argsort(data["writers"][mine], kind="stable")]
-            assert np.array_equal(x[..., 0], data["images"][mine]) and np.array_equal(y, data["labels"][mine])
+            assert np.array_equal(x[..., 0], data["images"][mine]) and np.array_equal(
+                y, data["labels"][mine]
+            )
             assert [out.client_names[i] for i in names] == data["writers"][mine].tolist()
