@@ -73,8 +73,7 @@ def check_functions(what: str, module: ModuleType) -> None:
         raise UserError(f"{what} has neither load() nor read(source); {must}")
     for a in signature(module.load).parameters.values() if loads else ():
         if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD):
-            allowed_are = "allowed is load(), or read(source)"
-            raise UserError(f"load of {what} wants {a.name}; {allowed_are}")
+            raise UserError(f"load of {what} wants {a.name}; allowed is load(), or read(source)")
 
 
 def check_settings(what: str, settings: Any) -> None:

@@ -1,8 +1,7 @@
 """Read images by split and class, as uint8 of one size."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,7 +13,10 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import UNREADABLE, memory, refused_as
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of others Pillow starts programs
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+SUFFIXES = {
+    *(".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),
+    *(".ppm", ".pgm", ".pbm", ".pnm"),
+}
 PIXELS = 2**26  # most of one image
 # images uint8 [M, H, W, C] and labels int64 [M] of each split
 Images = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -43,12 +45,12 @@ def image_splits(
     size, channels, total = shape, 1, 0
     with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
         for path, read in entries(source):
-            folder = path.parent
-            placed = len(path.parts) > 2 and path.parts[-3] in found and not is_hidden(folder)
-            named = path.suffix.lower() in SUFFIXES and not is_hidden(path)
-            data = b"" if named else image_bytes(read)
-            if not placed or not (named or data):
-                unread[str(folder)] += bool(named or data or (placed and not is_hidden(path)))
+            placed = len(path.parts) > 2 and path.parts[-3] in found
+            image = path.suffix.lower() in SUFFIXES
+            if is_hidden(path) or not (placed or image):
+                continue
+            if not (placed and image):
+                unread[str(path.parent)] += 1
                 continue
             split, name, file = path.parts[-3:]
             if path in seen:
@@ -58,7 +60,7 @@ def image_splits(
                 allowed = f"allowed are {', '.join(classes)}"
                 raise UserError(f"{source}: {split} holds the class {name}; {allowed}")
             colour = None if shape is None else shape[2] == 3
-            pixels = decode(data or read(), f"{source}: {path}", colour)
+            pixels = decode(read(), f"{source}: {path}", colour)
             size = size or pixels.shape
             if pixels.shape[:2] != size[:2]:
                 wanted = f"{size[0]}x{size[1]}"
@@ -72,7 +74,7 @@ def image_splits(
             found[split].append((name, file, pixels))
             bar.update()
     places = ", ".join(f"{split}/CLASS" for split in splits)
-    warn_of_unread(source, unread, f"{', '.join(FORMATS)} in {places}")
+    warn_of_unread(source, unread, f"{', '.join(sorted(SUFFIXES))} in {places}")
     check_one(source, (path.parents[2] for path in seen))
     names = classes or tuple(sorted({name for name, _, _ in found[splits[0]]}))
     out = {}
@@ -86,29 +88,16 @@ def image_splits(
     return out, names
 
 
-def image_bytes(read: Callable[[], bytes]) -> bytes:
-    """Return the bytes of a file that is an image by its content; b"" of any other."""
-    from PIL import Image
-
-    with suppress(UserError, *pillow_errors()):
-        data = read()
-        Image.open(BytesIO(data), formats=FORMATS).close()
-        return data
-    return b""
-
-
 def check_classes(source: Path, split: str, found: set[str], classes: tuple[str, ...]) -> None:
     """Raise `UserError` if a split lacks a class, or has others."""
     missing, others = sorted({*classes} - found), sorted(found - {*classes})
     if classes and not missing and not others:
         return
-    what = "no image"
-    if classes:
-        what = f"no image of the class {missing[0]}" if missing else ""
-        what = what or f"other classes ({first_five(others)})"
-    every = "every class"
-    if 0 < len(classes) <= 20:
-        every = f"every class of {', '.join(classes)}"
+    if missing:
+        what = f"no image of the class {missing[0]}"
+    else:
+        what = f"other classes ({first_five(others)})" if others else "no image"
+    every = f"every class of {', '.join(classes)}" if 0 < len(classes) <= 20 else "every class"
     raise UserError(f"{source}: {split} holds {what}; expected {split}/CLASS/*.png for {every}")
 
 
@@ -116,7 +105,9 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
     """Return an image's pixels, uint8 `[H, W, C]`; without `colour`, grey if the image is grey."""
     from PIL import Image
 
-    unreadable = refused_as(f"{where} is not a readable image", pillow_errors())
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    errors = (*UNREADABLE, SyntaxError, *bombs)
+    unreadable = refused_as(f"{where} is not a readable image", errors)
     with unreadable, Image.open(BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height > PIXELS:
             size = f"{image.width}x{image.height} pixels"
@@ -130,13 +121,6 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def pillow_errors() -> tuple[type[Exception], ...]:
-    from PIL import Image
-
-    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
-    return (*UNREADABLE, SyntaxError, *bombs)
-
-
 def to_eight_bits(image: Any, where: str) -> Any:
     """Return an image of Pillow's as "1", "L" (grey) or "RGB", of the same 8-bit values.
 
@@ -147,8 +131,7 @@ def to_eight_bits(image: Any, where: str) -> Any:
     # netpbm with another maximum than 255
     deep = ";16" in stored or any(tile[0].startswith("ppm") for tile in tiles)
     if image.mode[0] in "IF" or (deep and image.mode not in ("1", "P")):
-        bits = "more than 8 bits per channel"
-        raise UserError(f"{where} is of {bits}; scale it to 8 bits yourself")
+        raise UserError(f"{where} is of more than 8 bits per channel; scale it to 8 bits yourself")
     if image.mode in ("1", "L", "RGB") and "transparency" not in image.info:
         return image
     if image.mode in ("1", "L", "P", "LA", "PA", "RGB", "RGBA"):

@@ -52,8 +52,7 @@ def unpickle(data: bytes, where: str) -> Any:
             f"{where} holds a pickle with {refused}; {PLAIN} (nothing was executed)"
         ) from None
     except (*UNREADABLE, pickle.UnpicklingError):
-        damaged = "a damaged pickle (nothing of it was executed)"
-        raise UserError(f"{where} holds {damaged}") from None
+        raise UserError(f"{where} holds a damaged pickle (nothing of it was executed)") from None
     return value
 
 

@@ -32,45 +32,35 @@ def read(source: Path) -> Arrays:
     if not {"x", "y"} <= set(found):
         names = ", ".join(sorted(found)) or "nothing"
         raise UserError(f"{source} holds {names}; x and y are needed")
-    halves = [name in found for name in ("x_test", "y_test")]
-    if halves[0] != halves[1] or (halves[0] and "test" in found):
+    tests = {"x_test", "y_test"} & set(found)
+    if len(tests) == 1 or (tests and "test" in found):
         either = "either x_test and y_test, or test, a flag for every sample of x"
         raise UserError(f"{source}: the test set is {either}")
-    where = str(source)
-    if not halves[0]:
-        client, test = found.get("client"), found.get("test")
-        return arrays_of(found["x"], found["y"], client, test, where)
-    both = join_test(where, found)
-    test = np.repeat([False, True], [len(found["x"]), len(found["x_test"])])
-    return arrays_of(both["x"], both["y"], both.get("client"), test, where)
+    if tests:
+        found = join_test(str(source), found)
+    client, test = found.get("client"), found.get("test")
+    return arrays_of(found["x"], found["y"], client, test, str(source))
 
 
 def join_test(where: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return x, y and client with the test samples behind the others."""
+    """Return x, y and client with the test samples behind the others, and test."""
     if ("client" in found) != ("client_test" in found):
         raise UserError(f"{where}: client and client_test must both be there or neither")
-    x, x_test = found["x"], found["x_test"]
-    if x_test.shape[1:] != x.shape[1:] or x_test.dtype.kind != x.dtype.kind:
-        samples = f"samples of {x_test.dtype} {x_test.shape[1:]}, x {x.dtype} {x.shape[1:]}"
-        raise UserError(f"{where}: x_test has {samples}")
-    out = {}
+    lengths = [len(found["x"]), len(found["x_test"])]
+    out = {"test": np.repeat([False, True], lengths)}
     for name in ("x", "y", "client"):
         if name not in found:
             continue
         train, test = found[name], found[f"{name}_test"]
-        if name != "x":
-            aligned(where, name, train, len(x))
-            aligned(where, f"{name}_test", test, len(x_test))
-        if not same_numbers(train.dtype, test.dtype, name == "x"):
+        if train.dtype.kind != test.dtype.kind or (train.dtype == np.uint8) != (
+            test.dtype == np.uint8
+        ):
             kinds = f"{name} is {train.dtype} and {name}_test {test.dtype}"
             raise UserError(f"{where}: {kinds}; save both as one type")
+        if train.shape[1:] != test.shape[1:]:
+            raise UserError(f"{where}: {name} is {train.shape}, and {name}_test {test.shape}")
+        if name != "x":
+            aligned(where, name, train, lengths[0])
+            aligned(where, f"{name}_test", test, lengths[1])
         out[name] = np.concatenate([train, test])
     return out
-
-
-def same_numbers(a: np.dtype, b: np.dtype, samples: bool) -> bool:
-    """Return whether arrays of both types can be joined without another meaning or a rounding."""
-    rounded = {a.kind, b.kind} == {"i", "u"} and np.result_type(a, b).kind == "f"
-    texts = {a.kind, b.kind} == {"S", "U"}
-    images = samples and (a == np.uint8) != (b == np.uint8)
-    return not (rounded or texts or images)

@@ -29,14 +29,9 @@ PAPER = {
     "batch_size": 16,
     "augment": True,
 }
+DECAY = {"weight_decay": 1e-4, "lr_decay": 0.998}  # of the authors' code
 # its first graph is that of its third round: 15 epochs, then 97 rounds, 500 epochs in all
-AUTHORS_CODE = {
-    "weight_decay": 1e-4,
-    "lr_decay": 0.998,
-    "tau_init": 15,
-    "rounds": 97,
-    "batch_size": 32,
-}
+AUTHORS_CODE = {"tau_init": 15, "rounds": 97, "batch_size": 32, **DECAY}
 ARCHIVED = "that archive unpacked, or a folder or archive of {train,test}/CLASS/*.png"
 SOURCE = f"cifar-10-binary.tar.gz, {ARCHIVED}"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"

@@ -9,10 +9,10 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._archives import ARCHIVE_BYTES, check_one, entries, warn_of_unread
+from dpfl_mpi.datasets._archives import check_one, entries, warn_of_unread
 from dpfl_mpi.datasets._pickles import read_npy
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.foreign import refused_as
+from dpfl_mpi.storage.foreign import memory, refused_as
 
 PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
@@ -36,12 +36,10 @@ def read(source: Path) -> Arrays:
     warn_of_unread(source, unread, "train/K.npz, test/K.npz")
     check_one(source, folders)
     train, test = ({k for part, k in found if part == name} for name in ("train", "test"))
-    odd = sorted(train ^ test)
-    if odd or not found:
-        what = "there is no train/0.npz"
-        if odd:
-            what = f"client {odd[0]} has no file in one of train and test"
-        raise UserError(f"{source} is no folder of PFLlib's: {what}")
+    if not found:
+        raise UserError(f"{source} is no folder of PFLlib's: there is no train/0.npz")
+    if odd := sorted(train ^ test):
+        raise UserError(f"{source}: client {odd[0]} has no file in one of train and test")
     places = sorted(found, key=lambda place: (place[0] == "test", place[1]))
     first = found[places[0]][0]
     texts = first.ndim == 2 and first.dtype.kind in "iu"
@@ -51,11 +49,10 @@ def read(source: Path) -> Arrays:
             have = f"samples of {x.dtype} {x.shape[1:]}"
             other = f"{places[0][1]}.npz of {first.shape[1:]}"
             raise UserError(f"{source}: {part}/{k}.npz has {have}, {other}")
-    samples = [found[place][0] for place in places]
+    samples, labels = zip(*(found[place] for place in places), strict=True)
     if texts:
         longest = max(x.shape[1] for x in samples)
-        samples = [pad(x, longest) for x in samples]
-    labels = [found[place][1] for place in places]
+        samples = tuple(pad(x, longest) for x in samples)
     sizes = [len(y) for y in labels]
     client = np.repeat([k for _, k in places], sizes)
     is_test = np.repeat([part == "test" for part, _ in places], sizes)
@@ -66,7 +63,7 @@ def read(source: Path) -> Arrays:
 
 def read_client(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return samples and labels of one file of `np.savez(data=...)`; images with channels last."""
-    members = {path.name: get() for path, get in entries(Path(where), ARCHIVE_BYTES, data)}
+    members = {path.name: get() for path, get in entries(Path(where), memory(), data)}
     if set(members) != {"data.npy"}:
         names = ", ".join(members) or "nothing"
         raise UserError(f"{where} holds {names}; PFLlib's files hold data")
@@ -89,19 +86,15 @@ def to_samples(where: str, x: Any) -> np.ndarray:
     with refused_as(f"{where} holds samples that are {neither}"):
         if isinstance(x, np.ndarray) and x.dtype.hasobject:
             x = x.tolist()
-        if isinstance(x, list) and x and all(is_pair(entry) for entry in x):
-            texts = [np.asarray(tokens) for tokens, _ in x]
-            if all(text.ndim == 1 and text.dtype.kind in "iu" for text in texts):
-                longest = max(map(len, texts))
+        if isinstance(x, list) and all(isinstance(entry, list | tuple) for entry in x):
+            texts = [np.asarray(entry[0]) for entry in x if len(entry) == 2]
+            if len(texts) == len(x) and all(t.ndim == 1 and t.dtype.kind in "iu" for t in texts):
+                longest = max(map(len, texts), default=0)
                 return np.concatenate([pad(text[None], longest) for text in texts])
         out = np.asarray(x)
         if out.dtype.kind not in "iufb" or out.ndim < 2:
             raise ValueError
         return out
-
-
-def is_pair(entry: Any) -> bool:
-    return isinstance(entry, list | tuple) and len(entry) == 2
 
 
 def pad(x: np.ndarray, longest: int) -> np.ndarray:
