@@ -60,7 +60,7 @@ def copy_base(
     try:
         with Result(path) as base:
             data = ("data_sha256", "partition_sha256")
-            known = vars(parts.provenance)
+            known = parts.provenance
             if base.key != parts.run.untuned().key():
                 problem = "is of another Run"
             elif not base.finished or any(base.fact(n) != known[n] for n in data):

@@ -1,25 +1,25 @@
 """From a Run to the parts of a `Federation`, in the order in which they need each other."""
 
+import json
 from functools import cache, partial
 
 import numpy as np
 import torch
 
-from dpfl_mpi.data.partition import search_first, sharded
+from dpfl_mpi import streams
+from dpfl_mpi.data.partition import Partition, search_first, sharded
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Arrays, Source, load_arrays, open_source
+from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, load_arrays, open_source
 from dpfl_mpi.errors import complain
-from dpfl_mpi.federation import Parts, Provenance
+from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.greedy import Greedy
-from dpfl_mpi.federation.limits import Drift, graphs_of, limits_of
-from dpfl_mpi.federation.losses import Losses
+from dpfl_mpi.federation.limits import graphs_of, limits_of
 from dpfl_mpi.federation.mail import Mail
 from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.neighbours import Neighbours
 from dpfl_mpi.federation.orders import Draws
-from dpfl_mpi.federation.repair import Repair
 from dpfl_mpi.federation.scoring import Scoring
-from dpfl_mpi.federation.similar import Similar
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training, learning_rate
 from dpfl_mpi.models import make
@@ -68,6 +68,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     )
     module = make(run, source)
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
+    start = ensemble.initial_row(run.init, streams.stream(run.seed, streams.INIT, 0, 0))
     world.decide(lambda: refuse_results(job, partition.n, source.classes, ensemble.size))
     ordered, n_search = search_first(run, source.labels["train"], partition)
     backdoor = attack is not None and attack.kind == "backdoor"
@@ -104,18 +105,20 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         keep_latest=run.tie == "latest",
         metric_batch=run.batch_size if run.metric == "batch" else 0,
     )
-    budgets = limits.most_senders
-    mailroom, ledger = transport_of(run, job.window_gb, members, ensemble, log, budgets)
+    mailroom, ledger = transport_of(
+        run, job.window_gb, members, log, limits.most_senders, start, ensemble
+    )
     sends = f"--send is {run.send}" if run.send else f"sends is {method.sends}"
     mail = Mail(members, training.attack, mailroom, ledger, sends)
     sums = Sums(mail, backend, server=method.topology == "server")
     draws = Draws(members, run.seed)
-    similar = Similar(mail, ensemble, most=run.candidates, seed=run.seed, init=run.init)
-    losses = Losses(scoring, mail, similar)
+    neighbours = Neighbours(
+        scoring, mail, start, most=run.candidates, seed=run.seed, churn=bool(run.churn)
+    )
     rule = method.options(**run.options) if issubclass(method.options, Rule) else Rule()
     return Parts(
         run=run,
-        provenance=Provenance.of(source, partition, ensemble.size),
+        provenance=provenance_of(source, partition, ensemble.size),
         head=run.found("model").HEAD,  # "" where its file names no last layer
         partition=partition,
         members=members,
@@ -126,11 +129,9 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         mail=mail,
         sums=sums,
         draws=draws,
-        losses=losses,
-        greedy=Greedy(scoring, sums, losses, similar, draws, rule=rule, repeats=run.ggc_repeats),
-        repair=Repair(members, log, churn=bool(run.churn)),
+        neighbours=neighbours,
+        greedy=Greedy(scoring, sums, neighbours, draws, rule=rule, repeats=run.ggc_repeats),
         graphs=graphs,
-        drift=Drift(run, source.classes),
     )
 
 
@@ -153,6 +154,17 @@ def share_arrays(run: Resolved, world: World) -> Arrays:
     facts = world.decide(lambda: {n: v for n, v in load().items() if not is_array(v)})
     # JSON makes lists of tuples
     return Arrays(**arrays, **{n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()})
+
+
+def provenance_of(source: Source, partition: Partition, parameters: int) -> dict[str, str | int]:
+    """Return what a result records of its data, partition and model; lists as JSON."""
+    out: dict[str, str | int] = {"data_sha256": source.sha256, "data_note": source.note}
+    out["dtype"] = source.dtype
+    for name in ("class_names", "mean", "std"):
+        values = getattr(source, name)
+        out[name] = json.dumps(values if len(values) <= MOST_LISTED else [])
+    out |= {"partition_sha256": partition.sha256(), "partition_note": partition.note()}
+    return out | {"parameters": parameters}
 
 
 def warn(text: str, job: Job, world: World) -> None:

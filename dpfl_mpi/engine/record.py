@@ -13,7 +13,7 @@ from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
-from dpfl_mpi.federation.repair import COSTS
+from dpfl_mpi.federation.neighbours import COSTS
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
 from dpfl_mpi.plan.needs import GATHERED, duration, saved_bytes
@@ -23,8 +23,8 @@ from dpfl_mpi.results.result import mean
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job
 from dpfl_mpi.survival.checkpoint import Checkpoints
+from dpfl_mpi.transport.clock import NS
 from dpfl_mpi.transport.log import SCORES
-from dpfl_mpi.transport.speeds import NS
 
 # "best" is the test accuracy of each client's best model by validation; "received" counts models
 COLUMNS = "   val %  test %  best %  received  seconds    left"
@@ -227,7 +227,7 @@ def begin_record(
         print(f"starts over: {why}", flush=True)
 
     def create() -> None:
-        meta, snapshot = vars(parts.provenance), checkpoints.results
+        meta, snapshot = parts.provenance, checkpoints.results
         recorder = Recorder(path, parts.run, meta, start, snapshot, checkpoints.still_ours)
         record.recorder = recorder
         if snapshot:
@@ -257,8 +257,8 @@ def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:
     if run.newcomers:
         out["client/newcomers"] = limits.newcomers
     if run.drift:
-        out["client/drifted"] = parts.drift.drifted
-        out["client/drift_classes"] = parts.drift.classes
+        out["client/drifted"] = limits.drifted
+        out["client/drift_classes"] = parts.drift_classes
     if clock:
         out |= {f"network/{name}": values for name, values in vars(clock.speeds).items()}
     if reach is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -20,15 +19,12 @@ from torch import Tensor
 
 from dpfl_mpi import streams
 from dpfl_mpi.data.partition import Partition
-from dpfl_mpi.data.source import MOST_LISTED, Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.greedy import Greedy
-from dpfl_mpi.federation.limits import Drift
-from dpfl_mpi.federation.losses import Losses
 from dpfl_mpi.federation.mail import Mail
 from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.neighbours import COSTS, Neighbours
 from dpfl_mpi.federation.orders import Draws
-from dpfl_mpi.federation.repair import COSTS, Repair
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
@@ -37,41 +33,11 @@ from dpfl_mpi.numerics import sketches
 from dpfl_mpi.numerics.backend import Backend, Gradient, Proximal
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.transport.clock import NS
 from dpfl_mpi.transport.log import Log
-from dpfl_mpi.transport.speeds import NS
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """What a result records of its data, partition and model; lists as JSON."""
-
-    data_sha256: str
-    data_note: str
-    dtype: str
-    class_names: str
-    mean: str
-    std: str
-    partition_sha256: str
-    partition_note: str
-    parameters: int
-
-    @classmethod
-    def of(cls, source: Source, partition: Partition, parameters: int) -> Provenance:
-        text = lambda values: json.dumps(values if len(values) <= MOST_LISTED else [])  # noqa: E731
-        return cls(
-            data_sha256=source.sha256,
-            data_note=source.note,
-            dtype=source.dtype,
-            class_names=text(source.class_names),
-            mean=text(source.mean),
-            std=text(source.std),
-            partition_sha256=partition.sha256(),
-            partition_note=partition.note(),
-            parameters=parameters,
-        )
 
 
 @dataclass(kw_only=True)
@@ -79,7 +45,7 @@ class Parts:
     """This rank's share of a run. `engine.build` makes it; the method sees `fed`."""
 
     run: Resolved
-    provenance: Provenance
+    provenance: dict[str, str | int]  # what a result records of its data, partition and model
     head: str  # the name of the model's last layer, "" where its file names none
     partition: Partition
     members: Members
@@ -90,15 +56,17 @@ class Parts:
     mail: Mail
     sums: Sums
     draws: Draws
-    losses: Losses
+    neighbours: Neighbours
     greedy: Greedy
-    repair: Repair
     graphs: list[CollaborationGraph]  # of --graphs, for rounds 0 to T
-    drift: Drift
     fed: Federation = field(init=False)
 
     def __post_init__(self) -> None:
         self.world, self.n, self.ids = self.members.world, self.members.n, self.members.ids
+        # 0: there is no drift, or it has happened
+        self.drift_round = self.run.drift.round if self.run.drift else 0
+        rng = streams.stream(self.run.seed, streams.DRIFT, 0, 1)
+        self.drift_classes = np.sort(rng.permutation(self.partition.class_counts.shape[1])[:2])
         self.fed = Federation(self)
 
     @property
@@ -113,7 +81,7 @@ class Parts:
     def begin_round(self, number: int) -> None:
         """Begin a round: who takes part, and empty notes. Collective."""
         self._drift(number)
-        if self.run.patience and not self.drift.round:  # nobody stops before a drift
+        if self.run.patience and not self.drift_round:  # nobody stops before a drift
             self.members.stop(self.scoring.stale >= self.run.patience)
         clock = self.mail.ledger.clock
         time: float = number
@@ -128,11 +96,11 @@ class Parts:
         self.world.bytes_collective = 0
 
     def _drift(self, number: int) -> None:
-        """Exchange the classes of clients that drift, once; all alive forget their best model."""
-        if 0 < self.drift.round <= number:
-            self.drift.round = 0
-            drifted = np.flatnonzero(self.drift.drifted[self.ids])
-            self.backend.exchange_classes(drifted, *self.drift.classes.tolist())
+        """Exchange two classes of clients that drift, once; all alive forget their best model."""
+        if 0 < self.drift_round <= number:
+            self.drift_round = 0
+            drifted = np.flatnonzero(self.members.limits.drifted[self.ids])
+            self.backend.exchange_classes(drifted, *self.drift_classes.tolist())
             self.scoring.forget_best(self.members.alive)
             self.scoring.stale[:] = 0
 
@@ -194,7 +162,7 @@ class Parts:
 def verb(
     part: str, method: Callable[Concatenate[Any, P], T], collective: bool = False, rows: int = 0
 ) -> Callable[Concatenate[Federation, P], T]:
-    """Return the verb that calls a part's method; its first arguments are so many `rows`.
+    """Return the verb that calls a part's method, with so many `rows` as first arguments.
 
     Before a collective verb all ranks meet.
     """
@@ -245,7 +213,7 @@ class Federation:
     def note_received(self, models: int) -> None:
         """Note so many models received by every active client, which no verb counts.
 
-        Models that `every_row` brought and that are averaged in this round are counted once, here.
+        Models that `every_row` brought and that are averaged are counted here alone.
         """
         log = self._parts.log
         self.notes["models_received"] += models * self.active[self.ids] - log.counted_twice
@@ -280,15 +248,14 @@ class Federation:
     def proximal(self, towards: Tensor, mu: float) -> Gradient:
         """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2, for `local_opt`.
 
-        `towards` is one row `[W]`, or one per client `[K, W]`.
+        `towards`: one row `[W]`, or `[K, W]`.
         """
         return Proximal(self._parts.backend, towards, mu)
 
     def columns(self, layers: str, option: str = "head") -> Tensor:
-        """Return which columns hold these layers, bool `[W]`.
+        """Return which columns hold these layers, which the method's `option` names, bool `[W]`.
 
-        Layers are "head" (the last), "none", "all", "normalisation", or names with commas between
-        them, as the method's `option` gives them.
+        They are "head" (the last), "none", "all", "normalisation", or names with commas between.
         """
         head = self._head() if "head" in layers.split(",") else ""
         flag = f"--options.{option}" if option in self.options else "what fed.columns is given"
@@ -309,23 +276,20 @@ class Federation:
     training_losses = verb("scoring", Scoring.training_losses)
 
     def outputs(self, w_kW: Tensor, images: Any) -> tuple[Tensor, Tensor]:
-        """Return the logits `[k, S, C]` of a `Predict`'s images, and what the head reads.
-
-        The latter is their representation, `[k, S, F]`.
-        """
+        """Return a `Predict`'s logits `[k, S, C]`, and the head's input `[k, S, F]`."""
         return self._parts.backend.outputs(w_kW, images, self._head())
 
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Return representations `[M, F]` and labels `[M]` of local client i's training images.
+        """Return the head's inputs `[M, F]` and labels `[M]` of client i's training images.
 
-        There are at most `most` of them.
+        At most `most` of them.
         """
         return self._parts.backend.training_features(i, w_1W, most, self._head())
 
     def sketches(self, moved_KW: Tensor, entries: int) -> np.ndarray:
-        """Return count sketches of rows, int8 `[K, E]`: their cosines approximate the rows'.
+        """Return count sketches, int8 `[K, E]`: their cosines approximate the rows'.
 
-        The sketch of a client that is not active is 0.
+        Of a client that is not active it is 0.
         """
         active, zero = self.active[self.ids], moved_KW.new_zeros(moved_KW.shape[1])
         return sketches.sketches(moved_KW, zero, active, self.run.seed, entries)
@@ -338,8 +302,8 @@ class Federation:
     every_row = verb("mail", Mail.every_row, collective=True, rows=1)
     bggc = verb("greedy", Greedy.bggc, collective=True, rows=1)
     ggc = verb("greedy", Greedy.ggc, collective=True, rows=1)
-    losses_of_all = verb("losses", Losses.losses_of_all, collective=True, rows=1)
-    repaired = verb("repair", Repair.repaired, collective=True)
+    losses_of_all = verb("neighbours", Neighbours.losses_of_all, collective=True, rows=1)
+    repaired = verb("neighbours", Neighbours.repaired, collective=True)
     shuffle = verb("draws", Draws.shuffle)
     candidates = verb("members", Members.candidates)
     reachable = verb("members", Members.reachable)

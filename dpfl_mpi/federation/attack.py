@@ -1,7 +1,7 @@
 """`Attack`: what liars send (--attack KIND:SHARE), and how often a backdoor opens.
 
-Liars train, choose and average as all others do. Only what leaves them is false: the same lie
-along every edge and into every exact sum. Their own average has their true model.
+Liars train, choose and average as all others do. The same lie leaves them along every edge and
+into every exact sum; their own average has their true model.
 w is a liar's model, and u how far w has moved since it began to train in this round.
 """
 
@@ -87,7 +87,7 @@ class Attack:
 def backdoor_success(scoring: Scoring) -> np.ndarray:
     """Return how often each client's best model takes a marked image for class 0, float64 `[K]`.
 
-    It counts test images of other classes; NaN for a client without any.
+    Of its test images of other classes; NaN without any.
     """
     backend, clients = scoring.backend, scoring.backend.clients
     unmarked = clients.score_x.clone()

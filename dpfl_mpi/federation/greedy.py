@@ -9,16 +9,15 @@ import numpy as np
 from torch import Tensor
 
 from dpfl_mpi.federation.candidates import Candidates
-from dpfl_mpi.federation.losses import Losses
-from dpfl_mpi.federation.orders import Draws, Order, by_loss
+from dpfl_mpi.federation.neighbours import Neighbours
+from dpfl_mpi.federation.orders import Draws, Losses, Order
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.search import Search, Start, best_of, consider
-from dpfl_mpi.federation.similar import Similar
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.settings.search import Rule
-from dpfl_mpi.transport.passes import Received
+from dpfl_mpi.transport.mailroom import Received
 
 
 class Greedy:
@@ -26,43 +25,40 @@ class Greedy:
         self,
         scoring: Scoring,
         sums: Sums,
-        losses: Losses,
-        similar: Similar,
+        neighbours: Neighbours,
         draws: Draws,
         *,
         rule: Rule,
         repeats: int,
     ):
         """Search by a rule; of so many `repeats`, with other orders and coins, the best counts."""
-        self.scoring, self.sums, self.losses = scoring, sums, losses
-        self.similar, self.draws, self.rule, self.repeats = similar, draws, rule, repeats
+        self.scoring, self.sums, self.neighbours, self.draws = scoring, sums, neighbours, draws
+        self.rule, self.repeats = rule, repeats
         self.members, self.mail, self.blocks = sums.members, sums.mail, scoring.backend.blocks
         self._averages = self.sums.ensemble.zeros(0)
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
         """Return C_k of every client, among the models received (Algorithm 2). Collective."""
         chosen: list[list[int]] = []
-        losses = self.losses.of_received(received) if self.rule.order == "loss" else None
-        for part, blocks in received.parts(received.graph, self.blocks):
-            starts = self.sums.over_received(part, blocks)
-            # block by block, to hold the sums of one, unless models come in passes
-            groups = [list(starts)] if part.arrived is None else ([start] for start in starts)
-            for group in groups:
-                chosen += self._chosen_from(part, group, w_KW, losses)
+        losses = None
+        if self.rule.order == "loss":
+            losses = self.neighbours.losses_of_received(received)
+        starts = self.sums.over_received(received)
+        # block by block, to hold the sums of one, unless models come in passes
+        groups = [list(starts)] if received.arrived is None else ([start] for start in starts)
+        for group in groups:
+            chosen += self._chosen_from(received, group, w_KW, losses)
         return self.members.collect(chosen)
 
     def _chosen_from(
-        self, received: Received, starts: list[Start], w_KW: Tensor, losses_KN: np.ndarray | None
+        self, received: Received, starts: list[Start], w_KW: Tensor, losses_KN: Losses
     ) -> list[list[int]]:
         """Return C_k of the clients of these blocks. Collective where models come in passes."""
-        repeats, room = [], self.members.most_senders
+        repeats, graph = [], received.graph
         for repeat in range(self.repeats):
-            searches = self.searches(starts, w_KW, room, repeat)  # line 1
-            orders = []
-            for search in searches:
-                for i, k in enumerate(search.ids, search.block.start):
-                    order = self.draws.shuffle(k, received.graph.of(k), repeat)
-                    orders.append(order if losses_KN is None else by_loss(order, losses_KN[i]))
+            searches = self.searches(starts, w_KW, self.members.most_senders, repeat)  # line 1
+            whole = self._orders(searches, graph, repeat, losses_KN)
+            orders = [order.next(len(graph.of(order.k))) for order in whole]
             for here, batch in received.passes(orders):
                 consider(searches, here, batch)  # lines 2-15
             repeats.append([(search.chosen, search.r_x) for search in searches])
@@ -70,15 +66,14 @@ class Greedy:
         return best_of(repeats)
 
     def bggc(self, w_KW: Tensor, candidates: Candidates | None = None) -> CollaborationGraph:
-        """Return Omega_k of every client (Algorithm 3). Collective.
+        """Return Omega_k of every client, among candidates (Algorithm 3). Collective.
 
-        It is chosen among the candidates given, or all clients in reach, in phases of at most B_c
-        models.
+        By default these are all clients in reach. A phase brings at most B_c models.
         """
-        candidates = self.similar.candidates(w_KW, candidates)
+        candidates = self.neighbours.candidates(w_KW, candidates)
         losses = None
         if self.rule.order == "loss":
-            losses = self.losses.of_candidates(w_KW, candidates)
+            losses = self.neighbours.losses_of(w_KW, candidates)
         y_KW, p_y = self.sums.over_candidates(w_KW, candidates)  # lines 1-7
         # so that the sums of one group are held; --network simulates all clients in lock-step
         groups = 1 if self.mail.ledger.counts else waves(self.members.per_rank)
@@ -100,9 +95,9 @@ class Greedy:
     def _orders(
         self,
         searches: list[Search],
-        candidates: Candidates,
+        candidates: Candidates | CollaborationGraph,
         repeat: int,
-        losses_KN: np.ndarray | None,
+        losses_KN: Losses,
     ) -> list[Order]:
         orders = []
         for search in searches:

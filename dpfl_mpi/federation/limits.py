@@ -22,19 +22,19 @@ class Limits:
     seed: int
     participation: float  # the share of the available clients that takes part in a round
     churn: Text | None  # --churn
-    most_senders: np.ndarray  # int64 [N]: B_c - 1, how many others' models each may average
     reach: CollaborationGraph | None  # the senders that each receiver can reach; None: everyone
+    most_senders: np.ndarray  # int64 [N]: B_c - 1, how many others' models each may average
     available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone, always
     events: np.ndarray  # float64 [E, 3] of the file of --churn: time, client, 1 to join, 0 to leave
     flipped: np.ndarray  # bool [N]: who has flipped labels
     liars: np.ndarray  # bool [N]: who attacks
     newcomers: np.ndarray  # bool [N]: who joins after the last round
+    drifted: np.ndarray  # bool [N]: who exchanges two classes, from the round of --drift on
 
     def joined(self, t: int, time: float, before: np.ndarray) -> np.ndarray:
-        """Return who has joined and not left by the start of round t, bool `[N]`.
+        """Return who has joined and not left at the start of round t, `before` in the last, `[N]`.
 
-        `before` `[N]` is the answer for the round before. With --churn this is a Markov chain begun
-        in its stationary state, in which at least one client stays; or a file has the events.
+        --churn draws a Markov chain begun in its stationary state; or its file has the events.
         """
         out, churn = np.ones(len(before), bool), self.churn
         if churn and not churn.path:
@@ -44,7 +44,7 @@ class Limits:
                 out = np.where(before, chance >= churn.leave, chance < churn.join)
             else:
                 out = chance < churn.join / (churn.leave + churn.join)
-            out[chance.argmin()] |= not out.any()
+            out[chance.argmin()] |= not out.any()  # at least one stays
         first_events = self.events[::-1]  # in this order a client's first event is written last
         out[first_events[:, 1].astype(int)] = first_events[:, 2] == 0
         for _, k, joins in self.events[self.events[:, 0] <= time]:
@@ -52,10 +52,9 @@ class Limits:
         return out & ~self.newcomers
 
     def present(self, t: int, joined: np.ndarray) -> np.ndarray:
-        """Return who takes part in round t, bool `[N]`.
+        """Return who takes part in round t, bool `[N]`: in round 0 all that have `joined` `[N]`.
 
-        In round 0 these are all that have `joined` `[N]`; later a share of those that are
-        available, at least one.
+        Later these are a share of those that are available, at least one.
         """
         out = np.zeros(len(self.most_senders), bool)
         if 0 < t <= len(self.available):
@@ -68,84 +67,57 @@ class Limits:
         return out
 
 
-class Drift:
-    """--drift SHARE:ROUND: from that round on a share of the clients exchanges two classes.
-
-    Their labels change for training and scoring alike.
-    """
-
-    def __init__(self, run: Resolved, classes: int):
-        self.round = run.drift.round if run.drift else 0  # 0: there is none, or it has happened
-        self.drifted = drawn(run, streams.DRIFT, run.drift.share if run.drift else 0.0)
-        rng = streams.stream(run.seed, streams.DRIFT, 0, 1)
-        self.classes = np.sort(rng.permutation(classes)[:2])
-
-
 def limits_of(run: Resolved, world: World) -> Limits:
     """Return the limits of a Run. Collective: root has the contents of the files it names."""
+    roles = roles_of(run)
 
     def on_root() -> dict[str, np.ndarray]:
-        graph = reach_graph(run)
-        no_table, no_events = np.zeros((0, run.clients), np.int64), np.zeros((0, 3))
-        return {
-            "most_senders": most_senders(run),
-            "available": run.available.table if run.available else no_table,
-            "events": run.churn.table if run.churn and run.churn.path else no_events,
-            **({} if graph is None else vars(graph)),
-        }
+        rng = streams.stream(run.seed, streams.BUDGET, 0, 0)
+        most = run.budget.of_clients(run.clients, run.budget_counts_self, rng)
+        arrays = {"most_senders": np.minimum(most, run.asked)}
+        arrays["available"] = np.zeros((0, run.clients), np.int64)
+        arrays["events"] = np.zeros((0, 3))
+        if not run.flipped_run_ggc:
+            arrays["most_senders"] = np.where(roles["flipped"], 0, arrays["most_senders"])
+        if run.available:
+            arrays["available"] = run.available.table
+        if run.churn and run.churn.path:
+            arrays["events"] = run.churn.table
+        return arrays | (vars(reach_graph(run)) if run.reach else {})
 
     arrays = world.share(on_root)
     reach = None
-    if "indptr" in arrays:
+    if run.reach:
         reach = CollaborationGraph(arrays.pop("indptr"), arrays.pop("senders"))
-    return Limits(
-        seed=run.seed,
-        participation=run.participation,
-        churn=run.churn,
-        reach=reach,
-        flipped=flipped(run),
-        liars=liars(run),
-        newcomers=drawn(run, streams.NEWCOMERS, run.newcomers),
-        **arrays,
-    )
+    return Limits(run.seed, run.participation, run.churn, reach, **arrays, **roles)
 
 
-def most_senders(run: Resolved) -> np.ndarray:
-    """Return how many others' models each client may average with, int64 `[N]`.
+def roles_of(run: Resolved) -> dict[str, np.ndarray]:
+    """Return who has which role, bool `[N]` each: shares of the clients, drawn uniformly.
 
-    With --no-flipped_run_ggc a client with flipped labels may average with none.
+    Every attack is by those whose labels --flip_share would flip.
     """
-    rng = streams.stream(run.seed, streams.BUDGET, 0, 0)
-    most = run.budget.of_clients(run.clients, run.budget_counts_self, rng)
-    most = np.minimum(most, run.asked)
-    return most if run.flipped_run_ggc else np.where(flipped(run), 0, most)
+    attack, n = run.attack, run.clients
+    shares = {"flipped": run.flip_share, "liars": 0.0, "newcomers": run.newcomers, "drifted": 0.0}
+    if attack:
+        shares["liars"] = attack.share
+        if attack.kind == "label_flip":
+            shares["flipped"] = attack.share
+    if run.drift:
+        shares["drifted"] = run.drift.share
+    purposes = {"newcomers": streams.NEWCOMERS, "drifted": streams.DRIFT}
+    roles = {}
+    for name, share in shares.items():
+        count = math.floor(Fraction(str(share)) * n)  # in floats 0.29 * 100 is below 29
+        order = streams.stream(run.seed, purposes.get(name, streams.FLIP), 0, 0).permutation(n)
+        roles[name] = np.isin(np.arange(n), order[:count])
+    return roles
 
 
-def flipped(run: Resolved) -> np.ndarray:
-    """Return which clients have flipped labels, bool `[N]`: floor(flip_share N), at random."""
-    if run.attack and run.attack.kind == "label_flip":
-        return liars(run)
-    return drawn(run, streams.FLIP, run.flip_share)
-
-
-def liars(run: Resolved) -> np.ndarray:
-    """Return who attacks, bool `[N]`: for every attack those that --flip_share would draw."""
-    return drawn(run, streams.FLIP, run.attack.share if run.attack else 0.0)
-
-
-def drawn(run: Resolved, purpose: int, share: float) -> np.ndarray:
-    """Return a share of the clients, rounded down, drawn uniformly, bool `[N]`."""
-    out = np.zeros(run.clients, bool)
-    count = math.floor(Fraction(str(share)) * run.clients)  # in floats 0.29 * 100 is below 29
-    out[streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)[:count]] = True
-    return out
-
-
-def reach_graph(run: Resolved) -> CollaborationGraph | None:
-    """Return the senders that each receiver can reach, without itself; None: everyone."""
+def reach_graph(run: Resolved) -> CollaborationGraph:
+    """Return the senders that each receiver can reach, without itself."""
     n, reach = run.clients, run.reach
-    if reach is None:
-        return None
+    assert reach is not None
     reached = np.zeros((n, n), bool)
     rng = streams.stream(run.seed, streams.REACH, 0, 0)
     if reach.kind == "file":

@@ -13,8 +13,7 @@ from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.transport.ledger import Ledger
-from dpfl_mpi.transport.mailroom import Mailroom
-from dpfl_mpi.transport.passes import Received, rows_of_all
+from dpfl_mpi.transport.mailroom import Mailroom, Received
 
 
 class Mail:
@@ -37,7 +36,7 @@ class Mail:
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send every row along the graph; return what arrives (Algorithm 1, line 9). Collective.
 
-        Both ends must take part. The models are here until the next sending.
+        Where both ends take part. The models are here until the next sending.
         """
         self.members.check_graph(graph, "the graph of fed.exchange")
         self.members.exclude_diverged(w_KW)
@@ -46,9 +45,9 @@ class Mail:
         return self.send(w_KW, graph, had_all)
 
     def send(self, w_KW: Tensor, graph: CollaborationGraph, had_all: bool = False) -> Received:
-        """Do what `exchange` does with rows that are staged. Collective.
+        """Send the staged rows as `exchange` does. Collective.
 
-        `had_all`: every client has them by fed.every_row, so they do not count once more.
+        They do not count if `had_all`: fed.every_row has brought them.
         """
         members, log = self.members, self.log
         graph = members.among_active(graph)
@@ -60,17 +59,14 @@ class Mail:
             log.notes["models_received"] += degrees
             log.counted_twice += degrees * had_all
             self.ledger.send(graph, members.in_rounds)
-        route, width = self.mailroom.plan(graph)
-        arrived = self.mailroom.put(graph, route) if width is None else None
-        return Received(self.mailroom, w_KW, graph, arrived, width or 0)
+        return Received(self.mailroom, w_KW, graph)
 
     def every_row(
         self, w_KW: Tensor, candidates: Candidates | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, copy of its row [W])` of every active client, in client order. Collective.
 
-        On every rank with clients. A method sends nothing meanwhile. Candidates are for whom the
-        rows count, all by default.
+        On every rank with clients. A method sends nothing meanwhile. Rows count for candidates.
         """
         self.log.every_row = True
         return self.rows(w_KW, candidates)
@@ -80,8 +76,7 @@ class Mail:
     ) -> Iterator[tuple[int, Tensor]]:
         """Do what `every_row` does, with --candidates for the nearest alone.
 
-        Raises:
-            UserError: rows must be `whole`, but not all columns are sent: nobody completes them.
+        Rows that must be `whole` are refused where not all columns are sent: nobody completes them.
         """
         members = self.members
         if whole and self.packing.columns is not None:
@@ -96,13 +91,13 @@ class Mail:
             self.ledger.to_server(members.active)
         self.all_arrived = True
         nearest = candidates.nearest if candidates else None
-        return rows_of_all(self.mailroom, np.flatnonzero(members.active), nearest)
+        return self.mailroom.rows_of_all(np.flatnonzero(members.active), nearest)
 
     def tell(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
         """Return on every rank `[N, ...]` of all clients, from every rank's `[K, ...]`. Collective.
 
-        These are values, no models, which `exchange` sends, and true ones, also of liars. They cost
-        their bytes along the edges of the graph; without one, from all to all in reach.
+        These are values, no models, and true ones, also of liars. They cost their bytes along the
+        edges of the graph; without one, from all to all in reach.
         """
         members, k = self.members, len(self.members.ids)
         if graph is not None:

@@ -57,10 +57,7 @@ class Members(Placement):
         self.present = self.limits.present(number, able)
 
     def begin_after(self, newcomers: np.ndarray | None = None) -> None:
-        """Begin what follows the rounds: all train, also those that stopped early.
-
-        Of `newcomers`, bool `[N]`, only these train.
-        """
+        """Begin what follows the rounds: all train, or only the `newcomers`, bool `[N]`."""
         self.in_rounds = False
         self.trains = self.joined if newcomers is None else newcomers
         self.present = self.joined | self.trains
@@ -78,10 +75,7 @@ class Members(Placement):
 
     @property
     def benign(self) -> np.ndarray:
-        """Which clients reported means are over, bool `[N]`.
-
-        These have true labels, do not attack and do not join after the last round.
-        """
+        """Which clients reported means are over, bool `[N]`: honest, and there from the start."""
         return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
 
     @property
@@ -91,10 +85,7 @@ class Members(Placement):
 
     @property
     def most_senders(self) -> np.ndarray:
-        """How many others' models each client may average with, int64 `[N]`.
-
-        B_c - 1, and 0 once the client has diverged.
-        """
+        """B_c - 1, the others' models that each may average with; 0 if it diverged, int64 `[N]`."""
         return np.where(self.alive, self.limits.most_senders, 0)
 
     @property
@@ -115,11 +106,9 @@ class Members(Placement):
     def candidates(
         self, room: np.ndarray | None = None, stays: CollaborationGraph | None = None
     ) -> Candidates:
-        """Return whom each client may ask now, and how many of these it may average with.
+        """Return whom each client may ask now, and how many it may average with.
 
-        Args:
-            room: how many, int64 `[N]`; None: as many as its budget allows.
-            stays: a graph whose edges stay, so their senders are no candidates.
+        These are `room` `[N]`, None: its budget. Senders of the graph that `stays` are not asked.
         """
         room = self.most_senders if room is None else np.where(self.alive, room, 0)
         return Candidates(self.learners, self.active & self.joined, room, self.reach, stays)

@@ -1,5 +1,4 @@
-"""`Draws`: each client's random order of candidates, and its coins. `Order`: such an order, batch
-by batch."""
+"""`Draws`: a client's random order of candidates and its coins. `Order`: an order by batches."""
 
 import numpy as np
 from numpy.random import Generator
@@ -7,11 +6,13 @@ from numpy.random import Generator
 from dpfl_mpi import streams
 from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.members import Members
+from dpfl_mpi.graph import CollaborationGraph
 
 AHEAD = 64  # batches of an order that are held; later ones are drawn again
 MANY = 10_000  # candidates; of fewer all are drawn at once
 MANY_TIMES = 50  # above so many candidates for one that is held, `Generator.choice` is faster
 REPEATS = 1000  # more than --ggc_repeats allows, so no repeat has the stream of another round
+Losses = np.ndarray | None  # of each client's model by itself, for one client [N] or all [K, N]
 
 
 class Draws:
@@ -38,23 +39,16 @@ class Draws:
 class Order:
     """The candidates of one client, in random order or by loss (line 9 of Algorithm 3).
 
-    Only the next batches are held, since all orders would be N^2 numbers. Of up to `MANY`
-    candidates all are drawn to get the first few: NumPy's shuffle may move each of them until its
-    end. That takes 1 ms for 100,000 candidates, so of more the first few are drawn alone, and the
-    others once these are used up.
+    Only the next batches are held, since all orders would be N^2 numbers. Of more than `MANY`
+    candidates the first few are drawn alone, as NumPy's shuffle takes 1 ms for 100,000; the others
+    follow once these are used up.
     """
 
     def __init__(
-        self,
-        draws: Draws,
-        candidates: Candidates,
-        k: int,
-        repeat: int,
-        losses: np.ndarray | None = None,
+        self, draws: Draws, of: Candidates | CollaborationGraph, k: int, repeat: int, losses: Losses
     ):
-        """`losses` `[N]` of the models by themselves sort the candidates; None: random order."""
-        self.draws, self.candidates, self.k, self.repeat = draws, candidates, k, repeat
-        self.losses = losses
+        """`of.of(k)` are the candidates. Their `losses` `[N]` sort them; None: random order."""
+        self.draws, self.among, self.k, self.repeat, self.losses = draws, of, k, repeat, losses
         self.used = 0  # candidates that were returned
         self.left = 1  # candidates that were not; at least 1 until the first draw counts them
         self.ahead = np.zeros(0, np.int64)  # drawn, not yet returned
@@ -71,15 +65,12 @@ class Order:
         return batch
 
     def _drawn(self, few: int) -> tuple[np.ndarray, int]:
-        """Return the order and the number of candidates.
-
-        Where they are many and none was returned, the order ends after its first `few`.
-        """
-        candidates = self.candidates.of(self.k)
-        if self.losses is not None:
-            order = by_loss(self.draws.shuffle(self.k, candidates, self.repeat), self.losses)
-        elif len(candidates) <= max(MANY, MANY_TIMES * few):
+        """Return the order, of many candidates at first only `few`, and how many there are."""
+        candidates = self.among.of(self.k)
+        if self.losses is not None or len(candidates) <= max(MANY, MANY_TIMES * few):
             order = self.draws.shuffle(self.k, candidates, self.repeat)
+            if self.losses is not None:  # smallest first, equal ones in random order
+                order = order[np.argsort(self.losses[order], kind="stable")]
         else:
             rng = self.draws.stream(streams.CANDIDATES, self.k, self.repeat)
             order = rng.choice(candidates, few, replace=False)
@@ -87,8 +78,3 @@ class Order:
                 rest = rng.permutation(np.setdiff1d(candidates, order))
                 order = np.concatenate([order, rest])
         return order, len(candidates)
-
-
-def by_loss(order: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """Return the candidates by their losses `[N]`, smallest first, equal ones in their order."""
-    return order[np.argsort(losses[order], kind="stable")]

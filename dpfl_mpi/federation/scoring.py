@@ -40,15 +40,11 @@ class Scoring:
         self._scored_round = np.full(k, -1)
 
     def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
-        """Score every client's row on its validation and test set, and note it. Collective.
+        """Score every learner's row on its validation and test set; keep the best. Collective.
 
-        A method calls it where the model that it reports exists. The best row by validation is
-        kept. Clients that are absent are not scored. A client whose row is not finite is excluded,
-        or ends the run.
-
-        Args:
-            series: "mixed" for rows after mixing: they are only noted, and only with --mixed.
-            predict: (rows, w_kW, images) -> logits `[k, S, C]`, where more than the row decides.
+        A row that is not finite excludes the client, or ends the run. Rows after mixing are the
+        `series` "mixed": they are only noted, with --mixed. Where more than the row decides,
+        `predict(rows, w_kW, images)` returns the logits `[k, S, C]`.
         """
         if series == "mixed" and not self.mixed:
             return
@@ -101,7 +97,7 @@ class Scoring:
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
         """Return a model's loss on each local client's images for the search, float64 `[K]`.
 
-        NaN except for clients that bool `counted` `[K]` marks; these count an evaluation.
+        Only for clients that bool `counted` `[K]` marks, else NaN; these count an evaluation.
         """
         self.count(slice(None), counted)
         out = np.full(len(counted), np.nan)
@@ -113,18 +109,15 @@ class Scoring:
         return out
 
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
-        """Return the mean loss of m models on local client i's training images, float64 `[m]`.
-
-        They count as evaluations.
-        """
+        """Return the mean loss of m models on client i's training images, float64 `[m]`; count."""
         self.log.notes["evaluations"][i] += len(w_mW)
         self.log.images[i] += len(w_mW) * self.backend.clients.n_train[i]
         return self.backend.training_losses(i, w_mW)
 
     def reward(self, rows: slice, w_kmW: Tensor, counted: np.ndarray) -> np.ndarray:
-        """Return R = -validation loss of m models per client of a block (equation 6).
+        """Return R = -validation loss (equation 6) of m models per client, float64 `[k, m]`.
 
-        float64 `[k, m]`. The clients that `counted` `[k]` marks count m evaluations.
+        The clients of this block that `counted` `[k]` marks count m evaluations.
         """
         self.count(rows, w_kmW.shape[1] * counted)
         return -self._search_losses(rows, w_kmW)
@@ -144,10 +137,9 @@ class Scoring:
         return np.array(means)
 
     def mean(self, values: np.ndarray) -> float:
-        """Return the mean of a score over its images.
+        """Return the mean of a score over its images, with `metric_batch` over mini-batches.
 
-        With `metric_batch` it is the mean over mini-batches, of which the last may be smaller and
-        counts as much, as in the authors' code.
+        A smaller last one counts as much as the others, as in the authors' code.
         """
         size = self.metric_batch
         if not size:

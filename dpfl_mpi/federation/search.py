@@ -30,8 +30,7 @@ def decide(a: float, b: float, coin: float) -> bool:
 class Search:
     """(X, w^X) and (Y, w^Y) of the clients of a block.
 
-    R(X) and R(Y) are carried over from one candidate to the next, so a candidate costs two
-    evaluations.
+    R(X) and R(Y) are carried over, so a candidate costs two evaluations.
     """
 
     def __init__(
@@ -163,10 +162,7 @@ def consider(searches: list[Search], here: Arrived, batch: list[Senders]) -> Non
 
 
 def best_of(repeats: list[list[tuple[list[list[int]], np.ndarray]]]) -> list[list[int]]:
-    """Return each client's set of the repeat with the largest R(X).
-
-    `repeats` holds for each repeat and block the chosen sets and R(X) `[k]`.
-    """
+    """Return each client's set of largest R(X): each repeat has, by block, the sets and R(X)."""
     best: list[list[int]] = []
     for of_block in zip(*repeats, strict=True):
         for i in range(len(of_block[0][0])):

@@ -14,8 +14,7 @@ from dpfl_mpi.federation.mail import Mail
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.ensemble import check_fixed_point, fixed_point, from_fixed_point
-from dpfl_mpi.transport.mailroom import Arrived
-from dpfl_mpi.transport.passes import Received
+from dpfl_mpi.transport.mailroom import Arrived, Received
 
 
 class Sums:
@@ -38,10 +37,9 @@ class Sums:
         """Return sum p_i w_i / sum p_i over each client and its senders, `[K, W]`. Collective.
 
         Equation 4. `received` saves the exchange. `weights` `[K, N]`, at least 0, replace p: row i
-        says how much local client i takes of each client's row, its own included. Without a graph a
-        server mixes all rows by weights: each client sends one row and receives one. The sums are
-        float64 in the order of the clients, so the number of ranks changes no bit. A client without
-        weights, or that takes no part, keeps its row.
+        says how much local client i takes of each client's row. Without a graph a server mixes all
+        rows by weights. A client without weights, or that takes no part, keeps its row. The sums
+        are float64 in the order of the clients, so the number of ranks changes no bit.
         """
         members = self.members
         a = self._weights(weights)
@@ -54,49 +52,44 @@ class Sums:
             self.mail.packing.own = w_KW  # rows that were exchanged may be others
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
-        out, senders = w_KW.clone(), [graph.of(k) for k in members.ids]
+        senders = [graph.of(k) for k in members.ids]
         sent = [received.graph.of(k) for k in members.ids]
         if members.world.agree(any(map(len, map(np.setdiff1d, senders, sent)))):
             lacks = "an edge along which the models received did not come"
             raise UserError(f"the graph of fed.average has {lacks}")
         with self.log.clock("exchange"), torch.no_grad():
-            for part, blocks in received.parts(graph, self.blocks):
-                if self.native and part.arrived is not None:
-                    rows = np.array([b.start for b in blocks], np.int64)  # of one client each
-                    self._average_natively(w_KW, part.arrived, rows, senders, a, out)
-                    continue
-                own = a[np.arange(len(senders)), members.ids]
-                for b, total in self._totals(part, blocks, senders, a, w_KW, own):
-                    for i in range(b.start, b.stop):
-                        if p_sum := self._sum_of_weights(i, senders[i], a):
-                            out[i] = total[i - b.start] / p_sum
+            if self.native and received.arrived is not None:
+                return self._average_natively(w_KW, received.arrived, senders, a)
+            out = w_KW.clone()
+            own = a[np.arange(len(senders)), members.ids]
+            for b, total in self._totals(received, senders, a, w_KW, own):
+                for i in range(b.start, b.stop):
+                    if p_sum := self._sum_of_weights(i, senders[i], a):
+                        out[i] = total[i - b.start] / p_sum
         return out
 
     def _average_natively(
-        self,
-        w_KW: Tensor,
-        arrived: Arrived,
-        rows: np.ndarray,
-        senders: list[np.ndarray],
-        a: np.ndarray,
-        out: Tensor,
-    ) -> None:
-        """Write the averages of local clients, which follow one another, into `out` by one call."""
+        self, w_KW: Tensor, arrived: Arrived, senders: list[np.ndarray], a: np.ndarray
+    ) -> Tensor:
+        """Return every client's average, by one call."""
         assert self.native is not None
-        lists = [senders[i] for i in rows]
-        sizes = np.array([len(s) for s in lists], np.int64)
+        out, ids = w_KW.clone(), np.arange(len(senders))
+        sizes = np.array([len(s) for s in senders], np.int64)
         ends = np.concatenate([[0], np.cumsum(sizes + 1)])
-        to = np.repeat(rows, sizes)
-        of = np.concatenate([np.zeros(0, np.int64), *lists])
+        to = np.repeat(ids, sizes)
+        of = np.concatenate([np.zeros(0, np.int64), *senders])
         # first each client's own model, then those of its senders, ascending
-        others = np.ones(ends[-1], bool)
-        others[ends[:-1]] = False
-        models, p = np.empty(ends[-1], np.uint64), np.empty(ends[-1])
-        models[~others], p[~others] = rows_at(w_KW, rows), a[rows, self.members.ids[rows]]
-        models[others], p[others] = arrived.addresses(of, to), a[to, of]
-        p_sums = np.array([self._sum_of_weights(i, senders[i], a) for i in rows])
-        averages = out[rows[0] : rows[-1] + 1] if len(rows) else out[:0]
-        self.native.means(models, p, ends, p_sums, averages)
+        own = np.zeros(ends[-1], bool)
+        own[ends[:-1]] = True
+        models = np.empty(ends[-1], np.uint64)
+        models[own] = rows_at(w_KW, ids)
+        models[~own] = arrived.addresses(of, to)
+        p = np.empty(ends[-1])
+        p[own] = a[ids, self.members.ids]
+        p[~own] = a[to, of]
+        p_sums = np.array([self._sum_of_weights(i, senders[i], a) for i in ids])
+        self.native.means(models, p, ends, p_sums, out)
+        return out
 
     def _sum_of_weights(self, i: int, senders: np.ndarray, a: np.ndarray) -> float:
         """Return the sum of local client i's weights; 0 if it has no senders: it keeps its row."""
@@ -137,7 +130,6 @@ class Sums:
     def _totals(
         self,
         received: Received,
-        blocks: Sequence[slice],
         senders: Sequence[Senders],
         a: np.ndarray,
         w_KW: Tensor,
@@ -146,8 +138,8 @@ class Sums:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield each block's sums own_k w_k + a_kj w_j over each client's senders j, `[k, W]`.
 
-        They are float64, or fixed-point if `exact`; passes do not change the order. Several blocks
-        have a sum at once only if models come in passes.
+        They are float64, or fixed-point if `exact`. Passes do not change the order, but take the
+        sums of all blocks at once.
         """
 
         def weighted(rows_kW: Tensor, weights: np.ndarray) -> Tensor:
@@ -155,9 +147,9 @@ class Sums:
             return fixed_point(rows_kW, column[:, 0]) if exact else rows_kW.double() * column
 
         in_passes = received.arrived is None
-        totals = {b.start: weighted(w_KW[b], own[b]) for b in blocks if in_passes}
+        totals = {b.start: weighted(w_KW[b], own[b]) for b in self.blocks if in_passes}
         for arrived, now in received.passes(senders):
-            for b in blocks:
+            for b in self.blocks:
                 total = totals[b.start] if in_passes else weighted(w_KW[b], own[b])
                 for position in range(max((len(s) for s in now[b]), default=0)):
                     on = np.array([position < len(s) for s in now[b]])
@@ -166,14 +158,11 @@ class Sums:
                     total += weighted(arrived.rows(j, b), a[b][np.arange(len(j)), j] * on)
                 if not in_passes:
                     yield b, total
-        for b in blocks if in_passes else ():
+        for b in self.blocks if in_passes else ():
             yield b, totals.pop(b.start)
 
     def mean(self, w_KW: Tensor) -> Tensor:
-        """Return the exact p-weighted mean over all active clients, `[W]`. Collective.
-
-        A row up and the mean down are two models per client.
-        """
+        """Return the exact p-weighted mean over all active clients, `[W]`. Collective."""
         members = self.members
         members.exclude_diverged(w_KW)
         if not members.active.any():
@@ -183,27 +172,25 @@ class Sums:
             raise Nobody(f"round {members.round} has no client {why}")
         self.mail.ledger.to_server(members.active)
         with self.log.clock("exchange"):
+            # a row up, the mean down
             self.log.notes["models_received"] += 2 * members.active[members.ids]
             total = from_fixed_point(self._over_all(self.mail.leaving(w_KW)))
             return (total / float(members.p[members.active].sum())).float()
 
-    def over_received(
-        self, received: Received, blocks: Sequence[slice]
-    ) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
-        """Yield each block, its clients' sums p_i w_i, float64 `[k, W]`, and sums p_i, `[k]`.
+    def over_received(self, received: Received) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
+        """Yield each block, sum p_i w_i over each client and its senders, and sum p_i.
 
-        They are over each client and the senders that it received from; the quotient is w^Y.
+        They are float64 `[k, W]` and `[k]`; their quotient is w^Y.
         """
         members, w_KW, p, graph = self.members, received.w, self.members.p, received.graph
         own = (p * members.active)[members.ids]
-        if blocks:
-            self._check(w_KW, slice(blocks[0].start, blocks[-1].stop))
+        self._check(w_KW)
 
         def p_sums(b: slice) -> np.ndarray:  # fsum: the bits of `over_candidates`, in any order
             return np.array([math.fsum([p[k], *p[graph.of(k)]]) for k in members.ids[b]])
 
         if self.native and received.arrived is not None:
-            for b in blocks:
+            for b in self.blocks:
                 senders = graph.of(members.ids[b.start])
                 addresses = received.arrived.addresses(senders, b)
                 models = np.concatenate([rows_at(w_KW, b.start), addresses])
@@ -214,7 +201,7 @@ class Sums:
             return
 
         lists, a = [graph.of(k) for k in members.ids], self._weights(None)
-        for b, total in self._totals(received, blocks, lists, a, w_KW, own, exact=True):
+        for b, total in self._totals(received, lists, a, w_KW, own, exact=True):
             yield b, from_fixed_point(total), p_sums(b)
 
     def over_candidates(self, w_KW: Tensor, candidates: Candidates) -> tuple[Tensor, np.ndarray]:
@@ -268,8 +255,8 @@ class Sums:
             return sums_KW
         return self.mail.packing.complete(sums_KW, w_KW.double() * self.ensemble.column(p_K))
 
-    def _check(self, w_KW: Tensor, rows: slice = slice(None)) -> None:
-        active, w_KW = self.members.active[self.members.ids[rows]], w_KW[rows]
+    def _check(self, w_KW: Tensor) -> None:
+        active = self.members.active[self.members.ids]
         check_fixed_point(w_KW if active.all() else w_KW[np.flatnonzero(active)])
 
     def _term(self, k: int, row_W: Tensor) -> Tensor:

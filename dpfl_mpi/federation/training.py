@@ -74,11 +74,9 @@ class Training:
     ) -> Tensor:
         """Train every client's row in place for local epochs; return it (LocalOpt, Algorithm 1).
 
-        Args:
-            gradient: replaces that of the loss.
-            momentum: the name of the momentum rows; a second model has its own.
-            trained: bool `[W]`; other columns are frozen.
-            advance: whether the next call goes on; else it sees the same batches.
+        `gradient` replaces that of the loss. A second model has `momentum` rows of its own name.
+        Columns not `trained`, bool `[W]`, are frozen. Unless the epochs `advance`, the next call
+        sees the same batches.
         """
         whole = isinstance(epochs, int | np.integer) and not isinstance(epochs, bool)
         if not whole or epochs < 0:
@@ -95,13 +93,10 @@ class Training:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield each step of local epochs as a mini-batch and one `Block` per set of rows.
 
-        It is the loop of LocalOpt, for methods that write the step. Each set is named after its
-        momentum rows and trained in place; /round/train_loss is that of the last one. Absent
-        clients take no step.
-
-        Args:
-            advance: whether the epochs count; else the next call sees the same batches.
-            most: steps of a client at most.
+        It is the loop of LocalOpt, for methods that write the step: at most `most` per client, none
+        of absent ones. Each set is named after its momentum rows and trained in place;
+        /round/train_loss is that of the last one. Unless the epochs `advance`, the next call sees
+        the same batches.
         """
         backend = self.backend
         for rows in rows_KW.values():
@@ -119,8 +114,7 @@ class Training:
         """Train w by its gradient, and v by that of the mixture; in place, return both.
 
         Each mini-batch moves w, then v by alpha times the gradient at alpha v + (1 - alpha) w.
-        Their momentum rows are "w" and "v". `learn(w, v, mixed)`, called with these `Block`s
-        before v's step, may change `alpha_K1` for the next one.
+        Before v's step `learn(w, v, mixed)` is given these `Block`s, and may change `alpha_K1`.
         """
         for w, v in self._blocks({"w": w_KW, "v": v_KW}, epochs):
             local = LocalEpochs(epochs, self.epochs, self.lr)
@@ -146,7 +140,7 @@ class Training:
     ) -> Iterator[list[Block]]:
         """Yield one `Block` per set of rows, for clients that train together; write them back.
 
-        Then so many epochs count. Training that is not `real` is a probe: its rows are dropped.
+        Then so many epochs count. Training that is not `real` is a probe.
         """
         backend, learners = self.backend, self.members.learners[self.members.ids]
         if real:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for annotations alone: a laptop without PyTorch lists metho
     from dpfl_mpi.federation.candidates import Candidates as Candidates
     from dpfl_mpi.numerics.backend import Gradient as Gradient
     from dpfl_mpi.numerics.backend import Predict as Predict
-    from dpfl_mpi.transport.passes import Received as Received
+    from dpfl_mpi.transport.mailroom import Received as Received
 else:
     Candidates = Federation = Gradient = Predict = Received = Tensor = Any
 State = dict[str, dict[str, Any]]

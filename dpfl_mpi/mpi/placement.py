@@ -8,7 +8,6 @@ import heapq
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.graph import CollaborationGraph
 
 WAVE = 256  # clients of a rank that search Omega together, at least
 WAVES = 8  # groups of these, at most
@@ -53,29 +52,6 @@ def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray)
     """
     narrow = need > capacity
     return int((capacity[narrow] // clients[narrow]).min()) if narrow.any() else None
-
-
-def groups_of(
-    graph: CollaborationGraph, owner: np.ndarray, rank_by_rank: np.ndarray, capacity: np.ndarray
-) -> np.ndarray | None:
-    """Return in which group of its rank's clients each client receives, int64 `[N]`.
-
-    A window has room for all models of a group. None: it has none for those of one client.
-    """
-    away = graph.only(owner[graph.receivers()] != owner[graph.senders])
-    group = np.zeros(len(owner), np.int64)
-    rank, number, in_window = -1, 0, set[int]()
-    for k in rank_by_rank.tolist():
-        if owner[k] != rank:
-            rank, number, in_window = int(owner[k]), 0, set()
-        senders = set(away.of(k).tolist())
-        if len(senders) > capacity[rank]:
-            return None
-        in_window |= senders
-        if len(in_window) > capacity[rank]:
-            number, in_window = number + 1, senders
-        group[k] = number
-    return group
 
 
 def waves(clients: np.ndarray) -> int:

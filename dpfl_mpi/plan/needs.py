@@ -26,7 +26,7 @@ from dpfl_mpi.numerics.native_backend import try_native
 from dpfl_mpi.numerics.optimiser import optimiser_of
 from dpfl_mpi.numerics.sketches import comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.transport.build import codec_of, columns_of
+from dpfl_mpi.transport.build import sent_of
 
 LABEL = 8  # bytes
 # bytes of a rank before it holds data: interpreter, torch, MPI and shared libraries (measured)
@@ -89,7 +89,7 @@ def needs_of(
     k_r = np.bincount(owner, minlength=ranks)
     per_rank = lambda values: np.bincount(owner, values, ranks).astype(np.int64)  # noqa: E731
     packed = packed_bytes(run, ensemble)
-    window, passes, in_columns = windows(run, job, k_r, row, packed or row)
+    window, passes = windows(run, job, k_r, row, packed or row)
     rows = rows_of(run, k_r)
     if packed:  # decoded models lie in memory
         unpacked = np.minimum(k_r * run.most_senders, n - k_r)
@@ -97,7 +97,7 @@ def needs_of(
     if passes > 1:
         # a few models for all clients at a time: sums in 64 bits, quotients, the kernels' search
         searches = run.most_senders > 0 and method.searches
-        rows["passes"] = k_r * (8 if searches else 2) * in_columns
+        rows["passes"] = k_r * (8 if searches else 2)
     results = 12 * k_r * source.classes**2  # the best in 64 bits, what is sent in 32
     results[0] += results_bytes(n, source.classes, saved_bytes(job, n, ensemble.size))
     rounds = run.rounds * run.participation  # in which a client takes part
@@ -130,8 +130,8 @@ def needs_of(
 
 def packed_bytes(run: Resolved, ensemble: Ensemble) -> int:
     """Return the bytes of a slot that does not hold a whole row (--codec, --send), else 0."""
-    columns = columns_of(run, ensemble)
-    if codec := codec_of(run, ensemble, columns):
+    columns, codec = sent_of(run, ensemble)
+    if codec:
         return -(-codec.bytes // 4) * 4
     return 0 if columns is None else 4 * int(columns[: ensemble.size].sum())
 
@@ -156,12 +156,11 @@ def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
 
 def windows(
     run: Resolved, job: Job, k_r: np.ndarray, row: int, slot: int
-) -> tuple[np.ndarray, int, bool]:
-    """Return the slots of each rank's window, the passes that the widest graph takes, and how.
+) -> tuple[np.ndarray, int]:
+    """Return the slots of each rank's window, and the passes that the widest graph takes.
 
-    0 passes: not even one model per client fits. True: a pass brings all clients a few models;
-    False: it brings some clients all of theirs. A slot has the bytes of a model as it is sent; it
-    may have to come whole once, `row` bytes.
+    There are 0 passes where not even one model per client fits.
+    A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
     """
     most, versions = run.most_senders, run.staleness + 1
     slots, limit = placement.window_slots(k_r * most, k_r, versions, job.window_gb, slot)
@@ -174,13 +173,10 @@ def windows(
     _, whole = placement.window_slots(k_r * most, k_r, versions, job.window_gb, row)
     per_pass = placement.models_per_pass(slots, np.full(len(k_r), whole), k_r)
     if per_pass == 0 or (slots <= limit).all():
-        return window, 0 if per_pass == 0 else 1, False
+        return window, 0 if per_pass == 0 else 1
     room = np.full(len(k_r), whole if run.codec else limit)
-    if job.block > 1 or (np.minimum(slots, most) > room).any():  # too narrow for one client
-        per_pass = placement.models_per_pass(slots, room, k_r) or 1
-        return window, -(-most // per_pass), True
-    groups = -(-k_r // (room // most))
-    return window, int(groups[slots > room].max(initial=1)), False
+    per_pass = placement.models_per_pass(slots, room, k_r) or 1
+    return window, -(-most // per_pass)
 
 
 def saved_bytes(job: Job, clients: int, parameters: int) -> int:

@@ -153,7 +153,7 @@ class Checkpoints:
             recorder.copy(path)
         data = image(
             shared,
-            key=json.dumps(self._key(vars(parts.provenance))),
+            key=json.dumps(self._key(parts.provenance)),
             round=parts.round,
             schema=json.dumps(schema),
             results_sha256=sha256(results),
@@ -237,7 +237,7 @@ class Checkpoints:
         found = [self.folder / name for name in names]
         for i, manifest in enumerate(found):
             problem = "its manifest, or its copy of the results, is not as it was written"
-            if self.world.decide(partial(self._whole, manifest, vars(parts.provenance))):
+            if self.world.decide(partial(self._whole, manifest, parts.provenance)):
                 try:
                     state = self.world.each_rank(partial(self._load, manifest, parts))
                     break

@@ -1,23 +1,59 @@
 """`Clock`: the simulated time of every client, in whole nanoseconds since the start of the run.
 
-The engine computes rounds one after the other. The clock says when each client would have done its
-part. A client trains, scores and waits, one after the other. Its links work meanwhile: each carries
-one message of an exchange at a time, first come, first served; ties go by client number. A message
+A client trains, scores and waits, one after the other. Its links work meanwhile: each carries one
+message of an exchange at a time, first come, first served; ties go by client number. A message
 takes its bytes through the sender's uplink, the latencies of both ends, and its bytes through the
-receiver's downlink.
+receiver's downlink. `Speeds`: how fast all this is, from a profile or a file.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.transport.links import Links
-from dpfl_mpi.transport.speeds import MEGABITS_PER_BYTE, Speeds, nanoseconds
 
 PARTS = ("train", "choose", "send", "wait")  # of a round
 LATEST_NS = 2**61  # 73 years
 NEVER_NS = 2**62
+NS = 10**9  # nanoseconds in a second
+MEGABITS_PER_BYTE = 8e-6
+# medians of the five `Speeds`; sigmas of the logarithms of device, link and latency
+PROFILES = {
+    "phones": ((0.2, 0.002, 12.6, 55.0, 0.0185), (0.7, 0.8, 0.4)),
+    "hospitals": ((0.02, 0.0002, 100.0, 100.0, 0.01), (0.3, 0.5, 0.3)),
+    "campus": ((0.05, 0.0005, 1000.0, 1000.0, 0.0005), (0.4, 0.0, 0.2)),
+}
+DRAW_OF_VALUE = (0, 0, 1, 1, 2)  # one draw serves two values: a slow device is slow at both
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """The speeds of every client, float64 `[N]` each."""
+
+    step: np.ndarray  # seconds of a gradient step
+    image: np.ndarray  # seconds of scoring an image
+    up: np.ndarray  # megabits per second
+    down: np.ndarray
+    latency: np.ndarray  # seconds between the client and the middle of the network
+
+
+def speeds_of(profile: str, table: np.ndarray | None, clients: int, seed: int) -> Speeds:
+    """Return the speeds in a file's table `[N, 5]`, else draws from a profile."""
+    if table is not None:
+        return Speeds(*np.asarray(table).T)
+    medians, sigmas = PROFILES[profile]
+    normal = streams.stream(seed, streams.NETWORK, 0, 0).standard_normal((clients, 3))
+    drawn = np.array(medians) * np.exp(normal * sigmas)[:, DRAW_OF_VALUE]
+    # six digits, on which every processor's exp agrees
+    return Speeds(*np.array([[float(f"{value:.6g}") for value in row] for row in drawn]).T)
+
+
+def nanoseconds(seconds: np.ndarray) -> np.ndarray:
+    """Return the nearest whole numbers of nanoseconds."""
+    return np.rint(seconds * NS).astype(np.int64)
 
 
 class Clock:
@@ -30,12 +66,8 @@ class Clock:
         self.latency = nanoseconds(speeds.latency)
         self.now = np.zeros(n, np.int64)  # the end of what a client has done
         self.ready_at = np.zeros(n, np.int64)  # since when it has had the model that it sends
-        self.asked_at = np.zeros(
-            n, np.int64
-        )  # since when its senders have known that it wants theirs
-        self.uplink_free = np.zeros(
-            n, np.int64
-        )  # until when a round's standing messages use its uplink
+        self.asked_at = np.zeros(n, np.int64)  # since when its senders know that it wants theirs
+        self.uplink_free = np.zeros(n, np.int64)  # when standing messages have passed its uplink
         self.present = np.ones(n, bool)  # who takes part in this round
         # by edge when the sender's model of a rounds ago arrived; empty unless models may be old
         self.arrived = [Links() for _ in range(staleness + 1 if staleness else 0)]
@@ -44,7 +76,7 @@ class Clock:
     def begin(self, present: np.ndarray) -> None:
         """Start a round of the clients that are present, bool `[N]`.
 
-        A client that was absent begins with the first of those that were there in the last round.
+        One that was absent begins with the first of those that were there in the last round.
         """
         stayed, arrived = present & self.present, present & ~self.present
         first = stayed if stayed.any() else self.present
@@ -60,11 +92,9 @@ class Clock:
         self.waited_for = np.full(len(self.now), -1)  # whose model arrived last; -1: did not wait
 
     def work(self, steps: np.ndarray, images: np.ndarray) -> None:
-        """Let clients take these gradient steps `[N]`, then score these images `[N]`.
-
-        A model can be sent once it is trained.
-        """
+        """Let clients take these gradient steps `[N]`, then score these images `[N]`."""
         trained, scored = steps * self.step, images * self.image
+        # a model can be sent once it is trained
         self.ready_at = np.where(steps > 0, self.now + trained, self.ready_at)
         self.now = self.now + trained + scored
         self.spent["train"] += trained
@@ -99,8 +129,7 @@ class Clock:
         """Return when the messages of edges `[E]` arrive.
 
         They queue with one another. Those of a `standing` graph also keep the uplink busy for later
-        ones: rounds leave in order. The downlink forgets, so what a receiver still awaits from a
-        slow sender does not delay what is there before.
+        rounds. The downlink forgets: what a receiver still awaits delays nothing that is there.
         """
         up = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.up[of])
         down = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.down[to])
@@ -121,9 +150,9 @@ class Clock:
         self.now = last
 
     def server(self, active: np.ndarray, size: int) -> None:
-        """Let active clients, bool `[N]`, send a model to a server and wait for its answer.
+        """Let active clients, bool `[N]`, wait for a server's answer of as many bytes.
 
-        The server has no limits; the answer has the same size in bytes.
+        The server has no limits.
         """
         who = np.flatnonzero(active)
         up = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.up[who])
@@ -146,10 +175,9 @@ class Clock:
 def queue(
     ready: np.ndarray, link: np.ndarray, other: np.ndarray, cost: np.ndarray, free: np.ndarray
 ) -> np.ndarray:
-    """Return when each message `[E]` has passed its link, in the order in which they are ready.
+    """Return when each message `[E]` has passed its link, first come, first served.
 
-    Ties go by the other end. A message keeps its link busy for its cost `[E]`. `free` `[N]` is when
-    each link is idle; it is updated in place.
+    It keeps the link busy for its cost `[E]`. `free` `[N]`, when each link is idle, is updated.
     """
     order = np.lexsort((other, ready, link))
     passed = np.empty(len(ready), np.int64)

@@ -20,7 +20,7 @@ class Int8:
 
     def __init__(self, ensemble: Ensemble, columns_W: Tensor | None):
         """Encode the layers that are in these columns, bool `[W]`; None: all."""
-        self.ensemble = ensemble
+        self.ensemble, self.columns_W = ensemble, columns_W
         sent_1W = ensemble.zeros(1) + 1 if columns_W is None else columns_W[None]
         layers = ensemble.layers(sent_1W[:, : ensemble.size])
         self.layers = {name: part.numel() for name, part in layers.items() if bool(part.any())}
@@ -56,6 +56,7 @@ class TopK:
 
     def __init__(self, ensemble: Ensemble, columns_W: Tensor | None, share: float):
         """Send a share of the weights in these columns, bool `[W]`; None: of all."""
+        self.ensemble, self.columns_W = ensemble, columns_W
         sent_W = ensemble.zeros(1)[0] + 1 if columns_W is None else columns_W
         self.columns = torch.nonzero(sent_W[: ensemble.size])[:, 0]
         self.count = max(1, nearest(share, len(self.columns)))

@@ -38,10 +38,7 @@ class Ledger:
         return self.clock
 
     def ask(self, asks: np.ndarray) -> None:
-        """Let clients, bool `[N]`, ask their senders now. Collective.
-
-        A search is no standing order: it takes models of its round.
-        """
+        """Let clients, bool `[N]`, ask their senders now, for models of this round. Collective."""
         self.ages.forget()
         self.standing &= ~asks
         if clock := self.settle():

@@ -1,17 +1,17 @@
-"""`Links`: numbers per edge of a graph. There may be N^2 edges: only those set are stored."""
+"""`Links`: numbers per edge of a graph. `Ages`: how old a row goes along each (--staleness)."""
 
 import numpy as np
 
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.transport.placement import Placement
+
 
 class Links:
-    """A table of edges; an edge is the number receiver * N + sender."""
+    """Of N^2 edges only those set are stored; an edge is the number receiver * N + sender."""
 
     def __init__(self, values: int = 1):
-        """Store so many whole numbers per edge.
-
-        `table` [E, 1 + values] is sorted by its first column, the edge.
-        """
-        self.table = np.zeros((0, 1 + values), np.int64)
+        """Store so many whole numbers per edge."""
+        self.table = np.zeros((0, 1 + values), np.int64)  # sorted by its first column, the edge
 
     def set(self, edges: np.ndarray, *values: np.ndarray | int) -> None:
         """Set the values of edges `[E]`."""
@@ -27,11 +27,40 @@ class Links:
         return np.where(self.table[at, 0] == edges, self.table[at, 1], default)
 
     def trim(self, most: np.ndarray) -> None:
-        """Keep at most `most` `[N]` edges per receiver, those with the largest last value.
-
-        Of equal ones the smaller senders stay.
-        """
+        """Keep `most` `[N]` edges per receiver: of largest last value, then smallest senders."""
         to = self.table[:, 0] // len(most)
         order = np.lexsort((self.table[:, 0], -self.table[:, -1], to))
         place = np.arange(len(order)) - np.searchsorted(to[order], to[order])
         self.table = self.table[np.sort(order[place < most[to[order]]])]
+
+
+class Ages:
+    """Rows have numbers: j + a N is what left client j a rounds ago. Every rank has the same."""
+
+    def __init__(self, placement: Placement, staleness: int):
+        self.placement, self.n, self.count = placement, placement.n, staleness + 1
+        per_rank = placement.per_rank[placement.owner]
+        # by number: the rank that has the row, and its place among the rows of that rank
+        self.owner = np.tile(placement.owner, self.count)
+        self.place = np.concatenate([placement.row_of + a * per_rank for a in range(self.count)])
+        self.forget()
+
+    def forget(self) -> None:
+        """Let all receivers get rows of this round."""
+        self.of_edge = Links()
+
+    def set(self, to: np.ndarray, of: np.ndarray, ages: np.ndarray) -> None:
+        """Let receivers of edges `[E]` get rows that are this many rounds old `[E]`."""
+        self.of_edge.set(to * self.n + of, ages)
+
+    def numbers(self, to: np.ndarray, of: np.ndarray) -> np.ndarray:
+        """Return the numbers of the rows that go along edges `[E]`."""
+        return of if self.count == 1 else of + self.of_edge.get(to * self.n + of, 0) * self.n
+
+    def graph(self, graph: CollaborationGraph) -> CollaborationGraph:
+        """Return the graph with numbers of rows as its senders."""
+        if self.count == 1:
+            return graph
+        to = graph.receivers()
+        rows = self.numbers(to, graph.senders)
+        return CollaborationGraph.from_edges(self.n * self.count, to, rows)

@@ -1,6 +1,11 @@
-"""`Mailroom`: puts rows into other ranks' windows. `Arrived`: the rows that are here until then."""
+"""`Mailroom`: puts rows into other ranks' windows. `Arrived`: the rows that are here until then.
+
+`Received`: the models that a graph brings, which arrive at once or in passes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -8,7 +13,7 @@ from torch import Tensor
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph, Senders
-from dpfl_mpi.mpi.placement import models_per_pass, too_narrow, window_slots
+from dpfl_mpi.mpi import placement as sizes
 from dpfl_mpi.mpi.window import Inbox, Route, route
 from dpfl_mpi.transport.log import Log
 from dpfl_mpi.transport.packing import Packing
@@ -33,7 +38,7 @@ class Mailroom:
         # rows by budgets [ranks]; by window, rows by --window_gb, and the slots of both [ranks]
         self.wanted = np.bincount(placement.owner, budgets, placement.world.size).astype(np.int64)
         room = [
-            window_slots(self.wanted, placement.per_rank, count, window_gb, 4 * rows.shape[1])
+            sizes.window_slots(self.wanted, placement.per_rank, count, window_gb, 4 * rows.shape[1])
             for rows in packing.staged
         ]
         self.row_limits = [limit for _, limit in room]
@@ -72,20 +77,17 @@ class Mailroom:
         return route(numbered, self.ages.owner, self.ages.place, world.rank, world.size)
 
     def plan(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
-        """Return the route of a graph, and how many models per client fit one pass.
+        """Return a graph's route, and the models per client that fit a pass, None: all.
 
-        None: all fit at once.
-
-        Raises:
-            UserError: not even one fits.
+        Raises `UserError` if not even one fits.
         """
         for known, planned in self._routes:
             if known is graph and self.ages.count == 1:  # else ages differ
                 return planned
         whole, clients = self.route(graph), self.placement.per_rank
-        width = models_per_pass(whole.need, self.capacities[0], clients)
+        width = sizes.models_per_pass(whole.need, self.capacities[0], clients)
         if width == 0:
-            raise too_narrow(self.window_gb, 4 * self.packing.staged[0].shape[1], clients)
+            raise sizes.too_narrow(self.window_gb, 4 * self.packing.staged[0].shape[1], clients)
         if width and self.packing.encodes:  # encoded rows take less room
             parts, _ = self.packing.split(graph)
             needs = [self.route(part).need for part in parts]
@@ -97,7 +99,7 @@ class Mailroom:
     def put(self, graph: CollaborationGraph, whole: Route | None = None, slots: int = 0) -> Arrived:
         """Put the staged rows along a graph that fits the windows; return all here. Collective.
 
-        `whole` is the graph's route, if it is known. A new window has at least so many `slots`.
+        `whole`: the graph's route, if known. A new window has at least so many `slots`.
         """
         whole = whole or self.route(graph)
         parts, keys = self.packing.split(graph)
@@ -116,16 +118,56 @@ class Mailroom:
         self.sendings += 1
         return Arrived(self, whole)
 
+    def rows_of_all(
+        self, clients: np.ndarray, wanted: CollaborationGraph | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield `(j, copy of its row)` of these clients on every rank with clients. Collective.
+
+        With a graph a rank gets only what its clients want; each row once, as many at a time
+        as the window has slots, or at most MOST_ROWS if no budget says how wide it is.
+        """
+        placement, owner, rank = self.placement, self.placement.owner, self.placement.world.rank
+        n, k = placement.n, len(placement.ids)
+        most = n if self.wanted.any() else min(n, sizes.MOST_ROWS)
+        # a rank without budgets makes no pass narrow
+        capacity = np.where(self.capacities[0] > 0, self.capacities[0], self.row_limits[0])
+        width = sizes.rows_per_pass(capacity, placement.per_rank, most)
+        slots = min(width, n - k) if k else 0  # so that later passes need no other window
+        ranks, receivers = np.unique(owner, return_index=True)  # one client receives for its rank
+        away, gets = owner != ranks[:, None], np.full(n, k > 0)
+        if wanted is not None:
+            wants = np.zeros((placement.world.size, n), bool)  # which rank wants whose row
+            wants[owner[wanted.receivers()], wanted.senders] = True
+            away &= wants[ranks]
+            gets &= wants[rank] | (owner == rank)
+        for first in range(0, len(clients), width):
+            senders = clients[first : first + width]
+            self.meet("the next pass of fed.every_row")
+            to, of = np.nonzero(away[:, senders])
+            graph = CollaborationGraph.from_edges(n, receivers[to], senders[of])
+            arrived = self.put(graph, slots=slots)
+            with self.log.clock("exchange"):
+                for j in senders[gets[senders]].tolist():
+                    yield j, arrived.copies([j])[0]
+            self.check(arrived.sending)  # the next pass puts the rows that are staged still
+
     def _wide_enough(self, window: int, path: Route, slots: int) -> Inbox:
         """Return a window with room for what arrives, on all ranks a new one or none."""
-        world = self.placement.world
-        need, inbox = int(path.need[world.rank]), self.inboxes[window]
+        world, inbox = self.placement.world, self.inboxes[window]
+        need = int(path.need[world.rank])
         if not world.agree(inbox is None or need > inbox.slots):
             assert inbox is not None
             return inbox
+        if inbox:
+            inbox.close()
         if window == len(self.inboxes) - 1:  # whole rows beside encoded ones are few
             need = max(need, slots, int(self.capacities[window][world.rank]))
         return self._open(window, need)
+
+    def _open(self, window: int, slots: int) -> Inbox:
+        inbox = Inbox(self.placement.world, self.packing.staged[window].numpy(), slots)
+        self.inboxes[window] = inbox
+        return inbox
 
     def narrow(self, graph: CollaborationGraph) -> None:
         """Give the window just a graph's slots; free the old one first. Collective."""
@@ -134,13 +176,6 @@ class Mailroom:
         self.close()
         slots = whole.need if width is None else self.capacities[-1]
         self._open(len(self.inboxes) - 1, int(slots[self.placement.world.rank]))
-
-    def _open(self, window: int, slots: int) -> Inbox:
-        if old := self.inboxes[window]:
-            old.close()
-        staged = self.packing.staged[window].numpy()
-        inbox = self.inboxes[window] = Inbox(self.placement.world, staged, slots)
-        return inbox
 
     def close(self) -> None:
         """Free the windows. Collective."""
@@ -155,7 +190,6 @@ class Arrived:
     def __init__(self, mailroom: Mailroom, route: Route):
         self.mailroom, self.packing, self.ages = mailroom, mailroom.packing, mailroom.ages
         self.route, self.inbox, self.sending = route, mailroom.inboxes[0], mailroom.sendings
-        self.window_address = self.inbox.view.ctypes.data if self.inbox else 0
         # unpacked rows of other ranks by number; None: they are read in the window
         self.unpacked = self.packing.unpacked(route.arriving)
 
@@ -163,10 +197,8 @@ class Arrived:
         """Return copies of the models of senders, `[k, W]` on the device.
 
         `to` are their receivers, numbers of this rank, or one of all senders: a receiver may get an
-        older row, and completes a row of which not all is sent.
-
-        Raises:
-            UserError: other models were sent since.
+        older row, and completes a row of which not all is sent. Raises `UserError` if other models
+        were sent since.
         """
         if self.ages.count == 1 and self.packing.columns is None:
             return self.copies(senders)
@@ -199,10 +231,9 @@ class Arrived:
         return torch.from_numpy(self.inbox.take(int(self.route.slots(number))))
 
     def addresses(self, senders: np.ndarray, to: slice | np.ndarray) -> np.ndarray:
-        """Return where in memory the rows lie that `rows` copies, uint64 `[c]`.
+        """Return where in memory the rows of `rows` lie until the next sending, uint64 `[c]`.
 
-        Until the next sending, on a CPU, with all columns sent. `to`: one receiver, or one per
-        sender.
+        On a CPU, with all columns sent. `to`: one receiver, or one per sender.
         """
         self.mailroom.check(self.sending)
         placement = self.mailroom.placement
@@ -212,6 +243,39 @@ class Arrived:
         away = self.ages.owner[numbers] != placement.world.rank
         if self.unpacked is not None:
             out[away] = [self.unpacked[j].data_ptr() for j in numbers[away].tolist()]
-        else:
-            out[away] = self.window_address + row_bytes * self.route.slots(numbers[away])
+        elif self.inbox:
+            window = self.inbox.view.ctypes.data
+            out[away] = window + row_bytes * self.route.slots(numbers[away])
         return out.astype(np.uint64)
+
+
+class Received:
+    """The models that a graph brings: all at once, or in passes if they exceed the window."""
+
+    def __init__(self, mailroom: Mailroom, w_KW: Tensor, graph: CollaborationGraph):
+        """Put the staged rows along the graph, if all fit; `w_KW` are this rank's. Collective."""
+        self.mailroom, self.w, self.graph = mailroom, w_KW, graph
+        route, self.width = mailroom.plan(graph)
+        self.arrived = mailroom.put(graph, route) if self.width is None else None
+        self.sending = mailroom.sendings
+
+    def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
+        """Yield, pass by pass, the models here, and those that each client uses. Collective.
+
+        `orders`: each client's senders, in its order. If all models are here, there is one pass.
+        """
+        room, placement = self.mailroom, self.mailroom.placement
+        room.check(self.sending)
+        if self.width is None:
+            assert self.arrived is not None
+            yield self.arrived, list(orders)
+            return
+        room.meet("the passes of what fed.exchange returned")
+        longest = np.array([max(map(len, orders), default=0)], np.float64)
+        for first in range(0, int(placement.world.spread(longest)[0, 2]), self.width):
+            senders = [order[first : first + self.width] for order in orders]
+            room.meet("the next pass of what fed.exchange returned")
+            room.check(self.sending)
+            arrived = room.put(placement.graph_of(senders))
+            self.sending = room.sendings
+            yield arrived, senders

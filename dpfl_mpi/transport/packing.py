@@ -1,7 +1,4 @@
-"""What of a row is put into a window: all of it, some columns (--send), or what a codec encodes.
-
-Rows are known by their numbers, as `Ages` has them.
-"""
+"""What of a row is put into a window: all of it, some columns (--send), or what a codec encodes."""
 
 import numpy as np
 import torch
@@ -10,32 +7,27 @@ from torch import Tensor
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.window import Inbox, Route
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.transport.ages import Ages
 from dpfl_mpi.transport.codec import Int8, TopK
-from dpfl_mpi.transport.links import Links
-from dpfl_mpi.transport.placement import Placement
+from dpfl_mpi.transport.links import Ages, Links
 
 SPAN = 2**32  # more than the encodings of a client's row
 NO_KEYS = np.zeros(0, np.int64)
 
 
 class Packing:
-    """Rows are put whole and read where they arrive; or some columns, which are unpacked there."""
+    """Rows, by their numbers in `Ages`, are put whole and read where they arrive.
+
+    Or some columns, bool `[W]`, are put, and unpacked there.
+    """
 
     encodes = False
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        placement: Placement,
-        ages: Ages,
-        columns_W: Tensor | None = None,
-        in_place: bool = True,
-    ):
-        """Put these columns, bool `[W]`, None: all; `in_place`: as the row lies in memory."""
-        self.ensemble, self.placement, self.ages = ensemble, placement, ages
-        self.columns, self.in_place = columns_W, in_place and columns_W is None
-        self.k = len(placement.ids)
+    def __init__(self, ensemble: Ensemble, ages: Ages, columns_W: Tensor | None):
+        """Put these columns, None: all."""
+        self.ensemble, self.ages, self.placement = ensemble, ages, ages.placement
+        self.columns = columns_W
+        self.in_place = columns_W is None and not self.encodes
+        self.k = len(self.placement.ids)
         self._sent: slice | Tensor = slice(ensemble.size)
         count = ensemble.size
         if columns_W is not None:
@@ -49,9 +41,7 @@ class Packing:
         self.outgoing = self.staged[0]
         if not self.in_place or ensemble.device.type == "cuda":
             self.outgoing = ensemble.zeros(ages.count * self.k)
-        self.own = self.outgoing[
-            : self.k
-        ]  # the receivers' own rows, where not all columns are sent
+        self.own = self.outgoing[: self.k]  # of receivers, where not all columns are sent
         self._store: dict[int, Tensor] = {}  # unpacked rows of other ranks by key
 
     def _add_window(self, width: int) -> None:
@@ -133,18 +123,9 @@ class Encoded(Packing):
 
     encodes = True
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        placement: Placement,
-        ages: Ages,
-        columns_W: Tensor | None,
-        codec: Int8 | TopK,
-        start_W: Tensor,
-        budgets: np.ndarray,
-    ):
+    def __init__(self, codec: Int8 | TopK, ages: Ages, start_W: Tensor, budgets: np.ndarray):
         """Encode from the common initial row; a client stores `budgets` `[N]` rows of others."""
-        super().__init__(ensemble, placement, ages, columns_W, in_place=False)
+        super().__init__(codec.ensemble, ages, codec.columns_W)
         self._add_window(-(-codec.bytes // 4))
         self.codec, self.start, self.budgets = codec, start_W, budgets
         self.known = start_W.repeat(self.k, 1)  # what others know of this rank's clients [K, W]
@@ -152,7 +133,7 @@ class Encoded(Packing):
         # of this round and of those before that count still: messages, and the number of each
         # client's encoding; 0 is the initial row, which everyone knows
         self.messages = np.zeros((ages.count, self.k, codec.bytes), np.uint8)
-        self.encodings = np.zeros((ages.count, placement.n), np.int64)
+        self.encodings = np.zeros((ages.count, ages.n), np.int64)
         self.latest = Links(2)  # by edge which encoding the receiver has, and when it arrived
         self._rank_keys = NO_KEYS  # rank * N * SPAN + key of all that ranks store
 
@@ -193,8 +174,8 @@ class Encoded(Packing):
 
         A rank stores the rows that may still be taken, of senders that its clients have or get.
         """
-        n, to, latest = graph.n, graph.receivers(), self.latest.table
-        owner = self.placement.owner
+        n, to, owner = graph.n, graph.receivers(), self.placement.owner
+        latest = self.latest.table
         numbers = self.ages.numbers(to, graph.senders)
         keys = owner[to] * n * SPAN + self._keys(numbers)
         lacks = ~np.isin(keys, self._rank_keys)

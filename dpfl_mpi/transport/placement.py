@@ -32,9 +32,9 @@ class Placement:
         )
 
     def to_root(self, rows: np.ndarray, clients: slice | None = None) -> np.ndarray | None:
-        """Return on root `[N, ...]` in client order from every rank's `[K, ...]`. Collective.
+        """Return on root `[N, ...]` of these clients from every rank's `[K, ...]`. Collective.
 
-        Elsewhere None. `clients` says of which; None: of all.
+        In client order; None elsewhere.
         """
         first, end = (0, self.n) if clients is None else (clients.start, clients.stop)
         order = self.rank_by_rank[(self.rank_by_rank >= first) & (self.rank_by_rank < end)]

@@ -20,7 +20,7 @@ def test_label_flip_is_flip_share_and_means_are_over_the_benign(tmp_path):
     fields["door"] = {"attack": "backdoor:0.3"}
     paths = {name: run_here(tmp_path / f"{name}.h5", SMALL | more) for name, more in fields.items()}
     assert differences(paths["label"], paths["flip"]) == ["client/liars"]
-    assert not limits.flipped(Run(**SMALL, attack="noise:0.3").resolve()).any()
+    assert not limits.roles_of(Run(**SMALL, attack="noise:0.3").resolve())["flipped"].any()
     label, flip, door = (Result(path) for path in paths.values())
     assert np.array_equal(label.benign, flip.benign) and label.test_acc == flip.test_acc
     assert np.array_equal(label.benign, door.benign)

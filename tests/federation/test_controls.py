@@ -130,8 +130,8 @@ def test_a_repeated_search_receives_its_phases_again_and_the_sum_once(repeats):
 # --drift ------------------------------------------------------------------------------------------
 def test_drift_exchanges_two_classes():
     with federation(SMALL | {"drift": "0.5:2", "method": "local"}) as fed:
-        drift, clients = fed.drift, fed.clients
-        assert drift.drifted.sum() == 3 and len(set(drift.classes.tolist())) == 2
+        drifted, clients = fed.members.limits.drifted, fed.clients
+        assert drifted.sum() == 3 and len(set(fed.drift_classes.tolist())) == 2
         before = clients.y.clone(), clients.score_y.clone()
         fed.begin_round(1)
         fed.evaluate(fed.common_row())
@@ -139,10 +139,10 @@ def test_drift_exchanges_two_classes():
         fed.begin_round(2)
         assert np.isnan(fed.scoring.best_val).all()
         fed.begin_round(3)  # once only
-        a, b = drift.classes.tolist()
+        a, b = fed.drift_classes.tolist()
         changed = 0
         for i, k in enumerate(fed.ids):
-            other = {a: b, b: a} if drift.drifted[k] else {}
+            other = {a: b, b: a} if drifted[k] else {}
             now, starts = (clients.y, clients.score_y), (clients.start, clients.scored)
             for y, y_before, start in zip(now, before, starts, strict=True):
                 rows = slice(int(start[i]), int(start[i + 1]))
@@ -163,7 +163,7 @@ def test_a_drift_counts_for_rewards_and_best_rounds(result_of, kernels):
         w = fed.local_opt(fed.common_row(), 2)
         before = fed.losses(w[0], np.ones(N, bool))
         fed.begin_round(1)
-        a, b = fed.drift.classes
+        a, b = fed.drift_classes
         affected = (fed.partition.class_counts[:, [a, b]].sum(1) > 0)[fed.ids]
         after = fed.losses(w[0], np.ones(N, bool))
         assert ((before != after) == affected).all()

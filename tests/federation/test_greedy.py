@@ -231,7 +231,7 @@ def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
     monkeypatch.setattr(orders, "AHEAD", ahead)
     fed.begin_round(4)
     for k in range(N):
-        order = orders.Order(fed.draws, fed.candidates(), k, 0)
+        order = orders.Order(fed.draws, fed.candidates(), k, 0, None)
         batches = [order.next(width).tolist() for width in (0, 2, 2, 2, 2, 2)]
         whole = fed.shuffle(k, fed.reachable(k), 0).tolist()
         assert [j for batch in batches for j in batch] == whole
@@ -246,7 +246,7 @@ def test_of_many_candidates_the_first_are_drawn_alone(fed, monkeypatch, ahead):
     whole = []
     for t in range(1, 300):
         fed.begin_round(t)
-        order, reachable = orders.Order(fed.draws, fed.candidates(), 0, 0), fed.reachable(0)
+        order, reachable = orders.Order(fed.draws, fed.candidates(), 0, 0, None), fed.reachable(0)
         first, rng = order.next(2).tolist(), fed.draws.stream(streams.CANDIDATES, 0, 0)
         assert first == rng.choice(reachable, 2 * ahead, replace=False)[:2].tolist()
         whole.append(first + [j for _ in range(N) for j in order.next(2).tolist()])

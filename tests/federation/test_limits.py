@@ -94,21 +94,21 @@ def test_bad_files_are_sentences(name, text, sentence, tmp_path):
 def test_budgets_per_client_from_a_file_and_from_a_draw(tmp_path):
     path = text_file(tmp_path / "b", "1\n2\n3\ninf\n100\n4\n5\n6\n7\n")
     others = run(budget=path, budget_counts_self=False)
-    assert limits.most_senders(run(budget=path)).tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
-    assert limits.most_senders(others).tolist() == [1, 2, 3, 8, 8, 4, 5, 6, 7]
-    assert limits.most_senders(run()).tolist() == [3] * N
-    assert limits.most_senders(run(budget="inf")).tolist() == [N - 1] * N
+    assert limits_of(run(budget=path)).most_senders.tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
+    assert limits_of(others).most_senders.tolist() == [1, 2, 3, 8, 8, 4, 5, 6, 7]
+    assert limits_of(run()).most_senders.tolist() == [3] * N
+    assert limits_of(run(budget="inf")).most_senders.tolist() == [N - 1] * N
     fields = {"clients": 300, "budget": "uniform:2:20"}
-    drawn = limits.most_senders(run(**fields)) + 1
+    drawn = limits_of(run(**fields)).most_senders + 1
     assert drawn.min() == 2 and drawn.max() == 20 and 10 < drawn.mean() < 12
-    assert (limits.most_senders(run(**fields, seed=1)) + 1 != drawn).any()
+    assert (limits_of(run(**fields, seed=1)).most_senders + 1 != drawn).any()
 
 
 def test_who_reaches_whom_by_kind_and_by_file(tmp_path):
     def reached(reach, **fields):
-        return limits.reach_graph(run(reach=reach, **fields))
+        return limits_of(run(reach=reach, **fields)).reach
 
-    assert limits.reach_graph(run()) is None
+    assert limits_of(run()).reach is None
     place = streams.stream(run().seed, streams.REACH, 0, 0).random((40, 2))
     near = ((place[:, None] - place[None]) ** 2).sum(2) <= 0.4**2
     np.fill_diagonal(near, False)
@@ -131,7 +131,7 @@ def test_first_phase_sums_over_the_reachable(reach, attack):
         w = fed.local_opt(fed.common_row(), 1)
         sent, liars = fed.training.attack.sent(w), fed.members.limits.liars
         sums, p = fed.sums.over_candidates(w, fed.candidates())
-        graph = limits.reach_graph(fed.run)
+        graph = fed.reach
         for k in range(N):
             members = sorted({k, *graph.of(k).tolist()}) if reach else list(range(N))
             total = [0] * 5
@@ -151,12 +151,12 @@ def test_no_edge_outside_budget_or_reach(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "decide", add_always)
     fields = SMALL | {"reach": "geometric:0.6", "budget": "uniform:1:4"}
     resolved = Run(**fields).resolve()
-    reach = limits.reach_graph(resolved).matrix()
+    reach = limits_of(resolved).reach.matrix()
     with Result(run_here(tmp_path / "run.h5", fields, kernels="torch")) as result:
         graph = CollaborationGraph(result["graph/reach/indptr"], result["graph/reach/senders"])
         most = result["client/budget"] - 1
         assert np.array_equal(graph.matrix(), reach)
-        assert np.array_equal(most, limits.most_senders(resolved))
+        assert np.array_equal(most, limits_of(resolved).most_senders)
         for t in range(3):
             chosen = result.graph(t)
             assert chosen.any() and not (chosen & ~reach).any()
@@ -173,7 +173,7 @@ def test_theorem_1_with_reach_and_budgets(seed):
     fields = {"reach": "geometric:0.7", "budget": "uniform:1:5", "seed": seed}
     with federation(SMALL | fields) as fed:
         w = fed.local_opt(fed.common_row(), 1)
-        together = fed.ggc(w, fed.exchange(w, limits.reach_graph(fed.run)))
+        together = fed.ggc(w, fed.exchange(w, fed.reach))
         batched = fed.bggc(w)
         assert np.array_equal(together.matrix(), batched.matrix()) and batched.degrees().any()
 
@@ -183,7 +183,7 @@ def test_a_search_among_the_most_similar(method, tmp_path):
     """Where all in reach are candidates, only the bytes of the sketches are added."""
     fields = SMALL | {"method": method, "reach": "sites:2"}
     with federation(fields | {"candidates": 3}) as fed:
-        w, site = fed.local_opt(fed.common_row(), 2), limits.reach_graph(fed.run)
+        w, site = fed.local_opt(fed.common_row(), 2), fed.reach
         of_all = sketches.sketches(w, fed.initial_row(), np.ones(N, bool), fed.run.seed)[fed.row_of]
         lists = sketches.nearest(np.arange(N), of_all, site.of, 3)
         similar = CollaborationGraph.from_lists(lists).matrix()
@@ -225,8 +225,8 @@ def test_a_share_is_that_of_the_decimal():
     cases = (0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1, 7, 7)
     for share, clients, count in cases:
         fields = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
-        assert limits.flipped(fields).sum() == count
-        assert limits.Drift(fields, 10).drifted.sum() == count
+        roles = limits.roles_of(fields)
+        assert roles["flipped"].sum() == roles["drifted"].sum() == count
 
 
 def test_a_mean_is_over_those_present():

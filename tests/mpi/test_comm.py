@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from launch import mpirun, refused
 from mpi4py import MPI
@@ -16,7 +16,7 @@ from dpfl_mpi.errors import RootFailed, UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi import node
 from dpfl_mpi.mpi import world as comm_module
-from dpfl_mpi.mpi.placement import groups_of, models_per_pass, place, rows_of, window_slots
+from dpfl_mpi.mpi.placement import models_per_pass, place, rows_of, window_slots
 from dpfl_mpi.mpi.window import Inbox, route
 from dpfl_mpi.mpi.world import World
 
@@ -76,33 +76,6 @@ def test_passes_by_hand():
     assert window_slots(4 * clients, clients, 3, 1, 1)[0].tolist() == [6, 8, 0]
     for room, models in ((8, None), (5, 2), (1, 0)):  # of 5 slots the second rank has 2 per client
         assert models_per_pass(slots, np.full(3, room), clients) == models
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    n=st.integers(2, 12),
-    ranks=st.integers(1, 4),
-    density=st.floats(0, 1),
-    seed=st.integers(0, 2**32 - 1),
-    room=st.lists(st.integers(0, 6), min_size=4, max_size=4),
-)
-def test_groups_are_as_large_as_can_be(n, ranks, density, seed, room):
-    """A group's models fit the window of its rank; with those of the next client they would not."""
-    graph, owner, _, work = drawn(n, ranks, density, seed)
-    needs = [{j for j in graph.of(k).tolist() if owner[j] != owner[k]} for k in range(n)]
-    of_rank = [ids_of(owner, work, rank) for rank in range(ranks)]
-    found = groups_of(graph, owner, np.concatenate(of_rank), np.array(room[:ranks]))
-    if any(len(needs[k]) > room[owner[k]] for k in range(n)):
-        assert found is None
-        return
-    for ids, most in zip(of_rank, room, strict=False):
-        numbers = range(max(found[ids], default=-1) + 1)
-        groups = [[k for k in ids if found[k] == number] for number in numbers]
-        assert [k for group in groups for k in group] == ids.tolist()
-        models = [set().union(*(needs[k] for k in group)) for group in groups]
-        assert all(len(senders) <= most for senders in models)
-        for senders, group in zip(models, groups[1:], strict=False):
-            assert len(senders | needs[group[0]]) > most
 
 
 def drawn(n, ranks, density, seed):

@@ -48,7 +48,7 @@ def cut(after_3, tmp_path) -> Path:
 def begun(out: Path, still_ours=lambda: None, **job: object):
     """Give the Federation of the small run after round 0, its state, Recorder and Checkpoints."""
     fed = federation(starts.small(), out=str(out))
-    recorder = Recorder(out, fed.run, vars(fed.provenance), {"time": "now"}, still_ours=still_ours)
+    recorder = Recorder(out, fed.run, fed.provenance, {"time": "now"}, still_ours=still_ours)
     fed.begin_round(0)
     state = find("method", fed.run.method).init(fed)
     try:

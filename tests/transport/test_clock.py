@@ -8,8 +8,7 @@ from dpfl_mpi.figures import hours
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.values import NETWORKS
-from dpfl_mpi.transport.clock import Clock, queue
-from dpfl_mpi.transport.speeds import NS, PROFILES, Speeds, speeds_of
+from dpfl_mpi.transport.clock import NS, PROFILES, Clock, Speeds, queue, speeds_of
 
 SMALL = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3}
 

@@ -31,11 +31,6 @@ TRAINED_ON = """received = fed.exchange(w, chosen)
     kept = [row for _, row in fed.every_row(w)]
     fed.local_opt(w, 1)
     w = torch.stack([(row + sum(kept)) / 6 for row in w]) if len(w) else w"""
-PARTS = """received = fed.exchange(w, chosen)
-    parts = [blocks for _, blocks in received.parts(chosen, fed._parts.sums.blocks)]
-    assert sum(b.stop - b.start for blocks in parts for b in blocks) == len(fed.ids)
-    assert MANY
-    w = fed.average(w, chosen, received)"""
 TOLD = "assert fed.tell(np.array([int(k) + 3 for k in fed.ids])).tolist() == [3, 4]"
 WEIGHTED = """a = np.random.default_rng(t).random((fed.n, fed.n))[fed.ids] * (np.arange(fed.n) != 2)
     w = fed.average(w, chosen, weights=a)"""
@@ -80,17 +75,10 @@ def test_averages_have_the_same_bits_on_any_ranks(tmp_path):
         runs |= dict.fromkeys((f"{topology} on 2", topology), weighted(tmp_path, topology))
     two = {name: {"ranks": 2} for name in ("few", "narrow", "graph on 2", "server on 2")}
     two["narrow"]["window_gb"] = 3.7e-5
-    nine = FIVE | {"clients": 9}  # three clients a rank, three senders each, room for three rows
-    for name, many in (("clients in groups", "> 1"), ("blocks", "== 1")):
-        do = PARTS.replace("MANY", f"len(parts) {many} or len(fed.ids) == fed.n")
-        runs[name] = nine | {"method": method_file(tmp_path, do)}
-        two[name] = {"window_gb": 5.5e-5}
-    two["blocks"] |= {"block": 2, "kernels": "torch"}
     out = run_many(3, tmp_path, runs, **two)
     bytes_put = {name: int(Result(out[name])["traffic/bytes_rma"].sum()) for name in two}
     # a sender that two clients of a rank want is sent to it in more than one pass
     assert bytes_put["narrow"] > bytes_put["few"]
-    del runs["blocks"]  # PyTorch's numbers
     for name, fields in runs.items():
         assert differences(run_here(tmp_path / f"{name}, alone.h5", fields), out[name]) == [], name
 

@@ -1,0 +1,121 @@
+"""`Neighbours`: what clients find out about one another before and between their searches."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from dpfl_mpi.federation.candidates import Candidates
+from dpfl_mpi.federation.mail import Mail
+from dpfl_mpi.federation.scoring import Scoring
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.numerics.sketches import nearest, sketches
+from dpfl_mpi.transport.mailroom import Received
+
+# what a repair costs, and the note that counts it
+COSTS = {"repair_models": "models_received", "repair_evaluations": "evaluations"}
+
+
+class Neighbours:
+    def __init__(
+        self, scoring: Scoring, mail: Mail, start_W: Tensor, *, most: float, seed: int, churn: bool
+    ):
+        """`start_W`: the common initial row; `most`: the M of --candidates, infinity for all."""
+        self.scoring, self.mail, self.start = scoring, mail, start_W
+        self.members, self.log = mail.members, mail.log
+        self.most, self.seed, self.churn = most, seed, churn
+
+    # with --candidates M, a client asks only the M most similar clients
+    def candidates(self, w_KW: Tensor, given: Candidates | None) -> Candidates:
+        """Return whom clients with these rows may ask, of the candidates given or all. Collective.
+
+        Clients exchange sketches of how far the rows that leave them are from the initial row.
+        """
+        members = self.members
+        members.exclude_diverged(w_KW)  # a client that diverges now is no candidate
+        found = members.candidates(given.room, given.stays) if given else members.candidates()
+        if math.isinf(self.most):
+            return found
+        sketches_NE = self._sketches(w_KW, found)
+        with self.log.clock("graph"):
+            lists = nearest(members.ids, sketches_NE, found.asked_by, int(self.most))
+        return replace(found, nearest=members.collect(lists))
+
+    def _sketches(self, w_KW: Tensor, candidates: Candidates) -> np.ndarray:
+        """Return the sketches of all clients, int8 `[N, E]`. Collective."""
+        mail, members = self.mail, self.members
+        sent = slice(mail.packing.ensemble.size)
+        if mail.packing.columns is not None:
+            sent = mail.packing.columns
+        along = None
+        if mail.ledger.counts:
+            mail.ask(candidates)
+            along = CollaborationGraph.from_lists(map(candidates.asked_by, range(members.n)))
+        with self.log.clock("graph"):
+            rows, active = mail.leaving(w_KW)[:, sent], members.active[members.ids]
+            return mail.spread(sketches(rows, self.start[sent], active, self.seed), along)
+
+    # losses of single models on the receivers' validation images
+    def losses_of_all(self, w_KW: Tensor, candidates: Candidates | None = None) -> np.ndarray:
+        """Return the loss of every candidate's model for each local client, `[K, N]`. Collective.
+
+        It is taken on the validation images that the search sees, and NaN for other clients.
+        Counts evaluations, and no models received.
+        """
+        return self.losses_of(w_KW, self.candidates(w_KW, candidates))
+
+    def losses_of(self, w_KW: Tensor, candidates: Candidates) -> np.ndarray:
+        """Return the same of just these candidates. Collective."""
+        ids = self.members.ids
+        losses = np.full((len(ids), self.members.n), np.nan)
+        asks = np.zeros(losses.shape, bool)
+        for i, k in enumerate(ids):
+            asks[i, candidates.asked_by(k)] = True
+        for j, row_W in self.mail.every_row(w_KW, candidates):
+            with self.log.clock("graph"):
+                losses[:, j] = self.scoring.losses(row_W, asks[:, j])
+        return losses
+
+    def losses_of_received(self, received: Received) -> np.ndarray:
+        """Return the loss of every model that each local client received, else NaN, `[K, N]`."""
+        lists = [received.graph.of(k) for k in self.members.ids]
+        losses = np.full((len(lists), self.members.n), np.nan)
+        # else receivers have different versions of a row, or complete it by their own layers
+        alike = self.mail.ages.count == 1 and self.mail.packing.columns is None
+        for here, batch in received.passes(lists):
+            for j in np.unique(np.concatenate([np.zeros(0, np.int64), *batch])):
+                asks = np.array([j in senders for senders in batch])
+                for scored in [asks] if alike else np.eye(len(asks), dtype=bool)[asks]:
+                    row_W = here.rows([j], int(scored.argmax()))[0]
+                    losses[scored, j] = self.scoring.losses(row_W, scored)[scored]
+        return losses
+
+    # what --churn changes in a graph
+    def repaired(
+        self, graph: CollaborationGraph, choose: Callable[[Candidates], CollaborationGraph]
+    ) -> CollaborationGraph:
+        """Return the graph without clients that have left, and with new edges. Collective.
+
+        A client that has joined chooses anew. A client that lost collaborators looks for as many
+        others. `choose(candidates)` returns the new edges, within the room of these candidates.
+        """
+        members, notes = self.members, self.log.notes
+        if not self.churn:
+            return graph
+        receivers, learners = graph.receivers(), members.learners
+        gone = members.yet_to_choose[receivers] | ~members.joined[graph.senders]
+        kept = graph.only(~(gone & learners[receivers]))
+        budget = members.most_senders
+        lost = np.minimum(graph.degrees() - kept.degrees(), budget)
+        room = np.where(members.yet_to_choose & learners, budget, lost)
+        members.yet_to_choose &= ~learners
+        if not room.any():
+            return kept
+        before = {note: notes[note].copy() for note in COSTS.values()}
+        with self.log.clock("graph"):
+            found = choose(members.candidates(room, kept))
+        for cost, note in COSTS.items():
+            notes[cost] += notes[note] - before[note]
+        return kept | found
