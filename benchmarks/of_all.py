@@ -96,7 +96,7 @@ def graph_work(clients: int) -> None:
     size, n_train, there = dict.fromkeys(("n",), clients), rng.integers(20, 30, clients), np.ones(clients, bool)
     partition = SimpleNamespace(**size, p=np.full(clients, 1 / clients), sizes=lambda part: n_train)
     limits = SimpleNamespace(most_senders=every[8], reach=None, joined=lambda *_: there, present=lambda *_: there)
-    how: dict[str, Any] = {"exclude": False, "stopped_serve": True, "advice": ""}
+    how: dict[str, Any] = {"stopped_serve": True, "advice": "lower --lr"}
     members: Any = Members(world, partition, limits, **how)  # type: ignore[arg-type]
     mine = list(senders[members.ids])
     graph = members.collect(mine)

@@ -45,7 +45,9 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     """
     method, attack = run.found("method"), run.attack
     advice = "lower --lr, set --clip_norm, or --on_divergence exclude"
-    if run.method not in shipped("method"):
+    if run.on_divergence == "exclude":
+        advice = ""
+    elif run.method not in shipped("method"):
         advice += f", or mend what {short(run.method)} computes beside the verbs"
     if world.root:  # which has read a file of budgets
         warn(budget_of_one(run), job, world)
@@ -62,7 +64,6 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         world,
         partition,
         limits,
-        exclude=run.on_divergence == "exclude",
         stopped_serve=method.topology == "graph",
         advice=advice,
     )
@@ -89,12 +90,11 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     lie = attack.kind if attack and attack.falsifies else ""
     training = Training(
-        members,
         log,
         backend,
         Attack(members, ensemble, lie, run.seed),
         rate=partial(learning_rate, run),
-        reset_momentum=run.momentum_state == "reset",
+        reset=run.momentum_state == "reset",
     )
     scoring = Scoring(
         members,
@@ -130,7 +130,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         sums=sums,
         draws=draws,
         neighbours=neighbours,
-        greedy=Greedy(scoring, sums, neighbours, draws, rule=rule, repeats=run.ggc_repeats),
+        greedy=Greedy(sums, neighbours, draws, rule=rule, repeats=run.ggc_repeats),
         graphs=graphs,
     )
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.neighbours import Neighbours
 from dpfl_mpi.federation.orders import Draws, Losses, Order
-from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.federation.search import Search, Start, best_of, consider
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph
@@ -22,20 +21,13 @@ from dpfl_mpi.transport.mailroom import Received
 
 class Greedy:
     def __init__(
-        self,
-        scoring: Scoring,
-        sums: Sums,
-        neighbours: Neighbours,
-        draws: Draws,
-        *,
-        rule: Rule,
-        repeats: int,
+        self, sums: Sums, neighbours: Neighbours, draws: Draws, *, rule: Rule, repeats: int
     ):
         """Search by a rule; of so many `repeats`, with other orders and coins, the best counts."""
-        self.scoring, self.sums, self.neighbours, self.draws = scoring, sums, neighbours, draws
+        self.sums, self.neighbours, self.draws = sums, neighbours, draws
         self.rule, self.repeats = rule, repeats
-        self.members, self.mail, self.blocks = sums.members, sums.mail, scoring.backend.blocks
-        self._averages = self.sums.ensemble.zeros(0)
+        self.members, self.mail, self.blocks = sums.members, sums.mail, sums.blocks
+        self._averages = sums.ensemble.zeros(0)
 
     def ggc(self, w_KW: Tensor, received: Received) -> CollaborationGraph:
         """Return C_k of every client, among the models received (Algorithm 2). Collective."""
@@ -143,7 +135,7 @@ class Greedy:
         """Return a search for each block; `room` `[N]`: how many models each client may choose."""
         return [
             Search(
-                self.scoring,
+                self.neighbours.scoring,
                 self.rule,
                 start,
                 w_KW,

@@ -26,15 +26,13 @@ class Members(Placement):
         partition: Partition,
         limits: Limits,
         *,
-        exclude: bool,
         stopped_serve: bool,
         advice: str,
     ):
         super().__init__(world, partition.sizes("train"))
         self.limits = limits
-        self.exclude = exclude  # clients that diverge; else the first one ends the run
         self.stopped_serve = stopped_serve  # clients that have stopped early still send
-        self.advice = advice  # ends the error of a client that diverges
+        self.advice = advice  # ends the error of a client that diverges; "": it is excluded
         self.p = partition.p  # the weight of every client in an average [N]
         self.reach = limits.reach  # the senders that each client can reach; None: everyone
         self.diverged_round = np.full(self.n, -1)
@@ -173,7 +171,7 @@ class Members(Placement):
         """
         finite = self.of_all(largest(w_KW) < LARGEST)  # false for NaN as well
         for k in np.flatnonzero(~finite & self.alive):
-            if not self.exclude:
+            if self.advice:
                 why = f"its model is not finite or has a weight beyond {LARGEST:g}"
                 where = f"client {k} diverged in round {self.round}"
                 raise UserError(f"{where}: {why}; {self.advice}")

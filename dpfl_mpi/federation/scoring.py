@@ -1,5 +1,7 @@
 """`Scoring`: the accuracies of every client's row, its best row, and the rewards of the search."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -51,18 +53,11 @@ class Scoring:
         self.members.exclude_diverged(w_KW)  # here too: a method may never exchange rows
         wanted = self.members.learners[self.members.ids]
         with self.log.clock("evaluate"), torch.no_grad():
-            for i, losses, predicted, labels in self.backend.scores(w_KW, wanted, predict):
-                self._note(i, w_KW[i], losses, predicted, labels, series)
+            for i, *scores in self.backend.scores(w_KW, wanted, predict):
+                self._note(i, w_KW[i], scores, series)
 
-    def _note(
-        self,
-        i: int,
-        row_W: Tensor,
-        losses: np.ndarray,
-        predicted: np.ndarray,
-        labels: np.ndarray,
-        series: str,
-    ) -> None:
+    def _note(self, i: int, row_W: Tensor, scores: Sequence[np.ndarray], series: str) -> None:
+        losses, predicted, labels = scores
         clients, notes = self.backend.clients, self.log.notes
         n_val, n_test = int(clients.n_val[i]), int(clients.n_test[i])
         val, test = slice(int(clients.val_start[i]), n_val), slice(n_val, n_val + n_test)

@@ -61,8 +61,7 @@ class Sums:
             if self.native and received.arrived is not None:
                 return self._average_natively(w_KW, received.arrived, senders, a)
             out = w_KW.clone()
-            own = a[np.arange(len(senders)), members.ids]
-            for b, total in self._totals(received, senders, a, w_KW, own):
+            for b, total in self._totals(received, senders, a, w_KW):
                 for i in range(b.start, b.stop):
                     if p_sum := self._sum_of_weights(i, senders[i], a):
                         out[i] = total[i - b.start] / p_sum
@@ -133,10 +132,9 @@ class Sums:
         senders: Sequence[Senders],
         a: np.ndarray,
         w_KW: Tensor,
-        own: np.ndarray,
         exact: bool = False,
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield each block's sums own_k w_k + a_kj w_j over each client's senders j, `[k, W]`.
+        """Yield each block's sums a_kk w_k + a_kj w_j over each client's senders j, `[k, W]`.
 
         They are float64, or fixed-point if `exact`. Passes do not change the order, but take the
         sums of all blocks at once.
@@ -146,6 +144,7 @@ class Sums:
             column = self.ensemble.column(weights)
             return fixed_point(rows_kW, column[:, 0]) if exact else rows_kW.double() * column
 
+        own = a[np.arange(len(a)), self.members.ids]
         in_passes = received.arrived is None
         totals = {b.start: weighted(w_KW[b], own[b]) for b in self.blocks if in_passes}
         for arrived, now in received.passes(senders):
@@ -183,7 +182,6 @@ class Sums:
         They are float64 `[k, W]` and `[k]`; their quotient is w^Y.
         """
         members, w_KW, p, graph = self.members, received.w, self.members.p, received.graph
-        own = (p * members.active)[members.ids]
         self._check(w_KW)
 
         def p_sums(b: slice) -> np.ndarray:  # fsum: the bits of `over_candidates`, in any order
@@ -191,17 +189,16 @@ class Sums:
 
         if self.native and received.arrived is not None:
             for b in self.blocks:
-                senders = graph.of(members.ids[b.start])
-                addresses = received.arrived.addresses(senders, b)
+                k = members.ids[b.start]
+                addresses = received.arrived.addresses(graph.of(k), b)
                 models = np.concatenate([rows_at(w_KW, b.start), addresses])
-                weights = np.concatenate([own[b], p[senders]])
                 total = torch.empty(1, w_KW.shape[1], dtype=torch.int64)
-                self.native.fixed(models, weights, total[0])
+                self.native.fixed(models, np.concatenate([p[[k]], p[graph.of(k)]]), total[0])
                 yield b, from_fixed_point(total), p_sums(b)
             return
 
-        lists, a = [graph.of(k) for k in members.ids], self._weights(None)
-        for b, total in self._totals(received, lists, a, w_KW, own, exact=True):
+        lists = [graph.of(k) for k in members.ids]
+        for b, total in self._totals(received, lists, self._weights(None), w_KW, exact=True):
             yield b, from_fixed_point(total), p_sums(b)
 
     def over_candidates(self, w_KW: Tensor, candidates: Candidates) -> tuple[Tensor, np.ndarray]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
-from dpfl_mpi.federation.members import Members
 from dpfl_mpi.numerics.backend import Backend, Gradient, Learn, LocalEpochs
 from dpfl_mpi.numerics.ensemble import Block
 from dpfl_mpi.settings import Resolved
@@ -34,18 +33,12 @@ def learning_rate(run: Resolved, t: int) -> float:
 
 class Training:
     def __init__(
-        self,
-        members: Members,
-        log: Log,
-        backend: Backend,
-        attack: Attack,
-        *,
-        rate: Callable[[int], float],
-        reset_momentum: bool,
+        self, log: Log, backend: Backend, attack: Attack, rate: Callable[[int], float], reset: bool
     ):
-        """`rate(t)` is eta of round t; `reset_momentum` sets momentum to 0 before each round."""
+        """`rate(t)` is eta of round t; `reset` sets momentum to 0 before each round."""
+        members = attack.members
         self.members, self.log, self.backend, self.attack = members, log, backend, attack
-        self.rate, self.reset_momentum = rate, reset_momentum
+        self.rate, self.reset_momentum = rate, reset
         # momentum, or Adam's means, of each client [K, ...], by name
         self.momentum: dict[str, Tensor] = {}
         # local epochs since the common initial row

@@ -189,7 +189,7 @@ def test_patience_counts_rounds_that_are_no_better():
                 predicted = np.zeros(n_val + fed.clients.n_test[0], int)
                 predicted[: int(score * n_val)] = 1
                 scores = predicted * 0.0, predicted, predicted * 0 + 1
-                fed.scoring._note(0, fed.common_row()[0], *scores, "")
+                fed.scoring._note(0, fed.common_row()[0], scores, "")
             stale.append(int(fed.scoring.stale[0]))
         assert stale == [0, 1, 0, 1, 2]
         fed.begin_round(5)
