@@ -31,7 +31,7 @@ FLOORS = (
     "commands",
     "sweep",  # starts the command of one run
 )
-COMMANDS = "__main__ prepare describe show export evaluate api given testing"
+COMMANDS = "__main__ prepare describe show export evaluate api objects testing"
 HEAVY = ["torch", "mpi4py", "PIL", "sklearn", "matplotlib", "pandas"]
 # all that a room may use; methods are handed a Federation, and import it for types alone
 ALLOWED = {
