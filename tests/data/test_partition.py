@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import refused
+from launch import refused, run_here
 from making import folder, leaf
 from sklearn.model_selection import train_test_split
 
@@ -502,3 +502,25 @@ def test_an_edited_partition_file(tmp_path, edit, text):
     edited = edit(data)
     path.write_text(edited if isinstance(edited, str) else json.dumps(data))
     refused(text, lambda: deal(Run(dataset="femnist", partition=f"file:{path}").resolve(), source))
+
+
+def test_motivation_has_the_papers_counts(tmp_path):
+    rng = np.random.default_rng(0)
+    sizes = {"train": 700, "test": 100}
+    classes = {part: rng.permutation(np.repeat(np.arange(10), n)) for part, n in sizes.items()}
+    resolved = Run(dataset="cifar10", partition="motivation").resolve()
+    assert resolved.clients == 3
+    dealt = make(resolved, classes, 10)
+    expected = np.zeros((3, 10), int)
+    expected[0, [0, 4, 6, 8]] = 50
+    expected[1, [0, 6, 1, 3]] = 300, 300, 200, 200
+    expected[2, [4, 8, 5, 7]] = 300, 300, 200, 200
+    assert np.array_equal(dealt.class_counts, expected)
+    pools = [dealt.of(part, k) for part in ("train", "val") for k in range(3)]
+    assert len(np.unique(np.concatenate(pools))) == 200 + 1000 + 1000
+    tested = [classes["test"][dealt.of("test", k)] for k in range(3)]
+    tests = np.array([np.bincount(each, minlength=10) for each in tested])
+    assert np.array_equal(tests[0] > 0, expected[0] > 0) and (tests[0, [0, 4, 6, 8]] == 100).all()
+    assert tests[1, [0, 6, 1, 3]].tolist() == [100, 100, 66, 66]
+    fields = {"partition": "motivation"}
+    refused("needs 350 samples of class 0; it has 1", run_here, tmp_path / "unused.h5", fields)

@@ -1,6 +1,4 @@
-"""The search against Algorithms 2 and 3 in plain Python; its orders; graphs."""
-
-import tracemalloc
+"""The search against Algorithms 2 and 3 in plain Python; its orders."""
 
 import numpy as np
 import pytest
@@ -255,39 +253,3 @@ def test_of_many_candidates_the_first_are_drawn_alone(fed, monkeypatch, ahead):
     times = np.array([np.bincount(place, minlength=N)[1:] for place in zip(*whole, strict=True)])
     expected = 299 / (N - 1)
     assert np.abs(times - expected).max() < 4 * np.sqrt(expected)
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 9))
-def test_graph_operations_are_those_of_lists(seed, n):
-    rng = np.random.default_rng(seed)
-
-    def some():
-        return [rng.permutation(n)[: rng.integers(0, n + 1)] for _ in range(n)]
-
-    mine, theirs, marked = some(), some(), rng.random(n) < 0.5
-    g, other = CollaborationGraph.from_lists(mine), CollaborationGraph.from_lists(theirs)
-    assert [list(g.of(k)) for k in range(n)] == [sorted(s) for s in mine]
-    assert g.indptr.dtype == g.senders.dtype == np.int64
-    assert g.degrees().tolist() == [len(s) for s in mine]
-    assert g.matrix().tolist() == [[j in senders for j in range(n)] for senders in mine]
-    mixed = g.where(marked, other)
-    lists = [mine[k] if marked[k] else theirs[k] for k in range(n)]
-    assert [list(mixed.of(k)) for k in range(n)] == [sorted(s) for s in lists]
-    among = g.only(marked[g.receivers()] & marked[g.senders])
-    kept = [[j for j in sorted(mine[k]) if marked[k] and marked[j]] for k in range(n)]
-    assert [list(among.of(k)) for k in range(n)] == kept
-    assert g.within(other) == all(set(a) <= set(b) for a, b in zip(mine, theirs, strict=True))
-    assert among.within(g) and CollaborationGraph.empty(n).within(other)
-
-
-def test_a_few_edges_are_found_in_a_graph_of_all_without_a_copy_of_it():
-    n = 400  # in 10 sites of 1,000 clients --reach has 10 million edges, and every exchange looks
-    reach = complete(n)
-    graph = CollaborationGraph.from_lists([(k + 1) % n, (k + 7) % n] for k in range(n))
-    tracemalloc.start()
-    assert graph.within(reach)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < reach.senders.nbytes / 4
-    assert not reach.within(graph)

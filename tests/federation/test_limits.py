@@ -10,7 +10,6 @@ from launch import differences, federation, refused, run_here, text_file, traini
 from mpi4py import MPI
 
 from dpfl_mpi import streams
-from dpfl_mpi.data.recipes import make
 from dpfl_mpi.federation import limits, search
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
@@ -285,28 +284,6 @@ def test_flipped_clients_that_do_not_choose_still_serve(result_of, monkeypatch, 
 
 
 # the motivating example ---------------------------------------------------------------------------
-def test_motivation_has_the_papers_counts(tmp_path):
-    rng = np.random.default_rng(0)
-    sizes = {"train": 700, "test": 100}
-    labels = {part: rng.permutation(np.repeat(np.arange(10), n)) for part, n in sizes.items()}
-    resolved = Run(dataset="cifar10", partition="motivation").resolve()
-    assert resolved.clients == 3
-    partition = make(resolved, labels, 10)
-    expected = np.zeros((3, 10), int)
-    expected[0, [0, 4, 6, 8]] = 50
-    expected[1, [0, 6, 1, 3]] = 300, 300, 200, 200
-    expected[2, [4, 8, 5, 7]] = 300, 300, 200, 200
-    assert np.array_equal(partition.class_counts, expected)
-    pools = [partition.of(part, k) for part in ("train", "val") for k in range(3)]
-    assert len(np.unique(np.concatenate(pools))) == 200 + 1000 + 1000
-    tested = [labels["test"][partition.of("test", k)] for k in range(3)]
-    tests = np.array([np.bincount(each, minlength=10) for each in tested])
-    assert np.array_equal(tests[0] > 0, expected[0] > 0) and (tests[0, [0, 4, 6, 8]] == 100).all()
-    assert tests[1, [0, 6, 1, 3]].tolist() == [100, 100, 66, 66]
-    fields = {"partition": "motivation"}
-    refused("needs 350 samples of class 0; it has 1", run_here, tmp_path / "unused.h5", fields)
-
-
 def test_motivation_sets_are_runs(tmp_path):
     """{1}, {1,2}, {1,3}, {1,2,3} differ in reach alone; client 1 alone is Local to the bit."""
     base = {"clients": 3, "tau_init": 1, "tau_train": 1, "rounds": 2, "budget": "inf"}
