@@ -1,9 +1,14 @@
-"""One rank of `python -m dpfl_mpi`, watched: `mpirun -n R python benchmarks/_rank.py FOLDER FLAGS` writes FOLDER/RANK.json at its end.
+"""One rank of `python -m dpfl_mpi`, watched: its end writes FOLDER/RANK.json.
 
-Seconds are counted from the start of the process (by the kernel's clock, 10 ms), bytes are of this rank: `resident` the largest resident
-memory (other ranks' windows that it wrote to are part of it where they share a node), `private` the largest without shared memory, sampled,
-`imported` (and `imported_private`) memory after the
-imports, `samples` this rank's images and labels, `read` what resident memory grew by while they were read.
+    mpirun -n R python benchmarks/_rank.py FOLDER FLAGS
+
+- first_step: seconds from the start of the process to the first gradient step.
+- torch: seconds of importing torch.
+- imported, imported_private: memory after the imports, bytes.
+- resident: largest resident memory, with windows of other ranks of this node that it wrote to.
+- private: largest memory without what is shared, sampled.
+- samples: bytes of this rank's samples and labels.
+- read: bytes by which resident memory grew while they were read.
 """
 
 from __future__ import annotations
@@ -17,11 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-SAMPLE = 0.05  # seconds between two looks at the memory
+SAMPLE_S = 0.05  # between two looks at the memory
 
 
-def since_start() -> float:
-    """Return the seconds since this process was started."""
+def seconds_since_start() -> float:
+    """Return the age of this process, by the kernel's clock of 10 ms."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
@@ -33,39 +38,35 @@ def memory(name: str) -> int:
 
 
 def main() -> None:
-    """Run the program with the flags of this command line and note what it took."""
-    folder = Path(sys.argv[1])
-    began = time.perf_counter()
-    import torch  # timed by itself: what it costs is no part of the program's start
+    start = time.perf_counter()
+    import torch  # timed by itself: it is no part of the program's start
 
-    seen: dict[str, Any] = {"torch": time.perf_counter() - began, "private": 0}
+    found: dict[str, Any] = {"torch": time.perf_counter() - start, "private": 0}
     from dpfl_mpi.__main__ import main as program
     from dpfl_mpi.federation.training import Training
     from dpfl_mpi.numerics.clients import Clients
 
-    seen["imported"], seen["imported_private"] = memory("VmRSS"), memory("RssAnon")
-    local_opt = Training.local_opt
+    found |= {"imported": memory("VmRSS"), "imported_private": memory("RssAnon")}
+    local_opt, read = Training.local_opt, Clients.__init__
 
-    def first(self: Training, *args: Any, **how: Any) -> torch.Tensor:
-        seen["first_step"] = since_start()
+    def first(self: Training, *args: Any, **options: Any) -> torch.Tensor:
+        found["first_step"] = seconds_since_start()
         Training.local_opt = local_opt  # type: ignore[method-assign]
-        return local_opt(self, *args, **how)
+        return local_opt(self, *args, **options)
+
+    def watched(self: Clients, *args: Any, **options: Any) -> None:
+        before = memory("VmRSS")
+        read(self, *args, **options)
+        found["read"] = memory("VmRSS") - before
+        found["samples"] = sum(t.nbytes for t in (self.x, self.y, self.score_x, self.score_y))
 
     Training.local_opt = first  # type: ignore[method-assign]
-    read = Clients.__init__
-
-    def watched(self: Clients, *args: Any) -> None:
-        start = memory("VmRSS")
-        read(self, *args)
-        seen["read"] = memory("VmRSS") - start
-        seen["samples"] = sum(t.nbytes for t in (self.x, self.y, self.score_x, self.score_y))
-
     Clients.__init__ = watched  # type: ignore[method-assign]
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(SAMPLE):
-            seen["private"] = max(seen["private"], memory("RssAnon"))
+        while not ended.wait(SAMPLE_S):
+            found["private"] = max(found["private"], memory("RssAnon"))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -74,8 +75,8 @@ def main() -> None:
     watcher.join()
     from mpi4py import MPI
 
-    seen["whole"], seen["resident"] = since_start(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    (folder / f"{MPI.COMM_WORLD.rank}.json").write_text(json.dumps(seen))
+    found["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    Path(sys.argv[1], f"{MPI.COMM_WORLD.rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What ranks cost: two ranks of one run on two cores against two independent runs of one rank, side by side.
+"""What ranks cost: two ranks of one run against two runs of one rank, side by side on two cores.
 
     python benchmarks/ranks.py --data data/cifar10.h5 [--clients 20] [--rounds 4] [--epochs 5]
 
-One run of N clients on two ranks against two runs at once of N clients each on one rank (Local, so that nothing but training and scoring happens).
-Printed: client-steps per second of both, the share that the two ranks reach, and how much of a DPFL round exchange and recording take. The three are
-run in turn, `repeats` times.
+All runs have N clients that train alone (Local), so there is only training and scoring. Printed:
+steps per second of both, the share that the two ranks reach, and the share of a DPFL round that
+exchange and recording take. The three are run in turn, `repeats` times.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from dpfl_mpi.settings.fields import to_flags
 
 
 def start(ranks: int, out: Path, fields: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Return the running program."""
     flags = to_flags(fields | {"quiet": True, "fresh": True, "out": out})
     return launch(ranks, [sys.executable, "-m", "dpfl_mpi", *flags])
 
 
 def throughput(path: Path) -> float:
-    """Return gradient steps per second of training in the rounds after the first (slowest rank, waits for it included)."""
+    """Return gradient steps per second in the rounds after the first, by the slowest rank."""
     with Result(path) as result:
         steps = result["round/gradient_steps"]
         seconds = result["seconds/train"][2:, 2] + result["seconds/evaluate"][2:, 2]
         return float((steps[-1] - steps[1]) / seconds.sum())
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", default="data/cifar10.h5")
     parser.add_argument("--clients", type=int, default=20)
@@ -49,21 +48,24 @@ if __name__ == "__main__":
     dpfl |= {name: getattr(args, name) for name in ("data", "clients", "rounds")}
     local = dpfl | {"method": "local"}
     shares, overheads = [], []
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.repeats):
-            one, other, two, of_dpfl = (Path(name, f"{i}.h5") for i in range(4))
-            both = [start(1, out, local | {"seed": i}) for i, out in enumerate((one, other))]
-            assert [p.wait() for p in both] == [0, 0]
-            apart = throughput(one) + throughput(other)
-            assert start(2, two, local).wait() == 0
-            together = throughput(two)
-            shares.append(together / apart)
+            first, second, both, of_dpfl = (Path(folder, f"{i}.h5") for i in range(4))
+            alone = [start(1, out, local | {"seed": i}) for i, out in enumerate((first, second))]
+            assert [process.wait() for process in alone] == [0, 0]
+            assert start(2, both, local).wait() == 0
             assert start(2, of_dpfl, dpfl).wait() == 0
+            apart, together = throughput(first) + throughput(second), throughput(both)
+            shares.append(together / apart)
             with Result(of_dpfl) as result:
                 phase = {n: result[f"seconds/{n}"][1:, 2].sum() for n in PHASES}
-            overheads.append((phase["exchange"] + phase["write"]) / sum(phase.values()))
-            print(f"two runs of one rank {apart:.0f} steps/s, one run of two ranks {together:.0f} steps/s, share {shares[-1]:.3f}; "
-                  f"exchange and recording {100 * overheads[-1]:.1f} % of a DPFL round")  # fmt: skip
-    print(
-        f"ratio ranks: {statistics.median(shares):.3f}x   share exchange+recording: {100 * statistics.median(overheads):.1f} %"
-    )
+            overheads.append(100 * (phase["exchange"] + phase["write"]) / sum(phase.values()))
+            print(f"two runs of one rank {apart:.0f} steps/s, one run of two ranks "
+                  f"{together:.0f} steps/s, share {shares[-1]:.3f}; exchange and recording "
+                  f"{overheads[-1]:.1f} % of a DPFL round")  # fmt: skip
+    print(f"ratio ranks: {statistics.median(shares):.3f}x   "
+          f"share exchange+recording: {statistics.median(overheads):.1f} %")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,16 @@
-"""An evaluation of the greedy search, R of two models on one client's images: the native kernels, PyTorch, and what the core can do at most.
+"""An evaluation of the greedy search against PyTorch and what the core can do at most.
 
     OMP_NUM_THREADS=1 python benchmarks/scoring.py [--model cnn] [--images 100] [--seconds 20]
 
-The paper's CNN and random 32x32 colour images, or `--model mlp`, 4,810 weights, and 8x8 grey ones; one thread. All are called in turn, five times each;
-the least seconds of this process on the core count, so that what other programs do meanwhile is hardly a part of them.
+An evaluation is R of two models on one client's images: the paper's CNN on random 32x32 colour
+images, or with `--model mlp` 4,810 weights on 8x8 grey ones. All are called in turn, five times
+each; the least seconds of this process on the core count, so other programs hardly matter.
 
-- torch, avx512, avx2: `Backend.validation_losses`, with the images brought into lanes, and the losses' mean.
-- averages: `Backend.candidate`, which forms the two models from the search's sums, in float64.
-- search: one call that decides 99 models at hand, beyond as many evaluations in C as it makes.
-- the ceiling: the multiply-adds of the two models, counted for whole vectors, at the rate of a loop of independent multiply-adds in
-  registers (compiled here by `cc`; without one there is no ceiling).
+- torch, avx512, avx2: `Backend.validation_losses`, which brings images into lanes and means losses.
+- averages: `Backend.candidate`, which forms the two models from the search's sums in float64.
+- search: one call that decides 99 models, beyond as many evaluations in C as it makes.
+- the ceiling: the multiply-adds of the two models in whole vectors, at the rate of a loop of
+  independent multiply-adds in registers (compiled here by `cc`; without one there is no ceiling).
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _samples import CIFAR, PAPER_SGD, clients_of
 from torch import nn
 
-from dpfl_mpi.data.partition import Partition
-from dpfl_mpi.data.source import Source
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics.backend import Backend
-from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.native import FORMS, Start, forms
+from dpfl_mpi.numerics.native import FORMS, forms
 from dpfl_mpi.numerics.native_backend import NativeBackend
 
-MODELS = {"cnn": (cnn.build, (32, 32, 3)), "mlp": (mlp.build, (8, 8, 1))}
+Calls = dict[str, Callable[[], object]]
+MODELS = {"cnn": (cnn.build, CIFAR), "mlp": (mlp.build, (8, 8, 1))}
+CANDIDATES = 99
+# sums that differ, or the compiler would keep one
 LOOP = """
 typedef float F __attribute__((vector_size(BYTES)));
 F run(long n) {
   F sum[12], a = (F){0} + 0.999f, b = (F){0} + 0.001f;
-  for (int j = 0; j < 12; j++) sum[j] = (F){0} + (float)j; /* sums that differ, or the compiler would keep one */
+  for (int j = 0; j < 12; j++) sum[j] = (F){0} + (float)j;
   for (long i = 0; i < n; i++) {
 #pragma GCC unroll 12
     for (int j = 0; j < 12; j++) sum[j] = sum[j] * a + b;
@@ -58,42 +60,44 @@ void spend(long n, float *out) { F sum = run(n); *out = sum[0]; }
 def one_client(model: str, n: int) -> tuple[Ensemble, Clients]:
     """Return a model, and a client with n validation images."""
     build, shape = MODELS[model]
-    mean, std = MEAN[: shape[2]], STD[: shape[2]]
-    rng = np.random.default_rng(0)
+    rng, channels = np.random.default_rng(0), shape[2]
     images, labels = rng.integers(0, 256, (n, *shape), dtype=np.uint8), rng.integers(0, 10, n)
-    indptr = {"train": np.array([0, 1]), "val": np.array([0, n]), "test": np.array([0, 1])}
-    indices = {"train": np.zeros(1, np.int64), "val": np.arange(n), "test": np.zeros(1, np.int64)}
-    partition = Partition(indptr, indices, np.bincount(labels, minlength=10)[None], np.ones(1))
-    source = Source(shape, 10, mean, std, {"train": labels, "test": labels}, "", lambda part, rows: images[rows])
-    ensemble = Ensemble(build(shape, 10), mean, std, torch.device("cpu"))
-    return ensemble, Clients(source, partition, np.array([0]), 0, False, ensemble)
+    cpu = torch.device("cpu")
+    ensemble = Ensemble(build(shape, 10), MEAN[:channels], STD[:channels], cpu)
+    return ensemble, clients_of(ensemble, images, labels, [np.arange(1)], [np.arange(n)])
 
 
-def searching(backend: NativeBackend, models: int = 99) -> dict[str, Callable[[], object]]:
-    """Return calls by name: a client's search over so many models, the evaluations that it makes, and as many calls of nothing."""
-    native, rng = backend.native, np.random.default_rng(1)
-    w = backend.ensemble.initial_row("kaiming", rng) * (1 + 0.1 * torch.randn(models + 1, native.width))
-    places = (w.data_ptr() + 4 * native.width * np.arange(1, models + 1)).astype(np.uint64)
-    p, coins, pair, total = np.full(models, 1 / (models + 1)), rng.random(models), w[:2].clone(), w.double().sum(0)
-    images, losses = (
-        native._chosen(backend._scored, backend._order(0)),
-        np.empty((2, backend.clients.n_search[0]), np.float32),
-    )
+def searching(backend: NativeBackend) -> Calls:
+    """Return by name: a search over 99 models, its evaluations, and as many empty calls."""
+    native, rng, models = backend.native, np.random.default_rng(1), CANDIDATES
+    row = backend.ensemble.initial_row("kaiming", rng)
+    w = row * (1 + 0.1 * torch.randn(models + 1, native.width))
+    addresses = w.data_ptr() + 4 * native.width * np.arange(1, models + 1)
+    candidates = addresses.astype(np.uint64), np.full(models, 1 / (models + 1)), rng.random(models)
+    share = 1 / (models + 1)
+    pair, total = w[:2].clone(), w.double().sum(0)
+    losses = np.empty((2, backend.clients.n_search[0]), np.float32)
+    images = native._chosen(backend._scored, backend._order(0))
     where = native._net, pair.data_ptr(), native.width, 2, images
 
     def search() -> None:
-        start = Start(w[0].double() * p[0], total * p[0], pair, float(p[0]), 1.0)
-        backend.chooser(0, start, np.zeros(4)).decide(places, p, coins, models)
+        start = w[0].double() * share, total * share, pair, share, 1.0
+        backend.chooser(0, start, np.zeros(4)).decide(*candidates, models)
 
     def evaluate(n: int) -> None:
         for _ in range(models + 1):
-            native._call.score(*where, n, losses.ctypes.data, None, None, None, None, native._work)
+            out = losses.ctypes.data, None, None, None, None
+            native._call.score(*where, n, *out, native._work)
 
-    return {"search": search, "evaluations": lambda: evaluate(losses.shape[1]), "calls": lambda: evaluate(0)}
+    evaluations = lambda: evaluate(losses.shape[1])  # noqa: E731
+    return {"search": search, "evaluations": evaluations, "calls": lambda: evaluate(0)}
 
 
 def multiply_adds(module: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Return the multiply-adds of a model's forward half on one image: convolutions where the pool looks, and dense layers."""
+    """Return the multiply-adds of a model's forward half on one image.
+
+    Convolutions count where the pool looks, and dense layers.
+    """
     (h, w, _), total = shape, 0
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
@@ -104,24 +108,29 @@ def multiply_adds(module: nn.Module, shape: tuple[int, int, int]) -> int:
     return total
 
 
-def rate(form: str, seconds: float = 1.0) -> float | None:
-    """Return how many vectors of this form the core multiplies and adds in a second, the most of several tries; None without a compiler."""
+def vectors_per_second(form: str) -> float | None:
+    """Return how many vectors of a form the core multiplies and adds; None without a compiler."""
     compiler, bits = shutil.which("cc"), FORMS[form]
     if not compiler:
         return None
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "loop.c"), Path(folder, "loop.so")
         source.write_text(LOOP)
-        flags = ["-O2", "-ffp-contract=fast", "-shared", "-fPIC", f"-DBYTES={bits // 8}", "-Wno-psabi"]
         machine = {512: ["-mavx512f"], 256: ["-mavx2", "-mfma"]}[bits]
-        subprocess.run([compiler, *flags, *machine, str(source), "-o", str(library)], check=True)
+        flags = ["-O2", "-ffp-contract=fast", "-shared", "-fPIC", f"-DBYTES={bits // 8}"]
+        command = [compiler, *flags, *machine, "-Wno-psabi", str(source), "-o", str(library)]
+        subprocess.run(command, check=True)
         spend = ctypes.CDLL(str(library)).spend
-        spend.argtypes, n, result = [ctypes.c_long, ctypes.c_void_p], 100_000, np.zeros(1, np.float32)
-        return 12 * n / least({"": lambda: spend(n, result.ctypes.data)}, seconds)[""]
+        spend.argtypes = [ctypes.c_long, ctypes.c_void_p]
+        n, result = 100_000, np.zeros(1, np.float32)
+        return 12 * n / least({"": lambda: spend(n, result.ctypes.data)}, 1.0)[""]
 
 
-def least(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Return the least seconds of this core's time that each call took, made in turn for `seconds` in all, five times in a row: a search does so, too."""
+def least(calls: Calls, seconds: float) -> dict[str, float]:
+    """Return the least seconds of each call, made in turn for `seconds` in all.
+
+    Each is made five times in a row, as a search does.
+    """
     best = dict.fromkeys(calls, float("inf"))
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -133,7 +142,6 @@ def least(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, f
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", default="cnn", choices=MODELS)
     parser.add_argument("--images", type=int, default=100)
@@ -141,33 +149,38 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     ensemble, clients = one_client(args.model, args.images)
-    rng, sgd = np.random.default_rng(0), SGD(16, 0.9, 1e-3, 20.0)
+    rng = np.random.default_rng(0)
     pair = torch.stack([ensemble.initial_row("kaiming", rng) for _ in range(2)])[None]
-    backends: dict[str, Backend] = {"torch": Backend(ensemble, clients, sgd, 1)}
-    backends |= {form: NativeBackend(ensemble, clients, sgd, form) for form in forms() if form != "portable"}
-    sums, out, shares = pair.double(), pair.clone(), (np.array([0.01]), np.array([0.3]), np.array([0.7]))
-    calls: dict[str, Callable[[], object]] = {}
+    backends: dict[str, Backend] = {"torch": Backend(ensemble, clients, PAPER_SGD, 1)}
+    for form in forms():
+        if form != "portable":
+            backends[form] = NativeBackend(ensemble, clients, PAPER_SGD, form)
+    sums, out = pair.double(), pair.clone()
+    shares = np.array([0.01]), np.array([0.3]), np.array([0.7])
+    candidate = sums[:, 0], sums[:, 1], pair[:, 0], *shares, out
+    calls: Calls = {}
     for name, b in backends.items():
         calls[name] = lambda b=b: b.validation_losses(slice(0, 1), pair)  # type: ignore[misc]
-        calls[f"{name}, averages"] = lambda b=b: b.candidate(sums[:, 0], sums[:, 1], pair[:, 0], *shares, out)  # type: ignore[misc]
+        calls[f"{name}, averages"] = lambda b=b: b.candidate(*candidate)  # type: ignore[misc]
         if isinstance(b, NativeBackend):
             calls |= {f"{name}, {what}": call for what, call in searching(b).items()}
     with torch.no_grad():
         best = least(calls, args.seconds)
-    print(
-        f"one thread, torch {torch.__version__}, R of two models on {args.images} images, least of {args.seconds:.0f} s"
-    )
+    print(f"one thread, torch {torch.__version__}, R of two models on {args.images} images, "
+          f"least of {args.seconds:.0f} s")  # fmt: skip
     count = 2 * multiply_adds(ensemble.module, MODELS[args.model][1])
     for name in backends:
         ms, averages = 1e3 * best[name], 1e3 * best[f"{name}, averages"]
-        line = f"{name:6s} {ms:.2f} ms ({1e3 * best['torch'] / ms:.2f}x torch), averages {averages:.3f} ms"
-        if name != "torch" and (speed := rate(name)):
+        ratio = 1e3 * best["torch"] / ms
+        line = f"{name:6s} {ms:.2f} ms ({ratio:.2f}x torch), averages {averages:.3f} ms"
+        if name != "torch" and (speed := vectors_per_second(name)):
             vectors = -(-args.images // (FORMS[name] // 32))
-            ceiling = 1e3 * count * vectors / speed
-            line += f"; ceiling {ceiling:.2f} ms: {count} multiply-adds of {vectors} vectors at {1e-9 * speed:.2f} a ns"
+            line += f"; ceiling {1e3 * count * vectors / speed:.2f} ms: {count} multiply-adds of "
+            line += f"{vectors} vectors at {1e-9 * speed:.2f} a ns"
         if name != "torch":
             alone = best[f"{name}, evaluations"] - best[f"{name}, calls"]
-            line += f"; search {100 * (best[f'{name}, search'] / alone - 1):.1f} % beyond its evaluations"
+            more = 100 * (best[f"{name}, search"] / alone - 1)
+            line += f"; search {more:.1f} % beyond its evaluations"
         print(line)
 
 
