@@ -82,7 +82,6 @@ def copy_base(
         if path.exists() or not job.quiet:
             complain(f"the base of the tuning, {path}, {problem}: its rounds are computed here")
         return {}
-    assert record.recorder is not None
     diverged = {"client/diverged_round": clients["client/diverged_round"].astype(np.int64)}
     record.recorder.write(copied | diverged)
     return clients | {"steps": copied["round/gradient_steps"][-1:]}

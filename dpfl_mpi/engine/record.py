@@ -48,7 +48,7 @@ class Record:
     def __init__(self, parts: Parts, quiet: bool):
         run = parts.run
         self.parts = parts
-        self.recorder: Recorder | None = None
+        self.recorder: Any = None  # a Recorder on root
         self.prints = parts.world.root and not quiet
         self.total = run.rounds + run.finetune_epochs
         self.start = 0.0  # of the round that is printed next
@@ -56,13 +56,7 @@ class Record:
 
     def write(self, on_root: Callable[[Recorder], None]) -> None:
         """Call `on_root` with the Recorder on root."""
-
-        def with_recorder() -> None:
-            assert self.recorder is not None
-            with self.recorder.explained():
-                on_root(self.recorder)
-
-        self.parts.world.decide(with_recorder)
+        self.parts.world.decide(lambda: on_root(self.recorder))
 
     def round(self, state: State) -> None:
         """Write the round that `parts` is in: one gather of 18 numbers per client."""

@@ -1,5 +1,6 @@
-"""The loop of every method: init, rounds, record, finish."""
+"""The loop of every method: check, init, rounds, record, finish."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,17 +9,22 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.follow import Followers
 from dpfl_mpi.engine.record import begin_record
-from dpfl_mpi.engine.start import agree, find_finished
 from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.node import remove_left
 from dpfl_mpi.mpi.world import World
-from dpfl_mpi.plugins import short
+from dpfl_mpi.plugins import admit, codes, find, short
+from dpfl_mpi.results.result import check_current, check_replaceable, is_torn, result_of
 from dpfl_mpi.settings import Job, Resolved, Run
+from dpfl_mpi.settings.fields import check
+from dpfl_mpi.storage.files import check_apart
+from dpfl_mpi.storage.foreign import Unreadable
 from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.signals import Heard, Watch, again_text
+
+HEX = 8  # digits at the end of a result's name, which change with an edited file
 
 
 def train(run: Run, job: Job, world: World) -> Path:
@@ -39,6 +45,67 @@ def train(run: Run, job: Job, world: World) -> Path:
     finally:
         lock.release()
     return path
+
+
+def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
+    """Return the resolved Run and the path of its result, checked on every rank. Collective."""
+
+    def resolved_here() -> Resolved:
+        resolved = run.resolve()
+        check(resolved)  # a Run may have been made by hand
+        check(job)
+        check_apart(job.out, resolved.graphs)  # else --fresh would overwrite what it reads
+        for kind, sha256 in codes(resolved.contents).items():  # the user's own code is executed
+            name = getattr(resolved, kind)
+            if admit(kind, name) != sha256:
+                other = "of which this is another version than the one that root read"
+                raise UserError(f"--{kind} is {name}, {other}")
+            find(kind, name)
+        return resolved
+
+    resolved = world.each_rank(resolved_here)
+    path = Path(job.out) if job.out else resolved.path(job.results)
+    slug = resolved.slug()
+    if path.stem != slug and path.stem[:-HEX] == slug[:-HEX]:
+        now = f"this is {slug} (a file that it names was edited)"
+        raise UserError(f"--out is {path}, the name of another Run; {now}")
+    return resolved, path
+
+
+def find_finished(
+    path: Path, run: Resolved, job: Job, world: World, still_ours: Callable[[], object]
+) -> tuple[str | None, Checkpoints]:
+    """Return when the result was computed ("": unknown, None: not yet), and its checkpoints.
+
+    With --fresh these are deleted; but a requeued job, of the same command line, goes on from them.
+    Raises `UserError` where another file is in the way. Collective.
+    """
+    checkpoints = Checkpoints(path, run.key(), job, world, still_ours)
+
+    def date() -> str | None:
+        if not os.path.lexists(path):
+            return None
+        try:
+            result = result_of(run, path)
+        except UserError as error:
+            # a checkpoint has a copy of what a torn result recorded
+            if isinstance(error, Unreadable) and checkpoints.folder.is_dir() and is_torn(path):
+                return None
+            again = "move it away, and the same command computes it anew"
+            raise UserError(f"{error}; {again}") from None
+        with result:
+            if not result.finished:
+                return None
+            check_current(result, run, job)
+            starts = result.starts()
+        return str(starts[-1].get("time", ""))[:16].replace("T", " ") if starts else ""
+
+    requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0  # on root, at least
+    if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
+        world.decide(lambda: check_replaceable(path))
+        checkpoints.clear(sure=True)
+        return None, checkpoints
+    return world.decide(date), checkpoints
 
 
 def compute(

@@ -88,7 +88,12 @@ def needs_of(
     owner = place(train, ranks)
     k_r = np.bincount(owner, minlength=ranks)
     per_rank = lambda values: np.bincount(owner, values, ranks).astype(np.int64)  # noqa: E731
-    packed = packed_bytes(run, ensemble)
+    columns, codec = sent_of(run, ensemble)
+    packed = 0  # bytes of a slot that does not hold a whole row
+    if codec:
+        packed = -(-codec.bytes // 4) * 4
+    elif columns is not None:
+        packed = 4 * int(columns[: ensemble.size].sum())
     window, passes = windows(run, job, k_r, row, packed or row)
     rows = rows_of(run, k_r)
     if packed:  # decoded models lie in memory
@@ -126,14 +131,6 @@ def needs_of(
         parameters=ensemble.size,
         row=row,
     )
-
-
-def packed_bytes(run: Resolved, ensemble: Ensemble) -> int:
-    """Return the bytes of a slot that does not hold a whole row (--codec, --send), else 0."""
-    columns, codec = sent_of(run, ensemble)
-    if codec:
-        return -(-codec.bytes // 4) * 4
-    return 0 if columns is None else 4 * int(columns[: ensemble.size].sum())
 
 
 def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
