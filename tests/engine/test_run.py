@@ -1,14 +1,11 @@
 """End to end: the same numbers for any number of ranks, and rounds that do not choose."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
-from launch import ROOT, differences, mpirun, run_here, run_many
+from launch import differences, mpirun, run_here, run_many
 
 from dpfl_mpi import testing
-from dpfl_mpi.__main__ import main
 from dpfl_mpi.engine import machine
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
@@ -153,20 +150,6 @@ def test_a_round_that_does_not_choose(tmp_path, digits_file, off):
         assert result["traffic/models_received"].any(1).tolist() == [True, off == "reuse"] * 2
 
 
-def test_where_equal_bits_are_claimed_the_exception_stands(monkeypatch, said):
-    """The last bits of a block's products depend on which clients share a rank."""
-    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        text = (ROOT / page).read_text()
-        claims = re.findall(r"[^.|]*\bbits?\b on any number of ranks[^.|]*", text)
-        assert claims
-        for claim in claims:
-            assert re.search("[Oo]n CPUs", claim) and "`--block` is 2" in claim, page
-    monkeypatch.setenv("COLUMNS", "80")
-    text = " ".join(said(main, "--help").split())
-    help_text = "--block N clients per tensor program (0: all on a GPU); from 2 on PyTorch,"
-    assert f"{help_text} and the last bits depend on the ranks" in text
-
-
 def test_blocks_of_clients(tmp_path, fields, computed):
     for kind in ("base", "cnn"):
         path = run_here(tmp_path / f"{kind}.h5", fields[kind], block=4)
@@ -207,33 +190,24 @@ def test_a_processor_is_more_than_its_name(cpuinfo, facts, monkeypatch):
     assert machine.processor() == dict(zip(names, facts, strict=True))
 
 
-def start(model="17", stepping="1", version="2.13.0", **more):
-    processor = {"vendor": "AuthenticAMD", "family": "25", "model": model, "stepping": stepping}
-    # no number depends on the time
-    facts = {"device": "cpu", "cpu": "AMD EPYC", "threads": 1, "time": model}
-    return facts | {"processor": processor, "versions": {"torch": version, "h5py": "3.16"}} | more
-
-
-def without(name):
-    return {fact: value for fact, value in start().items() if fact != name}
-
-
-PORTABLE = {"kernels": "native", "portable": True}
+START = {"device": "cpu", "cpu": "AMD EPYC", "threads": 1, "time": "now", "kernels": "native"}
+START |= {"processor": {"model": "17", "stepping": "1"}, "portable": False}
+START |= {"versions": {"torch": "2.13.0", "h5py": "3.16"}}
+OTHER = {"processor": {"model": "1", "stepping": "2"}}
 
 
 @pytest.mark.parametrize(("before", "now", "changes"), [
-    (start("1", "2"), start(), "processor model 1 -> 17; processor stepping 2 -> 1"),
-    (start(version="2.12.0"), start(), "versions torch 2.12.0 -> 2.13.0"),
-    (start(threads=2), start(), "threads 2 -> 1"),
+    (OTHER, {}, "processor model 1 -> 17; processor stepping 2 -> 1"),
+    ({"versions": {"torch": "2.12.0"}}, {}, "versions torch 2.12.0 -> 2.13.0"),
+    ({"threads": 2, "time": "then"}, {}, "threads 2 -> 1"),  # no number depends on the time
     # the processor is no difference under the native kernels alone
-    (start("1", **PORTABLE), start(**PORTABLE), ""),
-    (start("1", kernels="native", portable=False), start(**PORTABLE), "processor model 1 -> 17"),
-    (start(**PORTABLE), start(kernels="torch", portable=False), "kernels native -> torch"),
+    (OTHER | {"portable": True}, {"portable": True}, ""),
+    (OTHER, {"portable": True}, "processor model 1 -> 17; processor stepping 2 -> 1"),
+    ({"portable": True}, {"kernels": "torch"}, "kernels native -> torch"),
     # nor is what a start does not know
-    (without("processor"), start(), ""),
-    (without("versions"), start(), ""),
+    ({"processor": {}, "versions": {}}, {}, ""),
 ])  # fmt: skip
 def test_a_start_that_may_round_differently_warns(before, now, changes, capsys):
-    machine.warn_of_change(before, now)
+    machine.warn_of_change(START | before, START | now)
     warning = f"warning: this start may round differently than the one before ({changes})\n"
     assert capsys.readouterr().err == (warning if changes else "")

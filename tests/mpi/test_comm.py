@@ -145,18 +145,13 @@ def a_graph_wider_than_the_window_is_refused(world):
     inbox.close()
 
 
-def too_much_memory_is_refused_on_every_rank(world):
-    """One rank asks for more than the node has; all have the error, with need, limit and flag."""
-    last = world.rank == world.size - 1
-    slots = (comm_module.node_memory()[0] * 2) // (4 * WIDTH) if last else 1
+def too_much_memory_is_refused_on_every_rank(world, monkeypatch):
+    """All have the error where one rank asks for too much, or the ranks of a node do together."""
+    asks = comm_module.node_memory()[0] * 2 if world.rank == world.size - 1 else 1
     text = r"need \d+\.\d\d GiB on a node of \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
     with pytest.raises(UserError, match=text):
-        Inbox(world, np.zeros((1, WIDTH), np.float32), int(slots))
+        Inbox(world, np.zeros((1, WIDTH), np.float32), int(asks // (4 * WIDTH)))
     exchange_equals_permutation(world, 5, 0.5, 1)  # and they are still in step
-
-
-def the_ranks_of_a_node_are_added_up(world, monkeypatch):
-    """Each rank's window fits by itself, together they do not."""
     monkeypatch.setattr(comm_module, "node_memory", lambda: (1000 * world.size - 1, "a test"))
     refused("a test", world.check_memory, 1000, "flag")
     world.check_memory(999, "flag")
@@ -242,10 +237,9 @@ def test_ranks_exchange_and_agree(monkeypatch):
     exchanges(world)
     windows_one_after_the_other(world)
     a_graph_wider_than_the_window_is_refused(world)
-    too_much_memory_is_refused_on_every_rank(world)
     collectives(world)
     what_root_raises_reaches_everyone(world)
-    the_ranks_of_a_node_are_added_up(world, monkeypatch)
+    too_much_memory_is_refused_on_every_rank(world, monkeypatch)
     counts_fit_into_an_int(world, monkeypatch)
 
 
