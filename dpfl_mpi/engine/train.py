@@ -38,7 +38,7 @@ def train(run: Run, job: Job, world: World) -> Path:
     try:
         date, checkpoints = find_finished(path, resolved, job, world, lock.check)
         if date is None:
-            compute(path, resolved, job, checkpoints, lock.release)
+            compute(path, resolved, job, checkpoints, lock)
         elif world.root and not job.quiet:
             print(f"already finished ({date or 'date unknown'}); --fresh recomputes", flush=True)
         checkpoints.clear()
@@ -108,18 +108,12 @@ def find_finished(
     return world.decide(date), checkpoints
 
 
-def compute(
-    path: Path,
-    run: Resolved,
-    job: Job,
-    checkpoints: Checkpoints,
-    release: Callable[[], object],
-) -> None:
-    """Compute and record a Run. The rank that ends all at once calls `release`. Collective."""
+def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock: Lock) -> None:
+    """Compute and record a Run's rounds, and what follows them. Collective."""
     world = checkpoints.world
     with (
         Followers(path, job, world) as followers,
-        Watch(job, world, release, checkpoints.count_hang) as watch,
+        Watch(job, world, lock.release, checkpoints.count_hang) as watch,
     ):
         if world.local_rank == 0:
             remove_left()
