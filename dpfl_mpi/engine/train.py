@@ -1,7 +1,6 @@
 """The loop of every method: check, init, rounds, record, finish."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from dpfl_mpi.engine import after
@@ -15,11 +14,10 @@ from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.node import remove_left
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find, short
-from dpfl_mpi.results.result import check_current, check_replaceable, is_torn, result_of
+from dpfl_mpi.results.result import check_replaceable, date_finished
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
 from dpfl_mpi.storage.files import check_apart
-from dpfl_mpi.storage.foreign import Unreadable
 from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.signals import Heard, Watch, again_text
@@ -36,7 +34,16 @@ def train(run: Run, job: Job, world: World) -> Path:
     lock = Lock(path, lambda text: world.abort(1, f"error: {text}"))
     world.decide(lock.acquire)
     try:
-        date, checkpoints = find_finished(path, resolved, job, world, lock.check)
+        checkpoints = Checkpoints(path, resolved.key(), job, world, lock.check)
+        date = None
+        requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0  # on root, at least
+        # a requeued job has the same command line, --fresh included, and goes on
+        if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
+            world.decide(lambda: check_replaceable(path))
+            checkpoints.clear(sure=True)
+        else:
+            has_copy = checkpoints.folder.is_dir()
+            date = world.decide(lambda: date_finished(resolved, path, job, has_copy))
         if date is None:
             compute(path, resolved, job, checkpoints, lock)
         elif world.root and not job.quiet:
@@ -70,42 +77,6 @@ def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
         now = f"this is {slug} (a file that it names was edited)"
         raise UserError(f"--out is {path}, the name of another Run; {now}")
     return resolved, path
-
-
-def find_finished(
-    path: Path, run: Resolved, job: Job, world: World, still_ours: Callable[[], object]
-) -> tuple[str | None, Checkpoints]:
-    """Return when the result was computed ("": unknown, None: not yet), and its checkpoints.
-
-    With --fresh these are deleted; but a requeued job, of the same command line, goes on from them.
-    Raises `UserError` where another file is in the way. Collective.
-    """
-    checkpoints = Checkpoints(path, run.key(), job, world, still_ours)
-
-    def date() -> str | None:
-        if not os.path.lexists(path):
-            return None
-        try:
-            result = result_of(run, path)
-        except UserError as error:
-            # a checkpoint has a copy of what a torn result recorded
-            if isinstance(error, Unreadable) and checkpoints.folder.is_dir() and is_torn(path):
-                return None
-            again = "move it away, and the same command computes it anew"
-            raise UserError(f"{error}; {again}") from None
-        with result:
-            if not result.finished:
-                return None
-            check_current(result, run, job)
-            starts = result.starts()
-        return str(starts[-1].get("time", ""))[:16].replace("T", " ") if starts else ""
-
-    requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0  # on root, at least
-    if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
-        world.decide(lambda: check_replaceable(path))
-        checkpoints.clear(sure=True)
-        return None, checkpoints
-    return world.decide(date), checkpoints
 
 
 def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock: Lock) -> None:

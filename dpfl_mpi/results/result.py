@@ -25,7 +25,7 @@ from dpfl_mpi.results import schema
 from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, PHASES, SCHEMA
 from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
 from dpfl_mpi.settings.run import stored_run
-from dpfl_mpi.storage.foreign import Hdf5, open_regular, refused_as
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
 
 if TYPE_CHECKING:
@@ -451,3 +451,25 @@ def check_current(result: Result, run: Resolved, job: Job) -> None:
         of = f"other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then"
         ways = f"bring back those data, {ways}"
         raise UserError(f"{result.path} is finished and was computed from {of}; {ways}")
+
+
+def date_finished(run: Resolved, path: Path, job: Job, has_copy: bool) -> str | None:
+    """Return when a result was finished ("": unknown), None where it is not there or not finished.
+
+    A torn one counts as not there if a checkpoint `has_copy` of what it recorded. Raises
+    `UserError` where it is not what the Run would give now, or another file is in the way.
+    """
+    if not os.path.lexists(path):
+        return None
+    try:
+        result = result_of(run, path)
+    except UserError as error:
+        if isinstance(error, Unreadable) and has_copy and is_torn(path):
+            return None
+        raise UserError(f"{error}; move it away, and the same command computes it anew") from None
+    with result:
+        if not result.finished:
+            return None
+        check_current(result, run, job)
+        starts = result.starts()
+    return str(starts[-1].get("time", ""))[:16].replace("T", " ") if starts else ""
