@@ -2,6 +2,7 @@
 
 import json
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,8 +153,10 @@ def share_arrays(run: Resolved, world: World) -> Arrays:
     is_array = lambda value: isinstance(value, np.ndarray)  # noqa: E731
     arrays = world.share(lambda: {n: v for n, v in load().items() if is_array(v)})
     facts = world.decide(lambda: {n: v for n, v in load().items() if not is_array(v)})
-    # JSON makes lists of tuples
-    return Arrays(**arrays, **{n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()})
+    fields: dict[str, Any] = {**arrays}
+    for name, fact in facts.items():
+        fields[name] = tuple(fact) if isinstance(fact, list) else fact  # as before JSON
+    return Arrays(**fields)
 
 
 def provenance_of(source: Source, partition: Partition, parameters: int) -> dict[str, str | int]:
