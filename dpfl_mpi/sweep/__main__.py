@@ -95,6 +95,8 @@ def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
             raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is {allowed}")
     if args.time:
         minutes(args.time)
+        if args.cluster != "slurm":
+            raise UserError(f"--time is {args.time}; it is for --cluster slurm alone")
     for name in ("fresh", "out"):
         if vars(args).get(name):  # a printed --config has both, empty
             instead = "of a sweep, delete or move the results to compute them anew"
