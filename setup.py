@@ -1,6 +1,7 @@
-"""Builds dpfl_mpi/numerics/lanes/_lanes.so, the CPU kernels, with whatever C compiler there is; without one PyTorch computes instead.
+"""Builds dpfl_mpi/numerics/lanes/_lanes.so, the CPU kernels, with any C compiler that is there.
 
-It is a plain shared library: no Python headers, and one wheel for all versions of Python.
+Without one PyTorch computes instead. It is a plain shared library without Python headers, so one
+wheel serves all versions of Python.
 """
 
 from __future__ import annotations
@@ -21,12 +22,10 @@ from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-g0", "-std=gnu11", "-fPIC", "-fvisibility=hidden"]
 FLAGS += ["-ffp-contract=off", "-fno-fast-math"]  # the same bits from every compiler
-FORMS: dict[int, list[str]] = {128: []}
+FORMS: dict[int, list[str]] = {128: []}  # by the bits of a vector
 if platform.machine().lower() in ("x86_64", "amd64"):
-    FORMS |= {
-        256: ["-mavx2", "-mfma"],
-        512: ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma"],
-    }
+    FORMS[256] = ["-mavx2", "-mfma"]
+    FORMS[512] = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", *FORMS[256]]
 
 
 def compilers() -> list[list[str]]:
@@ -37,55 +36,66 @@ def compilers() -> list[list[str]]:
 
 
 def digest_of(source: Path) -> str:
-    """Return what tells lanes.c and the files that it includes from other versions of them."""
-    files = sorted([*source.parent.glob("*.h"), *source.parent.glob("*.c")], key=lambda file: file.name)
+    """Return the hash of lanes.c and the files that it includes."""
+    files = [*source.parent.glob("*.h"), *source.parent.glob("*.c")]
+    files.sort(key=lambda file: file.name)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def compile_lanes(compiler: list[str], source: Path, target: Path, extra: list[str] | None = None) -> None:
+def compile_lanes(
+    compiler: list[str], source: Path, target: Path, extra: list[str] | None = None
+) -> None:
     """Compile every form of lanes.c and link them into `target`.
 
     Raises:
         subprocess.CalledProcessError, OSError: the compiler failed, or is not there.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # beside the target, whose place the library then takes at once: a run that has the old one open keeps it
+    command = [*compiler, *FLAGS, *(extra or [])]
+    # beside the target, which it replaces at once: a run that has the old library open keeps it
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        # zig keeps a cache, by default in the home directory
+        # zig has a cache, by default in the home directory
         env = os.environ | {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        command = [*compiler, *FLAGS, *(extra or [])]
-        jobs = [(0, [f'-DSOURCE="{digest_of(source)}"'])] + [
-            (form, [f"-DFORM={form}", *flags]) for form, flags in FORMS.items()
-        ]
-        objects = [f"{folder}/{form}.o" for form, _ in jobs]
-        for (_, flags), out in zip(jobs, objects, strict=True):
-            subprocess.run([*command, *flags, "-c", str(source), "-o", out], check=True, env=env, capture_output=True)
-        library = f"{folder}/_lanes.so"
-        subprocess.run([*command, "-shared", *objects, "-o", library, "-lm"], check=True, env=env, capture_output=True)
-        os.replace(library, target)
+
+        def run(*arguments: str) -> None:
+            subprocess.run([*command, *arguments], check=True, env=env, capture_output=True)
+
+        defined = {0: [f'-DSOURCE="{digest_of(source)}"']}
+        defined |= {form: [f"-DFORM={form}", *flags] for form, flags in FORMS.items()}
+        objects = {f"{folder}/{form}.o": flags for form, flags in defined.items()}
+        for out, flags in objects.items():
+            run(*flags, "-c", str(source), "-o", out)
+        run("-shared", *objects, "-o", f"{folder}/_lanes.so", "-lm")
+        os.replace(f"{folder}/_lanes.so", target)
 
 
 class BuildLanes(build_ext):
     """Compiles with the first compiler that works; goes on without the library where none does."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Return the library's path: its name says nothing of a version of Python."""
+        """Return the library's path, without a version of Python."""
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Build the library."""
         failures = []
+        source, target = Path(ext.sources[0]), Path(self.get_ext_fullpath(ext.name))
         for compiler in compilers():
             try:
-                compile_lanes(compiler, Path(ext.sources[0]), Path(self.get_ext_fullpath(ext.name)))
+                compile_lanes(compiler, source, target)
+            except (OSError, subprocess.CalledProcessError) as error:
+                failures.append(f"{shlex.join(compiler)}: {first_line(error)}")
+            else:
                 print(f"dpfl_mpi: the CPU kernels were compiled by {shlex.join(compiler)}")
                 return
-            except (OSError, subprocess.CalledProcessError) as error:
-                said = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace").strip()
-                lines = said.splitlines() or [str(error)]
-                first = next((line for line in lines if "error" in line), lines[-1])  # the last one shows where
-                failures.append(f"{shlex.join(compiler)}: {first}")
-        print(f"dpfl_mpi: no C compiler works here, so PyTorch will compute ({'; '.join(failures)})", file=sys.stderr)
+        why = f"no C compiler works here, so PyTorch will compute ({'; '.join(failures)})"
+        print(f"dpfl_mpi: {why}", file=sys.stderr)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a compiler's output that says "error", or its last one."""
+    output = getattr(error, "stderr", None) or str(error).encode()
+    lines = output.decode(errors="replace").strip().splitlines() or [str(error)]
+    return next((line for line in lines if "error" in line), lines[-1])
 
 
 class PlatformWheel(bdist_wheel):
@@ -97,7 +107,8 @@ class PlatformWheel(bdist_wheel):
 
 
 if __name__ == "__main__":
+    lanes = "dpfl_mpi/numerics/lanes/lanes.c"
     setup(
-        ext_modules=[Extension("dpfl_mpi.numerics.lanes._lanes", ["dpfl_mpi/numerics/lanes/lanes.c"], optional=True)],
+        ext_modules=[Extension("dpfl_mpi.numerics.lanes._lanes", [lanes], optional=True)],
         cmdclass={"build_ext": BuildLanes, "bdist_wheel": PlatformWheel},
     )

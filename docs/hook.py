@@ -1,7 +1,8 @@
-"""What MkDocs cannot find under docs/ itself: the README and the like as pages, and the API, one page per room, from the docstrings.
+"""Gives MkDocs the pages that are not under docs/.
 
-A link that leaves docs/ must name a file of the repository. It becomes a link to that file's page where it has one, and is plain text where not.
-A picture that is not there is its description.
+These are the README and the like, and the API, a page per room, from docstrings. A link that leaves
+docs/ must name a file of the repository. It becomes a link to that file's page, or plain text where
+the file has none. A picture that is not there becomes its description.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?
 
 
 def rooms() -> dict[str, list[str]]:
-    """Return the modules of every package, by the address of its page; those above all rooms are on `api/dpfl_mpi.md`."""
+    """Return the modules of every room by the address of its page.
+
+    Modules above all rooms are on `api/dpfl_mpi.md`.
+    """
     pages: dict[str, list[str]] = {}
     for file in sorted((REPOSITORY / "dpfl_mpi").rglob("*.py")):
         folder = file.parent.relative_to(REPOSITORY)
@@ -48,15 +52,12 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that lie elsewhere, and those that are made."""
+    """Add pages that lie elsewhere, and those that are made."""
     for address, source in PAGES.items():
         files.append(File.generated(config, address, content=(REPOSITORY / source).read_text()))
     for picture in (REPOSITORY / "reproduction").rglob("*.png"):
-        files.append(
-            File.generated(
-                config, picture.relative_to(REPOSITORY).as_posix(), content=picture.read_bytes()
-            )
-        )
+        address = picture.relative_to(REPOSITORY).as_posix()
+        files.append(File.generated(config, address, content=picture.read_bytes()))
     for address, modules in rooms().items():
         text = f"# {Path(address).stem}\n\n" + "\n\n".join(f"::: {module}" for module in modules)
         files.append(File.generated(config, address, content=text))
@@ -64,7 +65,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Resolve every link relative to the file that it stands in, and point it at the page of the file that it names."""
+    """Point every link at the page of the file that it names.
+
+    A link is relative to the file that it stands in.
+    """
     here = page.file.src_uri
     source = Path(PAGES.get(here, f"docs/{here}"))
     homes = {source: address for address, source in PAGES.items()}

@@ -1,6 +1,7 @@
-"""Draw the picture of the first page anew: `python docs/pictures/draw.py`. It computes the default run, and does what that prints at its end.
+"""Compute the default run and draw the picture of the first page: `python docs/pictures/draw.py`.
 
-`reproduction/page.py` draws those of findings.md; the two of CIFAR-10 are figures of results that are not in the repository.
+`reproduction/page.py` draws those of findings.md. The two of CIFAR-10 need results that are not in
+the repository.
 """
 
 import subprocess
@@ -17,8 +18,8 @@ PICTURE = Path(__file__).with_name("digits-graph.png")
 def draw(picture: Path = PICTURE, ranks: int = 2) -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = dpfl_mpi.run(ranks=ranks, results=folder, kernels="native", quiet=True)
-        command = [sys.executable, ROOT / "analysis" / "graph_evolution.py", result.path, "--out", folder]
-        subprocess.run(command, check=True)
+        script = ROOT / "analysis" / "graph_evolution.py"
+        subprocess.run([sys.executable, script, result.path, "--out", folder], check=True)
         picture.write_bytes(Path(folder, "graph_evolution.png").read_bytes())
 
 
