@@ -114,7 +114,7 @@ class Parts:
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the live arrays of a checkpoint by name: local `[K, ...]`, and shared ones."""
         scoring, training, members = self.scoring, self.training, self.members
-        local = {name: getattr(scoring, name) for name in scoring.KEPT}
+        local = {name: getattr(scoring, name) for name in scoring.IN_CHECKPOINT}
         local |= {"epochs": training.epochs, "steps": training.steps}
         shared: dict[str, Any] = {"diverged_round": members.diverged_round}
         if self.run.patience:

@@ -72,8 +72,7 @@ def limits_of(run: Resolved, world: World) -> Limits:
     roles = roles_of(run)
 
     def on_root() -> dict[str, np.ndarray]:
-        rng = streams.stream(run.seed, streams.BUDGET, 0, 0)
-        most = run.budget.of_clients(run.clients, run.budget_counts_self, rng)
+        most = run.budget.of_clients(run.clients, run.budget_counts_self, run.seed)
         arrays = {"most_senders": np.minimum(most, run.asked)}
         arrays["available"] = np.zeros((0, run.clients), np.int64)
         arrays["events"] = np.zeros((0, 3))
@@ -138,27 +137,24 @@ def reach_graph(run: Resolved) -> CollaborationGraph:
 
 def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
     """Return the graphs of rounds 0 to T in the result of --graphs, or none. Collective."""
-    if run.graphs is None:
-        return []
 
     def on_root() -> dict[str, np.ndarray]:
-        graphs = enumerate(recorded(run))
-        return {f"{name}{t}": array for t, graph in graphs for name, array in vars(graph).items()}
+        with Result(str(run.graphs)) as result:
+            n, rounds = len(result["client/p"]), result.last_round
+            if n != run.clients or rounds < run.rounds:
+                has = f"with graphs of {n} clients in rounds 0 to {rounds}"
+                wants = f"this run has {run.clients} clients and {run.rounds} rounds"
+                raise UserError(f"--graphs is {run.graphs}, {has}; {wants}")
+            if result.run.ggc_period > 1 and result.run.ggc_off_rounds == "skip":
+                why = "which did not average in every round (--ggc_off_rounds skip)"
+                raise UserError(f"--graphs is {run.graphs}, {why}")
+            graphs = [result.chosen(t) for t in range(run.rounds + 1)]
+        senders = np.concatenate([graph.senders for graph in graphs])
+        return {"indptr": np.stack([graph.indptr for graph in graphs]), "senders": senders}
 
+    if run.graphs is None:
+        return []
     arrays = world.share(on_root)
-    rounds = range(run.rounds + 1)
-    return [CollaborationGraph(arrays[f"indptr{t}"], arrays[f"senders{t}"]) for t in rounds]
-
-
-def recorded(run: Resolved) -> list[CollaborationGraph]:
-    """Return the graphs in the result of --graphs."""
-    with Result(str(run.graphs)) as result:
-        n, rounds = len(result["client/p"]), result.last_round
-        if n != run.clients or rounds < run.rounds:
-            has = f"with graphs of {n} clients in rounds 0 to {rounds}"
-            wants = f"this run has {run.clients} clients and {run.rounds} rounds"
-            raise UserError(f"--graphs is {run.graphs}, {has}; {wants}")
-        if result.run.ggc_period > 1 and result.run.ggc_off_rounds == "skip":
-            why = "which did not average in every round (--ggc_off_rounds skip)"
-            raise UserError(f"--graphs is {run.graphs}, {why}")
-        return [result.chosen(t) for t in range(run.rounds + 1)]
+    ends = np.cumsum(arrays["indptr"][:, -1])
+    senders = np.split(arrays["senders"], ends[:-1])
+    return [CollaborationGraph(*both) for both in zip(arrays["indptr"], senders, strict=True)]

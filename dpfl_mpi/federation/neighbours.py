@@ -46,9 +46,8 @@ class Neighbours:
     def _sketches(self, w_KW: Tensor, candidates: Candidates) -> np.ndarray:
         """Return the sketches of all clients, int8 `[N, E]`. Collective."""
         mail, members = self.mail, self.members
-        sent = slice(mail.packing.ensemble.size)
-        if mail.packing.columns is not None:
-            sent = mail.packing.columns
+        columns = mail.packing.columns
+        sent = slice(mail.packing.ensemble.size) if columns is None else columns
         along = None
         if mail.ledger.counts:
             mail.ask(candidates)

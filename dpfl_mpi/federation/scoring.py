@@ -14,8 +14,7 @@ from dpfl_mpi.transport.log import Log
 class Scoring:
     """The scores of this rank's clients: those of the best row by validation, and the last."""
 
-    # attributes in a checkpoint
-    KEPT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")
+    IN_CHECKPOINT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")
 
     def __init__(
         self,

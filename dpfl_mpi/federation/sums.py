@@ -86,7 +86,7 @@ class Sums:
         p = np.empty(ends[-1])
         p[own] = a[ids, self.members.ids]
         p[~own] = a[to, of]
-        p_sums = np.array([self._sum_of_weights(i, senders[i], a) for i in ids])
+        p_sums = np.array([self._sum_of_weights(i, s, a) for i, s in enumerate(senders)])
         self.native.means(models, p, ends, p_sums, out)
         return out
 

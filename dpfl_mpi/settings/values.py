@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text, refused_as
 
@@ -126,12 +127,10 @@ class Budget(Text):
         most = self.fields.get("high", self.fields.get("number", clients))
         return int(min(most - counts_self, clients - 1))
 
-    def of_clients(self, clients: int, counts_self: bool, rng: np.random.Generator) -> np.ndarray:
-        """Return how many models each client may receive for one average, int64 `[N]`.
-
-        `rng` draws the budgets that are drawn.
-        """
+    def of_clients(self, clients: int, counts_self: bool, seed: int) -> np.ndarray:
+        """Return how many models each client may receive for one average, int64 `[N]`."""
         if self.kind == "uniform":
+            rng = streams.stream(seed, streams.BUDGET, 0, 0)
             budgets = rng.integers(self.low, self.high + 1, clients)
         elif self.kind == "file":
             budgets = self.table
