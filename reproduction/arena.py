@@ -18,12 +18,13 @@ where HAR is, groups.py makes the groups, a file per seed.
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from csv_files import core_seconds, totals
 from standings import DEGREES
 
 from dpfl_mpi.engine.saved import source_of, with_code
@@ -32,18 +33,18 @@ from dpfl_mpi.evaluate import accuracies, of_classes
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import changed, to_flags
 
 HERE = Path(__file__).resolve().parent
 FILE, CLIENTS = HERE / "arena.csv", HERE / "arena-clients.csv"
 KEYS = ["setting", "row", "epochs", "seed"]  # of a cell
+Cell = tuple[str, str, int, Run]  # setting, row, local epochs, and the Run, which has the seed
 SEEDS = (42, 32, 52)  # one partition each
 MORE = (1, 2, 3, 4, 5, 6, 7)
 GROUPS = "groups:" + ";".join(",".join(map(str, range(g, 100, 4))) for g in range(4))
 WITHIN_GROUPS = {"method": "random_graph", "reach": GROUPS}
-OWN: dict[str, Any] = {"dataset": str(Path("reproduction/groups.py")), "budget": "0.1N"}
+OWN: dict[str, Any] = {"dataset": "reproduction/groups.py", "budget": "0.1N"}
 HAR = "HAR, 30 people"
 DIRICHLET = {"partition": "dirichlet", "dirichlet_alpha": 0.1}
 # the fields of all cells of a setting, and those of its oracle
@@ -54,10 +55,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "CIFAR-10, rotated": (OWN | {"data": "data/rotation-{seed}.h5"}, WITHIN_GROUPS),
     "CIFAR-100, superclasses": (OWN | {"data": "data/superclass-{seed}.h5"}, {}),
     "CIFAR-100 Patho(10)": ({"dataset": "cifar100", "budget": "0.1N"}, {}),
-    HAR: (
-        {"dataset": "pfllib", "data": "data/har.h5", "budget": 6},
-        None,
-    ),  # all have the same six classes
+    # all have the same six classes
+    HAR: ({"dataset": "pfllib", "data": "data/har.h5", "budget": 6}, None),
 }
 # groups of clients that differ in more than their classes; client k is in group k mod these
 GROUP_COUNTS = {
@@ -69,7 +68,7 @@ GROUP_COUNTS = {
 FIVE_SEEDS = list(SETTINGS)[2:6]  # settings with five partitions of 160 epochs
 FOUR = ("Random graph", "Oracle", "Nearest", "DPFL")
 UNDRAWN = "Nearest, pool 1"
-CHOICE = {"method": "dpfl_choice"}
+
 BEST_FORM = "DPFL, order loss, Omega every 5"  # of DPFL, after 160 epochs
 FORWARD = {"order": "loss", "search": "forward"}
 ROWS: dict[str, dict[str, Any]] = {
@@ -87,22 +86,25 @@ RIVALS = {
     name: {"method": name.lower()}
     for name in ("DAC", "FedSim", "pFedSV", "DFedPGP", "Facade", "Sketch", "PENS", "CoBo")
 }
+
+
+def choice(**options: Any) -> dict[str, Any]:
+    return {"method": "dpfl_choice", "options": options}
+
+
 SWITCHES = {
     UNDRAWN: {"method": "nearest", "options": {"pool": 1}},
     "Nearest, hubs 0, pool 1": {"method": "nearest", "options": {"hubs": 0.0, "pool": 1}},
-    "DPFL, order loss": CHOICE | {"options": {"order": "loss"}},
-    "DPFL, neither smaller": CHOICE | {"options": {"neither": "smaller"}},
-    "DPFL, neither keep_out": CHOICE | {"options": {"neither": "keep_out"}},
-    "DPFL, order loss, neither smaller": CHOICE
-    | {"options": {"order": "loss", "neither": "smaller"}},
-    "DPFL, forward": CHOICE | {"options": FORWARD},
-    "DPFL, forward, tolerance 0.02": CHOICE | {"options": FORWARD | {"tolerance": 0.02}},
-    "DPFL, order loss, stop": CHOICE
-    | {"options": {"order": "loss", "neither": "smaller", "stop": True}},
-    BEST_FORM: CHOICE | {"options": {"order": "loss"}, "omega_period": 5},
+    "DPFL, order loss": choice(order="loss"),
+    "DPFL, neither smaller": choice(neither="smaller"),
+    "DPFL, neither keep_out": choice(neither="keep_out"),
+    "DPFL, order loss, neither smaller": choice(order="loss", neither="smaller"),
+    "DPFL, forward": choice(**FORWARD),
+    "DPFL, forward, tolerance 0.02": choice(**FORWARD, tolerance=0.02),
+    "DPFL, order loss, stop": choice(order="loss", neither="smaller", stop=True),
+    BEST_FORM: choice(order="loss") | {"omega_period": 5},
     "DPFL, 20 nearest": {"method": "dpfl", "candidates": 20},
-    "DPFL, 20 nearest, neither smaller": CHOICE
-    | {"options": {"neither": "smaller"}, "candidates": 20},
+    "DPFL, 20 nearest, neither smaller": choice(neither="smaller") | {"candidates": 20},
 }
 
 
@@ -129,8 +131,8 @@ def cell(setting: str, row: str, seed: int, epochs: int) -> Run | None:
     return Run(**fields)
 
 
-def cells() -> Iterator[tuple[str, str, int, Run]]:
-    """Yield (setting, row, local epochs, Run), the central ones first."""
+def cells() -> Iterator[Cell]:
+    """Yield the cells, the central ones first."""
     first, central, rotated = list(SETTINGS)[:3], list(SETTINGS)[:2], list(SETTINGS)[3:6]
     wanted = []
     for seed in SEEDS:
@@ -148,89 +150,90 @@ def cells() -> Iterator[tuple[str, str, int, Run]]:
 
 
 def known(file: Path) -> pd.DataFrame:
-    """Return the lines of a CSV file, none if there is no such file."""
+    """Return the lines of a CSV file of cells or clients, none if there is no such file."""
     if not file.is_file():
         return pd.DataFrame({"run": []})
     return pd.read_csv(file, dtype={"run": str, "commit": str})
 
 
-def place(setting: str, row: str, epochs: int, seed: int) -> tuple[int, ...]:
-    """Return a cell's key in the order of the file: setting, epochs, row, seed."""
-    rows = list(ROWS | RIVALS | SWITCHES)
-    return list(SETTINGS).index(setting), epochs, rows.index(row), seed
+def done_in(file: Path) -> set[tuple[Any, ...]]:
+    """Return the `KEYS` of the cells in a CSV file."""
+    return set(known(file).reindex(columns=KEYS).itertuples(index=False, name=None))
 
 
 CELLS = list(cells())
-DONE = {place(*line) for line in known(FILE).reindex(columns=KEYS).itertuples(index=False)}
+DONE = done_in(FILE)
 
 
 def is_wanted(setting: str, row: str, epochs: int, seed: int) -> bool:
     """Return whether a cell, or one that takes its degrees, is not in arena.csv."""
     rows = (row, DEGREES) if row == "DPFL" else (row,)
-    return any(place(setting, name, epochs, seed) not in DONE for name in rows)
+    return any((setting, name, epochs, seed) not in DONE for name in rows)
 
 
 RUNS = [run for setting, row, epochs, run in CELLS if is_wanted(setting, row, epochs, run.seed)]
 
 
 def clients_of(setting: str, result: Result) -> pd.DataFrame:
-    """Return a cell's lines of arena-clients.csv."""
+    """Return a cell's clients and their scores."""
     dataset = {"dataset": result.run.dataset} if result.run.contents.get("dataset") else {}
     result.run = with_code(result.run, dataset)
     source, n = source_of(result, None), len(result["client/p"])
     rows, weights = of_classes(result, source, np.arange(n) % GROUP_COUNTS.get(setting, 1))
     accuracy = accuracies(result, source, rows, "test", "cpu", weights)
+    scores = {"accuracy": accuracy, "own": result["best/test_acc"], "last": result["last/test_acc"]}
     columns = {"run": result.path.stem[-8:], "client": np.arange(n)}
-    columns |= {"accuracy": accuracy.round(6), "own": result["best/test_acc"].round(6)}
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns | scores).round(6)
 
 
 def line_of(run: Run, result: Result) -> dict[str, Any]:
     """Return a cell's costs: per client, but core hours of all."""
-    n, start = len(result["client/p"]), result.starts()[-1]
-    tuned = result.run.finetune_epochs
-    steps = result["finetune/gradient_steps" if tuned else "round/gradient_steps"][-1]
-    models = float(result["traffic/models_received"].sum(0).mean())
-    searched = "graph/evaluations" in result
-    seconds = sum(float(result[f"seconds/{phase}"][:, 1].sum()) for phase in PHASES)
+    n, total = len(result["client/p"]), totals(result)
+    models = total["models_received"] / n
     return {
         "run": result.path.stem[-8:],
         "partition": result.fact("partition_sha256")[:12],
         "models": models,
         "megabytes": 4e-6 * models * int(result.fact("parameters")),
-        "evaluations": result["graph/evaluations"].sum() / n if searched else 0.0,
-        "steps": steps / n,
-        "core_hours": seconds * start["ranks"] / 3600,
-        "commit": start["commit"],
+        "evaluations": total["evaluations"] / n,
+        "steps": total["gradient_steps"] / n,
+        "core_hours": sum(core_seconds(result).values()) / 3600,
+        "commit": result.starts()[-1]["commit"],
         "flags": shlex.join(to_flags(changed(run))),
     }
 
 
-def collect(folder: str) -> None:
-    """Add finished cells that arena.csv lacks; both files are written after each."""
+def collect(
+    folder: str, cells: Sequence[Cell], file: Path, clients_file: Path, scores: Sequence[str]
+) -> None:
+    """Add finished cells that a CSV file lacks, and `scores` of their clients to another one.
+
+    Both files are written after each cell.
+    """
     if not Path(folder).is_dir():
         raise UserError(f"--collect is {folder}; allowed is a folder with results")
-    lines, clients = known(FILE).to_dict("records"), known(CLIENTS)
-    for setting, row, epochs, run in CELLS:
-        if place(setting, row, epochs, run.seed) in DONE:
-            continue
-        for result in gather([run], folder)[0]:
-            if result.finished:
-                key = dict(zip(KEYS, (setting, row, epochs, run.seed), strict=True))
-                line = key | line_of(run, result)
-                lines.append(line)
-                others = clients[clients["run"] != line["run"]]
-                clients = pd.concat([others, clients_of(setting, result)])
-                write(lines, clients)
-    print(f"{len(lines)} cells are in {FILE.name}; {len(RUNS)} were missing when this began")
+    runs, clients, done = known(file), known(clients_file), done_in(file)
+    for setting, row, epochs, run in cells:
+        key = (setting, row, epochs, run.seed)
+        results = gather([run], folder)[0] if key not in done else []
+        for result in filter(lambda result: result.finished, results):
+            line = dict(zip(KEYS, key, strict=True)) | line_of(run, result)
+            runs = in_order(pd.concat([runs, pd.DataFrame([line])]))
+            of_cell = clients_of(setting, result)[["run", "client", *scores]]
+            clients = pd.concat([clients[clients["run"] != line["run"]], of_cell])
+            clients = runs[["run"]].merge(clients, on="run").astype({"client": int})
+            runs.to_csv(file, index=False)
+            clients.to_csv(clients_file, index=False)
+    print(f"{len(runs)} of {len(cells)} cells are in {file.name}")
 
 
-def write(lines: list[dict[str, Any]], clients: pd.DataFrame) -> None:
-    lines = sorted(lines, key=lambda line: place(*(line[key] for key in KEYS)))
-    runs = pd.DataFrame(lines).round(4)
-    clients = runs[["run"]].merge(clients, on="run")
-    runs.to_csv(FILE, index=False)
-    clients.astype({"client": int}).to_csv(CLIENTS, index=False)  # of an empty file they are floats
+def in_order(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of cells by setting, epochs, row and seed, rounded."""
+    runs = runs.astype({"epochs": int, "seed": int}).round(4)  # of an empty file they are floats
+    rows = list(ROWS | RIVALS | SWITCHES)
+    places = {"setting": list(SETTINGS).index, "row": rows.index}
+    by = ["setting", "epochs", "row", "seed"]
+    return runs.sort_values(by, key=lambda c: c.map(places[c.name]) if c.name in places else c)
 
 
 def prepared(data: str) -> str:
@@ -267,7 +270,7 @@ def main() -> None:
     add("--cell", metavar="WORDS", default="", help="print the commands of these cells (all)")
     args = parser.parse_args()
     if args.collect:
-        collect(args.collect)
+        collect(args.collect, CELLS, FILE, CLIENTS, ["accuracy", "own"])
     else:
         print_commands(args.cell)
 

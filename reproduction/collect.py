@@ -17,13 +17,13 @@ name, eight hex digits of its key. Lines of Runs without a result here are kept.
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from csv_files import TEXTS
+from csv_files import TEXTS, core_seconds, totals
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures import controls_table, frames, omega
@@ -32,7 +32,6 @@ from dpfl_mpi.figures.names import method_name, row_name, setting, slug
 from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.sweep.wanted import runs_of
@@ -60,26 +59,26 @@ def row_of(run: Run, standard: Run) -> str:
     """
     words = [row_name(run)]
     words += [] if run.method in shipped("method") else [short(run.method)]
-    for name in VARIED:
-        if getattr(run, name) != getattr(standard, name):
-            words.append(f"{name} {getattr(run, name)}")
-    usual = standard.options or {}
-    for name, value in (run.options or {}).items():
-        if value != usual.get(name, value):
-            words.append(f"{name} {value}")
+    words += changes(run, standard, VARIED)
+    options, usual = run.options or {}, standard.options or {}
+    words += [f"{name} {v}" for name, v in options.items() if v != usual.get(name, v)]
     return ", ".join(words)
+
+
+def changes(run: Run, usual: Run, names: Iterable[str]) -> list[str]:
+    """Return "field value" of each field in which a Run differs from the usual one."""
+    values = {name: getattr(run, name) for name in names}
+    return [f"{name} {value}" for name, value in values.items() if value != getattr(usual, name)]
 
 
 def control_row(run: Run, method: str) -> str:
     """Return the row's name of a control: the method, and what the Run changes."""
-    words, usual = [method], Run()
+    words = [method]
     if run.method == "replay":
         words.append((run.options or {})["variant"])
     if run.method == "random_graph" and run.graphs:
         words.append("DPFL's degrees")
-    for name in CONTROLLED:
-        if getattr(run, name) != getattr(usual, name):
-            words.append(f"{name} {getattr(run, name)}")
+    words += changes(run, Run(), CONTROLLED)
     if run.partition_seed not in (None, run.seed):
         words.append("same clients")
     return ", ".join(words)
@@ -90,12 +89,8 @@ def run_line(run: Run, result: Result) -> dict[str, Any]:
     resolved, start = result.run, {"kernels": "torch"} | result.starts()[-1]
     of_method = {"dataset": resolved.dataset, "method": resolved.method}
     standard = Run(**of_method, partition=str(resolved.partition)).resolve(resolved.contents)
-    searched = "graph/evaluations" in result
     cases = result["graph/cases"].sum((0, 1)) if "graph/cases" in result else []
-    core = {p: float(result[f"seconds/{p}"][:, 1].sum()) * start["ranks"] for p in PHASES}
-    steps = result[
-        "finetune/gradient_steps" if resolved.finetune_epochs else "round/gradient_steps"
-    ]
+    core = core_seconds(result)
     versions = ("dpfl_mpi", "python", "torch", "numpy", "h5py")
     return {
         "row": row_of(resolved, standard),
@@ -104,9 +99,7 @@ def run_line(run: Run, result: Result) -> dict[str, Any]:
         "name": result.path.stem,
         "test_acc": np.nanmean(frames.accuracy(result)),
         "epochs": int(result["round/epochs"][-1]) + resolved.finetune_epochs,
-        "gradient_steps": int(steps[-1]),
-        "models_received": int(result["traffic/models_received"].sum()),
-        "evaluations": int(result["graph/evaluations"].sum()) if searched else 0,
+        **totals(result),
         **dict(zip(CASES, map(int, cases), strict=False)),
         "core_hours": round(sum(core.values()) / 3600, 3),
         "starts": len(result.starts()),

@@ -1,4 +1,4 @@
-"""The CSV files of a folder, which collect.py writes, as data frames (`dpfl_mpi.figures.frames`).
+"""Costs of a result, and the CSV files of collect.py as data frames (`dpfl_mpi.figures.frames`).
 
 Beyond the frames of results there is [measures]: homophily and the like of Omega and the last
 graph, one line per Run and graph.
@@ -17,6 +17,8 @@ from dpfl_mpi.figures.names import slug
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find, short
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
 
 TEXTS = dict.fromkeys(("run", "flags", "classes", "collaborators"), str)  # not numbers
 SETTINGS = (*paper.COLUMNS, "FEMNIST natural", "CIFAR-10 motivation")  # names of folders, as slugs
@@ -52,6 +54,23 @@ def of_folder(folder: Path) -> Frames:
         return lines
 
     return Frames(runs, read)
+
+
+def totals(result: Result) -> dict[str, int]:
+    """Return the gradient steps, models received and evaluations of all rounds and clients."""
+    steps = "finetune" if result.run.finetune_epochs else "round"
+    searched = "graph/evaluations" in result
+    return {
+        "gradient_steps": int(result[f"{steps}/gradient_steps"][-1]),
+        "models_received": int(result["traffic/models_received"].sum()),
+        "evaluations": int(result["graph/evaluations"].sum()) if searched else 0,
+    }
+
+
+def core_seconds(result: Result) -> dict[str, float]:
+    """Return the seconds of all ranks by phase."""
+    ranks = result.starts()[-1]["ranks"]
+    return {phase: float(result[f"seconds/{phase}"][:, 1].sum()) * ranks for phase in PHASES}
 
 
 def runs_of(folder: Path) -> pd.DataFrame:

@@ -13,14 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from arena import HAR, KEYS, cell, clients_of, known, line_of
-from scipy.special import stdtr, stdtrit
+from arena import HAR, Cell, cell, collect, done_in, known
+from scipy.special import stdtr
 from standings import RANDOM, holm
 
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
-from dpfl_mpi.figures.command import gather
-from dpfl_mpi.figures.tables import markdown
-from dpfl_mpi.settings import Run
+from dpfl_mpi.errors import exit_with, in_a_sentence
+from dpfl_mpi.figures.tables import interval, markdown
 
 FOLDER = Path(__file__).resolve().parent
 RUNS_FILE, CLIENTS_FILE = FOLDER / "question.csv", FOLDER / "question-clients.csv"
@@ -46,8 +44,8 @@ SCORES = {
 }
 
 
-def cells() -> list[tuple[str, str, int, Run]]:
-    """Return (setting, row, local epochs, Run) of every run, seed by seed, cheap settings first."""
+def cells() -> list[Cell]:
+    """Return the cells of all runs, seed by seed, cheap settings first."""
     out = []
     for seed in SEEDS:
         for setting, epochs in sorted(EPOCHS.items(), key=lambda item: item[1]):
@@ -58,27 +56,8 @@ def cells() -> list[tuple[str, str, int, Run]]:
 
 
 CELLS = cells()
-DONE = set(known(RUNS_FILE).reindex(columns=KEYS).itertuples(index=False, name=None))
+DONE = done_in(RUNS_FILE)
 RUNS = [run for *names, run in CELLS if (*names, run.seed) not in DONE]
-
-
-def collect(folder: str) -> None:
-    """Add to both CSV files the finished runs of a folder that they lack."""
-    if not Path(folder).is_dir():
-        raise UserError(f"--collect is {folder}; allowed is a folder with results")
-    runs, clients = known(RUNS_FILE), [known(CLIENTS_FILE)]
-    for setting, row, epochs, run in CELLS:
-        missing = (setting, row, epochs, run.seed) not in DONE
-        for result in gather([run], folder)[0] if missing else ():
-            if result.finished:
-                line = dict(zip(KEYS, (setting, row, epochs, run.seed), strict=True))
-                runs = pd.concat([runs, pd.DataFrame([line | line_of(run, result)])])
-                last = result["last/test_acc"].round(6)
-                clients.append(clients_of(setting, result).assign(last=last))
-    if len(runs):  # an empty file's columns are floats
-        runs.astype({"epochs": int, "seed": int}).round(4).to_csv(RUNS_FILE, index=False)
-        pd.concat(clients).astype({"client": int}).to_csv(CLIENTS_FILE, index=False)
-    print(f"{len(runs)} of {len(CELLS)} runs are in {RUNS_FILE.name}")
 
 
 def differences(
@@ -90,10 +69,9 @@ def differences(
     """
     sides = []
     for name in (row, RANDOM):
-        mine = runs[(runs["setting"] == setting) & (runs["row"] == name)][["run", "seed"]]
-        sides.append(
-            clients.merge(mine, on="run").pivot(index="seed", columns="client", values=score)
-        )
+        of_row = runs[(runs["setting"] == setting) & (runs["row"] == name)][["run", "seed"]]
+        lines = clients.merge(of_row, on="run")
+        sides.append(lines.pivot(index="seed", columns="client", values=score))
     return (100 * (sides[0] - sides[1])).dropna(how="all").to_numpy()
 
 
@@ -117,8 +95,7 @@ def chances(samples: list[np.ndarray]) -> tuple[float, float]:
     """Return two p-values: that the mean differs from 0, and that it lies within MARGIN of 0.
 
     The first is of a two-sided t-test, the second the larger of two one-sided ones
-    (Schuirmann, 1987).
-    Of several samples of units the larger p counts.
+    (Schuirmann, 1987). Of several samples of units the larger p counts.
     """
     differs = max(2 * min(tail(each, 0), tail(-each, 0)) for each in samples)
     within = max(max(tail(each, -MARGIN), tail(-each, -MARGIN)) for each in samples)
@@ -141,10 +118,7 @@ def verdicts(samples: list[list[np.ndarray]]) -> list[str]:
 
 def half_width(samples: list[np.ndarray]) -> float:
     """Return the half width of the 95 % interval, points: the wider one of the samples."""
-    widths = [
-        stdtrit(len(each) - 1, 0.975) * each.std(ddof=1) / np.sqrt(len(each)) for each in samples
-    ]
-    return float(max(widths))
+    return max(interval([each])[1] for each in samples)
 
 
 def table(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
@@ -197,7 +171,7 @@ def main() -> None:
     add("--power", action="store_true", help="print how often 12 seeds give each verdict")
     args = parser.parse_args()
     if args.collect:
-        collect(args.collect)
+        collect(args.collect, CELLS, RUNS_FILE, CLIENTS_FILE, list(SCORES))
     elif args.power:
         print(markdown(power()))
     else:

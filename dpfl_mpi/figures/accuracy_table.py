@@ -103,30 +103,20 @@ def over_clients(lines: pd.DataFrame, column: str) -> dict[str, Any]:
 def against_local(
     lines: pd.DataFrame, line: Any, local: pd.DataFrame, column: str
 ) -> dict[str, Any]:
-    """Return a row's difference to Local, points, and the percentage of clients below it."""
-    parts = minus_local(lines, line, local, column)
-    if not parts:
-        return dict.fromkeys(("vs_local", "vs_local_half_interval", "below_local_percent"), np.nan)
-    gain, half = tables.interval(parts)
-    return {
-        "vs_local": gain,
-        "vs_local_half_interval": half,
-        "below_local_percent": 100 * np.mean(np.concatenate(parts) < -1e-9),
-    }
+    """Return a row's difference to Local, points, and the percentage of clients below it.
 
-
-def minus_local(lines: pd.DataFrame, line: Any, local: pd.DataFrame, column: str) -> tables.Parts:
-    """Return a row minus Local by client. Of several Local the most similar Run counts."""
-    if line.method == "local":
-        return []
+    Of several Local the most similar Run on a common partition counts.
+    """
 
     def distance(other: Any) -> tuple[int, int]:
         return len(unlike(line.result, other.result, *SHOWN)), abs(line.epochs - other.epochs)
 
-    for other in sorted(local.itertuples(), key=distance):
-        if parts := tables.paired(lines, line.row, other.row, column):
-            return parts
-    return []
+    others = sorted(local.itertuples(), key=distance) if line.method != "local" else []
+    found = (tables.paired(lines, line.row, other.row, column) for other in others)
+    parts = next(filter(None, found), [np.array([np.nan])])
+    gain, half = tables.interval(parts)
+    below = 100 * np.mean(np.concatenate(parts) < -1e-9) if np.isfinite(gain) else np.nan
+    return {"vs_local": gain, "vs_local_half_interval": half, "below_local_percent": below}
 
 
 def details(part: pd.DataFrame, score: str) -> pd.DataFrame:

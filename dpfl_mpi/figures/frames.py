@@ -129,16 +129,13 @@ def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
 
     Of equal validation scores the latest counts, or the earliest.
     """
-    out = np.empty_like(test)
-    best_val, best_test = np.full(val.shape[1], np.nan), np.full(val.shape[1], np.nan)
-    for t in range(len(val)):
-        better = (val[t] > best_val) | (np.isnan(best_val) & np.isfinite(val[t]))
-        if latest:
-            better |= val[t] == best_val
-        best_val = np.where(better, val[t], best_val)
-        best_test = np.where(better, test[t], best_test)
-        out[t] = best_test
-    return out
+    best = np.fmax.accumulate(val)
+    is_best = val == best
+    if not latest:
+        is_best[1:] &= best[1:] != best[:-1]
+    rounds = np.where(is_best, np.arange(len(val))[:, None], -1)
+    last = np.maximum.accumulate(rounds)
+    return np.where(last < 0, np.nan, np.take_along_axis(test, np.maximum(last, 0), 0))
 
 
 def costs(result: Result) -> pd.DataFrame:
@@ -171,13 +168,11 @@ def costs(result: Result) -> pd.DataFrame:
 
 
 def newcomers(result: Result) -> pd.DataFrame:
-    parts = [pd.DataFrame({"client": [], "epochs": [], "test_acc": []})]
-    if "newcomers/test_acc" in result:
-        ids = np.flatnonzero(result["client/newcomers"])
-        each = zip(result["newcomers/epochs"], result["newcomers/test_acc"][:, ids], strict=True)
-        for epochs, test_acc in each if len(ids) else ():
-            parts.append(pd.DataFrame({"client": ids, "epochs": epochs, "test_acc": test_acc}))
-    return pd.concat(parts)
+    if "newcomers/test_acc" not in result:
+        return pd.DataFrame({"client": [], "epochs": [], "test_acc": []})
+    ids, epochs = np.flatnonzero(result["client/newcomers"]), result["newcomers/epochs"]
+    columns = {"client": np.tile(ids, len(epochs)), "epochs": np.repeat(epochs, len(ids))}
+    return pd.DataFrame(columns | {"test_acc": result["newcomers/test_acc"][:, ids].ravel()})
 
 
 FRAMES = {f.__name__: f for f in (clients, scores, curves, graphs, costs, newcomers)}

@@ -2,7 +2,7 @@
 
 Clients are ordered by their most frequent class (then the second, and so on), so that groups of
 similar clients are blocks on the diagonal. One run: every tenth round. Several runs: one row per
-run, with the first graph, the middle and the last.
+run, with the first graph, the middle and the last. --rounds draws others.
 """
 
 import argparse
@@ -29,36 +29,30 @@ CHOSEN, LEFT_OUT = BLUE, "#F2B48C"  # dark and pale: distinct in grey print too
 MEANING = {"chosen": CHOSEN, r"in $\Omega$, not chosen": LEFT_OUT, "the client itself": DARK}
 
 
-def round_list(text: str) -> list[int | str]:
+def round_list(text: str) -> list[str]:
     words = text.split(",")
-    if not all(word == "last" or word.isdecimal() for word in words):
-        allowed = "allowed are round numbers and last, as in 0,50,last"
+    if text != "every" and not all(word == "last" or word.isdecimal() for word in words):
+        allowed = "allowed are round numbers and last, as in 0,50,last, or every"
         raise argparse.ArgumentTypeError(f"{text!r}; {allowed}")
-    return [word if word == "last" else int(word) for word in words]
+    return words
 
 
+ROUNDS = "rounds to draw: 0,50,last, or every"
 OPTIONS: dict[str, dict[str, Any]] = {
-    "rounds": {"type": round_list, "metavar": "R,R,...", "help": "rounds to draw: 0,50,last"},
+    "rounds": {"type": round_list, "metavar": "R,R,...", "help": ROUNDS},
 }
 
 
-def rounds_to_show(
-    first: int, last: int, asked: Sequence[int | str] | None, several: bool, run: str = ""
-) -> list[int]:
-    """Return the rounds asked for, else of several runs the first, middle and last.
-
-    Of one run it is every tenth, or every quarter of a run below 40 rounds.
-    """
-    if asked:
-        rounds = [last if r == "last" else int(r) for r in asked]
-        if beyond := [r for r in rounds if not first <= r <= last]:
-            graphs = f"{run} has graphs of rounds {first} to {last}"
-            raise UserError(f"--rounds has {beyond[0]}, but {graphs}")
-        return rounds
-    if several:
-        return sorted({first, max(first, last // 2), last})
-    step = 10 if last >= 40 else max(1, -(-last // 4))
-    return sorted({first, *range(step, last + 1, step), last})
+def rounds_to_show(first: int, last: int, asked: Sequence[str], run: str) -> list[int]:
+    """Return the rounds asked for. "every" is every tenth, or every quarter below 40 rounds."""
+    if list(asked) == ["every"]:
+        step = 10 if last >= 40 else max(1, -(-last // 4))
+        return sorted({first, *range(step, last + 1, step), last})
+    rounds = [last if r == "last" else int(r) for r in asked]
+    if beyond := [r for r in rounds if not first <= r <= last]:
+        graphs = f"{run} has graphs of rounds {first} to {last}"
+        raise UserError(f"--rounds has {beyond[0]}, but {graphs}")
+    return rounds
 
 
 def round_name(t: int) -> str:
@@ -108,16 +102,14 @@ def matrix(
     axes.set_title(f"{round_name(t)}\nsparsity {100 * sparsity(chosen):.1f} %", fontsize=7, pad=3)
 
 
-def panels(
-    rows: Sequence[Sequence[int]],
-    names: Sequence[str],
-    columns: int,
-    draw: Callable[[Axes, int, int], None],
+def draw_rounds(
+    rows: Sequence[Sequence[int]], names: Sequence[str], draw: Callable[[Axes, int, int], None]
 ) -> Figure:
-    """Return a figure with a panel for each round of each row, at most `columns` side by side.
+    """Return a figure with a panel for each round of each row, at most 6 side by side.
 
     `draw(axes, i, t)` draws the panel of row i and round t.
     """
+    columns = min(max(map(len, rows)), 6)
     heights = [-(-len(rounds) // columns) for rounds in rows]
     side = min(TEXT / columns, 2.3)
     size = (side * columns, (side + 0.22) * sum(heights) + 0.3)
@@ -133,14 +125,6 @@ def panels(
             if j == 0:
                 axes.set_ylabel(wrapped(names[i], 24), fontsize=7)
     return figure
-
-
-def columns_of(counts: Sequence[int]) -> int:
-    """Return how many panels are side by side: for one run as leaves the fewest cells empty."""
-    most = max(counts)
-    if len(counts) > 1 or most <= 5:
-        return most
-    return 3 if most == 6 else min((5, 4), key=lambda columns: -most % columns)
 
 
 def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
@@ -160,7 +144,7 @@ def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
     }
 
 
-def draw(frames: Frames, rounds: Sequence[int | str] | None = None) -> Drawing:
+def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
     graphs = {
         run: dict(zip(lines["t"], lines["graph"], strict=True))
         for run, lines in with_graphs(frames).groupby("run")
@@ -170,10 +154,12 @@ def draw(frames: Frames, rounds: Sequence[int | str] | None = None) -> Drawing:
     runs = runs.sort_values(keys, ascending=[False, True, True], kind="stable")
     runs, text = limit_panels(runs)
     several, names, lines = len(runs) > 1, labels(runs), list(runs.itertuples())
-    shown = [
-        rounds_to_show(min(graphs[r.run]), max(graphs[r.run]), rounds, several, r.run)
-        for r in lines
-    ]
+    shown = []
+    for r in lines:
+        first, last = min(graphs[r.run]), max(graphs[r.run])
+        ends = sorted({first, max(first, last // 2), last})
+        asked = rounds or (["every"] if not several else list(map(str, ends)))
+        shown.append(rounds_to_show(first, last, asked, r.run))
     classes = {run: list(part["classes"]) for run, part in frames["clients"].groupby("run")}
 
     def panel(axes: Axes, i: int, t: int) -> None:
@@ -183,8 +169,7 @@ def draw(frames: Frames, rounds: Sequence[int | str] | None = None) -> Drawing:
         omega = of_run[0]().matrix() if recorded else np.zeros_like(chosen)
         matrix(axes, chosen, omega, classes[line.run], t)
 
-    columns = columns_of([len(each) for each in shown])
-    figure = panels(shown, names if several else [""], columns, panel)
+    figure = draw_rounds(shown, names if several else [""], panel)
     figure.supxlabel("sender, by most frequent class", fontsize=7)
     figure.supylabel("receiver, by most frequent class", fontsize=7)
     pads = {"w_pad": 0.01, "h_pad": 0.02, "wspace": 0.02, "hspace": 0.02}

@@ -6,7 +6,6 @@ that come from flipped ones over the rounds, and the distribution of that share 
 --rounds it shows only the graphs of these rounds; "every" is every tenth, as in the paper.
 """
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,19 +13,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.figures import graph_evolution
 from dpfl_mpi.figures.command import Drawing, cifar10, limit_panels
 from dpfl_mpi.figures.frames import Frames, client_order, ranked_classes, with_graphs
+from dpfl_mpi.figures.graph_evolution import OPTIONS as OPTIONS
+from dpfl_mpi.figures.graph_evolution import draw_rounds, round_name, rounds_to_show, squares
 from dpfl_mpi.figures.names import setting
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, RED, TEXT, patches
 from dpfl_mpi.results import Result
 
 RUNS = cifar10(budget="inf", flip_share=0.4, flipped_run_ggc=(False, True))
-ROUNDS = "rounds whose graphs alone are drawn: 0,50,last, or every"
-OPTIONS = {"rounds": {"metavar": "R,R,...", "help": ROUNDS}}
 
 
 def shares(adjacency: np.ndarray, flipped: np.ndarray) -> np.ndarray:
@@ -55,9 +52,9 @@ def matrix(axes: Axes, result: Result, t: int) -> None:
     cells = np.where(result.graph(t), colour, 0)[np.ix_(order, order)]
     n, benign = len(flipped), int((~flipped).sum())
     names = {(benign - 1) / 2: "benign", (n + benign - 1) / 2: "flipped"}
-    graph_evolution.squares(axes, cells, ("white", BLUE, RED, DARK), [benign - 0.5], names)
+    squares(axes, cells, ("white", BLUE, RED, DARK), [benign - 0.5], names)
     axes.tick_params(axis="y", labelrotation=90)
-    axes.set_title(graph_evolution.round_name(t), fontsize=7)
+    axes.set_title(round_name(t), fontsize=7)
 
 
 def draw_row(panels: Sequence[Axes], result: Result, name: str) -> tuple[pd.DataFrame, str]:
@@ -97,26 +94,7 @@ def draw_row(panels: Sequence[Axes], result: Result, name: str) -> tuple[pd.Data
     return pd.DataFrame(columns), text
 
 
-def draw_graphs(
-    results: Sequence[Result], names: Sequence[str], rounds: str | Sequence[int | str]
-) -> Figure:
-    """Return a figure of the graphs of some rounds, one row per run."""
-    asked = None if rounds == "every" else rounds
-    if isinstance(asked, str):
-        try:
-            asked = graph_evolution.round_list(asked)
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"--rounds is {error}, or every") from None
-    shown = [
-        graph_evolution.rounds_to_show(0, r.last_round, asked, False, str(r.path)) for r in results
-    ]
-    columns = min(max(map(len, shown)), 6)
-    return graph_evolution.panels(
-        shown, names, columns, lambda axes, i, t: matrix(axes, results[i], t)
-    )
-
-
-def draw(frames: Frames, rounds: str | Sequence[int | str] | None = None) -> Drawing:
+def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
     with_graphs(frames)
 
     def has_both_kinds(result: Result) -> bool:
@@ -138,9 +116,10 @@ def draw(frames: Frames, rounds: str | Sequence[int | str] | None = None) -> Dra
         numbers, sentence = draw_row(panels, result, name)
         parts.append(numbers)
         text.append(sentence)
-    if rounds is not None:
+    if rounds:
         plt.close(figure)
-        figure = draw_graphs(results, names, rounds)
+        shown = [rounds_to_show(0, r.last_round, rounds, str(r.path)) for r in results]
+        figure = draw_rounds(shown, names, lambda axes, i, t: matrix(axes, results[i], t))
     colours = {"from a benign client": BLUE, "from a flipped client": RED}
     patches(figure, colours, "outside upper left")
     return Drawing(pd.concat(parts, ignore_index=True), figure, "\n".join(text))

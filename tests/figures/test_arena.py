@@ -120,12 +120,11 @@ def test_a_client_that_is_like_no_other_is_scored_on_its_own_images(result_of):
 def test_cells_are_collected_folder_by_folder(tmp_path):
     """DPFL's cell comes from one folder and Local's from another; none is scored twice."""
     arena, setting = script(ROOT / "reproduction" / "arena.py"), "CIFAR-10 Patho(3)"
-    arena.FILE, arena.CLIENTS = tmp_path / "arena.csv", tmp_path / "arena-clients.csv"
-    arena.CELLS, arena.DONE = [], set()
+    files, cells = (tmp_path / "arena.csv", tmp_path / "arena-clients.csv"), []
     for row, method, more in ("DPFL", "dpfl", {"budget": 3}), ("Local", "local", {}):
         run = Run(method=method, clients=4, rounds=2, seed=42, classes_per_client=3, **more)
         tiny_result.make(run.path(tmp_path / row), method, 42)
-        arena.CELLS.append((setting, row, 160, run))
+        cells.append((setting, row, 160, run))
     scored = []
 
     def clients_of(_, result):  # these results hold no models
@@ -134,17 +133,18 @@ def test_cells_are_collected_folder_by_folder(tmp_path):
         return pd.DataFrame(columns)
 
     arena.clients_of = clients_of
+    arena.collect(str(tmp_path), cells, *files, ["accuracy"])  # holds no result itself
+    assert not files[0].exists()
     for row in ("Local", "DPFL", "DPFL"):
-        arena.collect(str(tmp_path / row))
-        keys = pd.read_csv(arena.FILE)[arena.KEYS].itertuples(index=False)
-        arena.DONE = {arena.place(*key) for key in keys}
-    lines, clients = pd.read_csv(arena.FILE), pd.read_csv(arena.CLIENTS, dtype={"run": str})
+        arena.collect(str(tmp_path / row), cells, *files, ["accuracy"])
+    lines, clients = map(arena.known, files)
     assert lines["row"].tolist() == ["DPFL", "Local"] and len(scored) == 2
     assert clients["run"].unique().tolist() == lines["run"].tolist() and len(clients) == 8
     assert clients["client"].tolist() == [0, 1, 2, 3] * 2 and clients["client"].dtype == int
     assert clients["accuracy"].tolist() == [0.8, 0.6, 1.0, 0.4, 0.6, 0.6, 0.8, 0.6]
+    arena.DONE = arena.done_in(files[0])
     # the random graph takes its degrees from DPFL's result
     wanted = [arena.is_wanted(setting, row, 160, 42) for row in ("DPFL", "Local", "Ditto")]
     assert wanted == [True, False, True]
-    arena.DONE.add(arena.place(setting, standings.DEGREES, 160, 42))
+    arena.DONE.add((setting, standings.DEGREES, 160, 42))
     assert not arena.is_wanted(setting, "DPFL", 160, 42)

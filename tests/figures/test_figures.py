@@ -3,6 +3,7 @@
 Every file of analysis/ runs without torch and MPI.
 """
 
+import argparse
 import resource
 import sys
 from types import SimpleNamespace
@@ -137,12 +138,16 @@ def test_a_mistake_is_one_sentence_and_a_code(made, tmp_path, monkeypatch, capsy
 
 
 def test_rounds_of_the_graph_figure(made):
-    evolution, result = module("graph_evolution"), made["dpfl", 42]
-    assert evolution.rounds_to_show(0, 2, None, several=False) == [0, 1, 2]
-    asked = evolution.round_list("0,last")
-    assert evolution.rounds_to_show(0, 2, asked, several=False) == [0, 2]
+    evolution = module("graph_evolution")
+    for asked, shown in (("every", [0, 1, 2]), ("0,last", [0, 2])):
+        assert evolution.rounds_to_show(0, 2, evolution.round_list(asked), "") == shown
+    assert evolution.rounds_to_show(1, 45, ["every"], "") == [1, 10, 20, 30, 40, 45]
     said = "--rounds has 3, but ... has graphs of rounds 0 to 2"
-    refused(said, draw, "graph_evolution", [result], rounds=[3])
+    refused(said, draw, "graph_evolution", [made["dpfl", 42]], rounds=["3"])
+    allowed = "allowed are round numbers and last, as in 0,50,last, or every"
+    for wrong in ("abc", "0,every", "", "\u00b2"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"{wrong!r}; {allowed}"):
+            evolution.round_list(wrong)
 
 
 GRAPH = {
@@ -416,7 +421,7 @@ def test_tuning_longer_than_the_rounds_is_drawn_whole(tmp_path):
 
 def test_label_flip(made, tmp_path):
     """Clients 1 and 3 are flipped. In round 2 client 0 averages with 1 and 2, client 2 with 0."""
-    drawing = draw("label_flip", [made["flip"]], rounds="every")
+    drawing = draw("label_flip", [made["flip"]], rounds=["every"])
     axes = drawing.figure.axes
     shares = drawing.data["edge_share_from_flipped"].tolist()
     assert shares == pytest.approx([2 / 4, 0, 1 / 3])
@@ -429,13 +434,8 @@ def test_label_flip(made, tmp_path):
     # order: benign 0 and 2 by class, then flipped 1 and 3
     cells = [[3, 1, 2, 0], [1, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
     assert axes[2].images[0].get_array().tolist() == cells
-    for rounds in ("2", [2]):
-        [axes] = draw("label_flip", [made["flip"]], rounds=rounds).figure.axes
-        assert axes.get_title() == "round 2"
-    allowed = "allowed are round numbers and last, as in 0,50,last, or every"
-    for wrong in ("abc", "0,every", "", "\u00b2"):
-        said = f"--rounds is {wrong!r}; {allowed}"
-        assert refused(said, draw, "label_flip", [made["flip"]], rounds=wrong) == said
+    [axes] = draw("label_flip", [made["flip"]], rounds=["2"]).figure.axes
+    assert axes.get_title() == "round 2"
 
 
 def test_motivation(made, tmp_path):
@@ -477,7 +477,7 @@ def test_omega_is_drawn_until_it_changes(tmp_path):
     assert after == [[3, 2, 2, 0], [2, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
     said = "on Omega is another, which is not recorded"
     assert f"from round 2 {said}" in drawing.text
-    assert said not in draw("graph_evolution", [result], rounds=[0, 1]).text
+    assert said not in draw("graph_evolution", [result], rounds=["0", "1"]).text
     churn = tiny(tmp_path, "churn", churn="0.2:0.5")
     assert f"from round 1 {said}" in draw("graph_evolution", [churn]).text
 

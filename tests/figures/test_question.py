@@ -1,7 +1,5 @@
 """The verdicts of reproduction/question.py, against SciPy and numbers worked out by hand."""
 
-from unittest.mock import MagicMock
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -32,10 +30,8 @@ def test_chances_are_those_of_scipy():
 
 def test_of_seeds_and_people_the_larger_p_counts():
     people = np.linspace(-1, 1.4, 30)
-    both = question.chances([SMALL, people])
-    assert both == tuple(
-        map(max, zip(question.chances([SMALL]), question.chances([people]), strict=True))
-    )
+    pairs = question.chances([SMALL]), question.chances([people])
+    assert question.chances([SMALL, people]) == tuple(map(max, *pairs))
 
 
 def test_the_four_verdicts():
@@ -55,21 +51,11 @@ def test_holm_takes_back_a_small_p_among_many():
 
 
 def test_differences_and_intervals_by_hand():
-    runs = pd.DataFrame(
-        {
-            "setting": "CIFAR-10 Patho(3)",
-            "row": ["DPFL", "DPFL", "Random graph", "Random graph"],
-            "seed": [101, 102, 101, 102],
-            "run": ["a", "b", "c", "d"],
-        }
-    )
-    clients = pd.DataFrame(
-        {
-            "run": list("aabbccdd"),
-            "client": [0, 1] * 4,
-            "accuracy": [0.5, 0.7, 0.6, 0.9, 0.4, 0.6, 0.5, 0.6],
-        }
-    )
+    names = {"setting": "CIFAR-10 Patho(3)", "run": list("abcd"), "seed": [101, 102] * 2}
+    runs = pd.DataFrame(names | {"row": ["DPFL"] * 2 + ["Random graph"] * 2})
+    accuracy = [0.5, 0.7, 0.6, 0.9, 0.4, 0.6, 0.5, 0.6]
+    columns = {"run": list("aabbccdd"), "client": [0, 1] * 4, "accuracy": accuracy}
+    clients = pd.DataFrame(columns)
     points = question.differences("CIFAR-10 Patho(3)", "DPFL", "accuracy", runs, clients)
     assert points == pytest.approx(np.array([[10, 10], [10, 30]]))
     (over_seeds,) = question.units("CIFAR-10 Patho(3)", points)
@@ -80,40 +66,6 @@ def test_differences_and_intervals_by_hand():
     assert seeds == pytest.approx([10, 20]) and people == pytest.approx([10, 20])
 
 
-def test_finished_runs_are_collected_once(tmp_path, monkeypatch):
-    """From a folder of one result, twice; a folder of none adds nothing."""
-    run = question.CELLS[0][3]
-    score = np.array([0.5, 0.25])
-    result = MagicMock(finished=True)
-    result.__getitem__.side_effect = lambda name: score
-    monkeypatch.setattr(question, "DONE", set())
-    monkeypatch.setattr(question, "RUNS_FILE", tmp_path / "runs.csv")
-    monkeypatch.setattr(question, "CLIENTS_FILE", tmp_path / "clients.csv")
-    monkeypatch.setattr(question, "line_of", lambda run, result: {"run": "0a"})
-    monkeypatch.setattr(
-        question, "clients_of", lambda *_: pd.DataFrame({"run": "0a", "client": [0, 1]})
-    )
-    monkeypatch.setattr(question, "gather", lambda runs, folder: ([], []))
-    question.collect(str(tmp_path))
-    assert not question.RUNS_FILE.exists()
-    monkeypatch.setattr(question, "gather", lambda runs, folder: ([result] * (runs == [run]), []))
-    question.collect(str(tmp_path))
-    lines = pd.read_csv(question.RUNS_FILE, dtype=str).to_dict("records")
-    assert lines == [
-        {
-            "run": "0a",
-            "setting": "CIFAR-10, labels moved",
-            "row": "Random graph",
-            "epochs": "160",
-            "seed": "101",
-        }
-    ]
-    assert question.CLIENTS_FILE.read_text() == "run,client,last\n0a,0,0.5\n0a,1,0.25\n"
-    monkeypatch.setattr(question, "DONE", {("CIFAR-10, labels moved", "Random graph", 160, 101)})
-    question.collect(str(tmp_path))
-    assert len(pd.read_csv(question.RUNS_FILE)) == 1
-
-
 def test_no_verdict_before_all_runs_are_there():
     no_runs = pd.DataFrame({name: [] for name in ("setting", "row", "seed", "run")})
     no_clients = pd.DataFrame({name: [] for name in ("run", "client", *question.SCORES)})
@@ -122,16 +74,13 @@ def test_no_verdict_before_all_runs_are_there():
 
 
 def test_the_page_shows_the_power_that_the_code_computes():
-    page = (
-        (question.FOLDER / "question.md").read_text().split("<!-- power -->\n")[1].split("\n\n")[0]
-    )
+    text = (question.FOLDER / "question.md").read_text()
+    page = text.split("<!-- power -->\n")[1].split("\n\n")[0]
     shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()[2:16]]
     computed = question.power(repetitions=200).to_numpy()
     for theirs, ours in zip(shown, computed, strict=True):
         assert theirs[:3] == list(ours[:3])
         for a, b in zip(theirs[3:], ours[3:], strict=True):
             percent = [[int(part.split()[0]) for part in text.split(", ")] for text in (a, b)]
-            assert percent[0] == pytest.approx(percent[1], abs=12), (
-                theirs,
-                ours,
-            )  # 3.5 deviations of 200 draws
+            # 3.5 deviations of 200 draws
+            assert percent[0] == pytest.approx(percent[1], abs=12), (theirs, ours)
