@@ -118,8 +118,9 @@ def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
         notes.append({name: parts.log.notes[name].copy() for name in SCORES})
         steps.append(parts.world.sum_int64(np.array([training.steps.sum()]))[0])
         yield parts.round
-    record.series("finetune", most_epochs + np.arange(len(notes)), notes)
-    record.tuned(np.array(steps))
+    epochs = most_epochs + np.arange(len(notes))
+    record.series("finetune", epochs, notes, gradient_steps=np.array(steps))
+    record.tuned()
 
 
 def add_newcomers(record: Record, parts: Parts, state: State, method: Method) -> Iterator[int]:

@@ -112,25 +112,20 @@ class Record:
         self.write(on_root)
 
     def series(
-        self, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]]
+        self, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]], **more: Any
     ) -> None:
-        """Write the notes `[K]` after each of these numbers of local epochs, in a group."""
+        """Write `more` arrays and the notes `[K]` after each of these numbers of local epochs, in a group."""
         stacked = {name: np.stack([note[name] for note in notes], 1) for name in notes[0]}
-        arrays = {f"{group}/epochs": epochs}
+        arrays = {f"{group}/{name}": values for name, values in {"epochs": epochs, **more}.items()}
         for name, values in self.parts.members.gather(stacked).items():
             dtype = np.int32 if name in COUNTS else values.dtype
             arrays[f"{group}/{name}"] = values.T.astype(dtype)
         self.write(lambda recorder: recorder.write(arrays))
 
-    def tuned(self, steps: np.ndarray) -> None:
-        """Write all ranks' gradient steps up to each epoch of tuning, and the best."""
+    def tuned(self) -> None:
+        """Write the best models' scores after tuning."""
         clients = self.parts.members.gather(best_of(self.parts))
-
-        def on_root(recorder: Recorder) -> None:
-            recorder.write({"finetune/gradient_steps": steps})
-            self._write_best(recorder, clients)
-
-        self.write(on_root)
+        self.write(lambda recorder: self._write_best(recorder, clients))
 
     def _write_best(self, recorder: Recorder, clients: Mapping[str, np.ndarray]) -> None:
         """Write the clients' best so far, and in which rounds they diverged or stopped. On root."""
