@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dpfl_mpi import streams
-from dpfl_mpi.data.partition import Partition, search_first, sharded
+from dpfl_mpi.data.partition import search_first, sharded
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, load_arrays, open_source
 from dpfl_mpi.errors import complain
@@ -50,28 +50,28 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         advice = ""
     elif run.method not in shipped("method"):
         advice += f", or mend what {short(run.method)} computes beside the verbs"
+    source = open_on_ranks(run, world)
+    warn(source.unread, job, world)
     if world.root:  # which has read a file of budgets
         warn(budget_of_one(run), job, world)
     limits, graphs = limits_of(run, world), graphs_of(run, world)
     device = pick_device(job.device, run.precision, world.local_rank)
     warn_of_device(job, world, device)
-    source = open_on_ranks(run, world)
-    warn(source.unread, job, world)
     # each rank keeps its own clients, as `Members` places them
     on_rank = lambda n_train: place(n_train, world.size) == world.rank  # noqa: E731
     whole = world.each_rank(lambda: deal(run, source) if world.root else None)
     partition = sharded(whole, world.share, on_rank)
-    members = Members(
-        world,
-        partition,
-        limits,
-        stopped_serve=method.topology == "graph",
-        advice=advice,
-    )
+    on_graph = method.topology == "graph"
+    members = Members(world, partition, limits, stopped_serve=on_graph, advice=advice)
     module = make(run, source)
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
     start = ensemble.initial_row(run.init, streams.stream(run.seed, streams.INIT, 0, 0))
     world.decide(lambda: refuse_results(job, partition.n, source.classes, ensemble.size))
+    provenance = {"data_sha256": source.sha256, "data_note": source.note, "dtype": source.dtype}
+    for name in ("class_names", "mean", "std"):
+        values = getattr(source, name)
+        provenance[name] = json.dumps(values if len(values) <= MOST_LISTED else [])
+    provenance |= {"partition_sha256": partition.sha256(), "partition_note": partition.note()}
     ordered, n_search = search_first(run, source.labels["train"], partition)
     backdoor = attack is not None and attack.kind == "backdoor"
     clients = Clients(
@@ -119,7 +119,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     rule = method.options(**run.options) if issubclass(method.options, Rule) else Rule()
     return Parts(
         run=run,
-        provenance=provenance_of(source, partition, ensemble.size),
+        provenance=provenance | {"parameters": ensemble.size},
         head=run.found("model").HEAD,  # "" where its file names no last layer
         partition=partition,
         members=members,
@@ -157,17 +157,6 @@ def share_arrays(run: Resolved, world: World) -> Arrays:
     for name, fact in facts.items():
         fields[name] = tuple(fact) if isinstance(fact, list) else fact  # as before JSON
     return Arrays(**fields)
-
-
-def provenance_of(source: Source, partition: Partition, parameters: int) -> dict[str, str | int]:
-    """Return what a result records of its data, partition and model; lists as JSON."""
-    out: dict[str, str | int] = {"data_sha256": source.sha256, "data_note": source.note}
-    out["dtype"] = source.dtype
-    for name in ("class_names", "mean", "std"):
-        values = getattr(source, name)
-        out[name] = json.dumps(values if len(values) <= MOST_LISTED else [])
-    out |= {"partition_sha256": partition.sha256(), "partition_note": partition.note()}
-    return out | {"parameters": parameters}
 
 
 def warn(text: str, job: Job, world: World) -> None:
