@@ -102,8 +102,8 @@ def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
     w = start.clone()
     gradient = method.finetune_gradient(parts.fed, start) if method.finetune_gradient else None
     # most local epochs of a client; counted here, before one may diverge and not be tuned
-    epochs = np.array([training.epochs.max(initial=0)], np.float64)
-    most_epochs = int(parts.world.spread(epochs)[0, 2])
+    trained = np.array([training.epochs.max(initial=0)], np.float64)
+    most_epochs = int(parts.world.spread(trained)[0, 2])
     notes, steps = [], []
     for epoch in range(parts.run.finetune_epochs + 1):
         members.round = parts.run.rounds + epoch
