@@ -49,6 +49,7 @@ def check_state(
     for key in ("omega", "chosen"):
         if budgeted and key in state["shared"]:
             where = f'state["shared"]["{key}"] after {who}'
+            parts.members.check_graph(state["shared"][key], where)
             parts.members.check_budget(state["shared"][key], where)
     active = parts.members.active[parts.ids]
     if parts.round <= 1 and np.isnan(parts.log.notes["val_acc"][active]).any():

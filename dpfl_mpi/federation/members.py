@@ -153,7 +153,6 @@ class Members(Placement):
 
     def check_budget(self, graph: CollaborationGraph, name: str) -> None:
         """Raise `UserError` where an active client has more senders than its budget allows."""
-        self.check_graph(graph, name)
         most_senders = self.most_senders
         over = np.flatnonzero((graph.degrees() > most_senders) & self.active)
         if len(over):

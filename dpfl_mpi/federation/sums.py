@@ -57,18 +57,26 @@ class Sums:
         if members.world.agree(any(map(len, map(np.setdiff1d, senders, sent)))):
             lacks = "an edge along which the models received did not come"
             raise UserError(f"the graph of fed.average has {lacks}")
+        # a client without senders keeps its row
+        each = zip(a, members.ids, senders, strict=True)
+        p_sums = np.array([row[k] + row[s].sum() if len(s) else 0.0 for row, k, s in each])
         with self.log.clock("exchange"), torch.no_grad():
             if self.native and received.arrived is not None:
-                return self._average_natively(w_KW, received.arrived, senders, a)
+                return self._average_natively(w_KW, received.arrived, senders, a, p_sums)
             out = w_KW.clone()
             for b, total in self._totals(received, senders, a, w_KW):
                 for i in range(b.start, b.stop):
-                    if p_sum := self._sum_of_weights(i, senders[i], a):
-                        out[i] = total[i - b.start] / p_sum
+                    if p_sums[i]:
+                        out[i] = total[i - b.start] / float(p_sums[i])
         return out
 
     def _average_natively(
-        self, w_KW: Tensor, arrived: Arrived, senders: list[np.ndarray], a: np.ndarray
+        self,
+        w_KW: Tensor,
+        arrived: Arrived,
+        senders: list[np.ndarray],
+        a: np.ndarray,
+        p_sums: np.ndarray,
     ) -> Tensor:
         """Return every client's average, by one call."""
         assert self.native is not None
@@ -86,13 +94,8 @@ class Sums:
         p = np.empty(ends[-1])
         p[own] = a[ids, self.members.ids]
         p[~own] = a[to, of]
-        p_sums = np.array([self._sum_of_weights(i, s, a) for i, s in enumerate(senders)])
         self.native.means(models, p, ends, p_sums, out)
         return out
-
-    def _sum_of_weights(self, i: int, senders: np.ndarray, a: np.ndarray) -> float:
-        """Return the sum of local client i's weights; 0 if it has no senders: it keeps its row."""
-        return float(a[i, self.members.ids[i]] + a[i, senders].sum()) if len(senders) else 0.0
 
     def _weights(self, weights: Any) -> np.ndarray:
         """Return the weights, float64 `[K, N]`; None: p for each client."""
