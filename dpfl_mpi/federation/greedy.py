@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from torch import Tensor
 
-from dpfl_mpi.federation.candidates import Candidates
+from dpfl_mpi.federation.members import Candidates
 from dpfl_mpi.federation.neighbours import Neighbours
 from dpfl_mpi.federation.orders import Draws, Losses, Order
 from dpfl_mpi.federation.search import Search, Start, best_of, consider

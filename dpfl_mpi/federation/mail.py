@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.attack import Attack
-from dpfl_mpi.federation.candidates import Candidates
-from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.members import Candidates, Members
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.transport.ledger import Ledger
 from dpfl_mpi.transport.mailroom import Mailroom, Received

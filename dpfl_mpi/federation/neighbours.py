@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.mail import Mail
+from dpfl_mpi.federation.members import Candidates
 from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.numerics.sketches import nearest, sketches

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.random import Generator
 
 from dpfl_mpi import streams
-from dpfl_mpi.federation.candidates import Candidates
-from dpfl_mpi.federation.members import Members
+from dpfl_mpi.federation.members import Candidates, Members
 from dpfl_mpi.graph import CollaborationGraph
 
 AHEAD = 64  # batches of an order that are held; later ones are drawn again

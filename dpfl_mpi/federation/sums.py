@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.errors import Nobody, UserError
-from dpfl_mpi.federation.candidates import Candidates
 from dpfl_mpi.federation.mail import Mail
+from dpfl_mpi.federation.members import Candidates
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.ensemble import check_fixed_point, fixed_point, from_fixed_point

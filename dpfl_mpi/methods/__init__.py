@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for annotations alone: a laptop without PyTorch lists metho
     from torch import Tensor as Tensor
 
     from dpfl_mpi.federation import Federation as Federation
-    from dpfl_mpi.federation.candidates import Candidates as Candidates
+    from dpfl_mpi.federation.members import Candidates as Candidates
     from dpfl_mpi.numerics.backend import Gradient as Gradient
     from dpfl_mpi.numerics.backend import Predict as Predict
     from dpfl_mpi.transport.mailroom import Received as Received
