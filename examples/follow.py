@@ -16,10 +16,8 @@ def follow(path, pause=0.5):
     seen, state, scores = -1, "running", []
     while state.startswith("running"):
         with contextlib.suppress(UserError), Result(path) as result:
-            state, scores = (
-                result.state,
-                result.mean("round/test_acc") if result.last_round >= 0 else [],
-            )
+            state = result.state
+            scores = result.mean("round/test_acc") if result.last_round >= 0 else []
             if state.startswith("running"):
                 scores = scores[: result.run.rounds]
         for t in range(seen + 1, len(scores)):

@@ -22,9 +22,8 @@ def init(fed):
     """Choose the graph, which stays: a receiver adds up what its senders send."""
     w = fed.common_row()
     fed.evaluate(w)
-    graph = fed.collect(
-        [fed.shuffle(k, fed.reachable(k), 0)[: fed.most_senders[k]] for k in fed.ids]
-    )
+    senders = [fed.shuffle(k, fed.reachable(k), 0)[: fed.most_senders[k]] for k in fed.ids]
+    graph = fed.collect(senders)
     return {"client": {"w": w, "known": w.clone()}, "shared": {"chosen": graph}}
 
 
