@@ -4,8 +4,6 @@ Without one PyTorch computes instead. It is a plain shared library without Pytho
 wheel serves all versions of Python.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

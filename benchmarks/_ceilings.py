@@ -9,8 +9,6 @@ sets, kernels and bytes from PyTorch's own calls, watched on a CPU.
 Axes: k clients, S mini-batch, H W C image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@
 - read: bytes by which resident memory grew while they were read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

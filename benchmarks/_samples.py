@@ -1,7 +1,5 @@
 """Clients of random samples, for benchmarks of the numerics alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What benchmarks of many clients and ranks share: data, watched runs, fits and a picture."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

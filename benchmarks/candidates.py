@@ -8,8 +8,6 @@ classes, so clients form groups that overlap. Recall is the share of the clients
 seconds of choosing and sending, are of preprocessing. One run each.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

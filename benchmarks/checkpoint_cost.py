@@ -6,8 +6,6 @@ The state is that of DPFL: models, momentum and best models, 62,006 parameters e
 measured is the disk that FOLDER is on.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

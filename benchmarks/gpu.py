@@ -3,46 +3,31 @@
     python benchmarks/gpu.py [--device cuda] [--clients 100] [--seconds 3] [--precision tf32]
     python benchmarks/gpu.py --ceilings --gpu h200 [--data cifar10.h5]      # needs no GPU
 
-With --ceilings, other flags are those of `python -m dpfl_mpi`. The paper's CNN on random 32x32
-colour images, mini-batches of 16. Clients have ragged sizes (lognormal, mean 400 samples). All is
-timed on one device in one run, after a warm-up, each contender for `--seconds`:
+With --ceilings, other flags are those of `python -m dpfl_mpi`. The paper's CNN on random images,
+mini-batches of 16, training sets of unequal sizes (lognormal, mean 400). All is timed on one device
+in one run, after a warm-up, each contender for `--seconds`:
 
-- training: client-steps per second of a plain loop over clients (an `nn.Module` and a fused
-  `torch.optim.SGD` each, data on the device); of ours step by step; of ours recorded
-  (`recorded.py`; on a CPU the same calls without a recording); and, on a GPU, of that compiled by
-  `torch.compile`. Ours includes drawing, cropping and copying the mini-batches.
+- training: client-steps per second of a plain loop over clients (an `nn.Module` and a fused SGD
+  each, data on the device); of ours step by step; of ours recorded (`recorded.py`; on a CPU the
+  same calls); and, on a GPU, of that compiled. Ours draws, crops and copies its mini-batches.
 - kernels: milliseconds of one gradient of all clients by stacked matrix products (used), grouped
   convolutions, and `torch.func.vmap`; on a GPU the first and the last also compiled.
 - layout: the same products and SGD on views of rows (used) and on one tensor per layer.
-- ceilings, where --gpu names the device: what launches and bytes allow (`_ceilings.py`), and how
-  far the recorded step is from either.
+- ceilings, where --gpu names the device: how far the recorded step is from `_ceilings.py`'s.
 - roofline: operations and bytes of a step, what large products and copies reach on this device,
   and the share of the nearer ceiling that a step reaches.
-
-The paper's whole run is `python -m dpfl_mpi --dataset cifar10 --device cuda`; its summary and
-/seconds say where the time goes.
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
 
+import _ceilings
 import h5py
 import numpy as np
 import torch
-from _ceilings import (
-    GPUS,
-    LAUNCH_US,
-    as_text,
-    ceilings,
-    ceilings_of_run,
-    launched,
-    steps_of,
-    work_of_a_step,
-)
+from _ceilings import GPUS, LAUNCH_US, as_text
 from _samples import CIFAR, PAPER_SGD, S, clients_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -230,7 +215,7 @@ def roofline(bench: Bench, rate: float) -> str:
     copy = torch.empty_like(big)
     flops = 2 * side**3 / bench.ms(lambda: a @ a) * 1e3
     bandwidth = 2 * 4 * numbers / bench.ms(lambda: copy.copy_(big)) * 1e3
-    step = work_of_a_step(bench.ensemble, CIFAR, S)
+    step = _ceilings.work_of_a_step(bench.ensemble, CIFAR, S)
     arithmetic, memory = flops / step.operations, bandwidth / step.bytes
     return (
         f"roofline   a client-step is {step.operations / 1e6:.1f} MFLOP and "
@@ -243,10 +228,13 @@ def roofline(bench: Bench, rate: float) -> str:
 
 def against_ceilings(bench: Bench, rate: float, gpu: str, launch_us: Sequence[float]) -> str:
     """Return how a rate, client-steps per second, stands to both ceilings of the same epoch."""
-    steps = steps_of(bench.sizes, S, 1)
+    steps = _ceilings.steps_of(bench.sizes, S, 1)
     on_cpu = Ensemble(build(CIFAR, 10), MEAN, STD, torch.device("cpu"))
-    count, row_bytes = launched(on_cpu, CIFAR, PAPER_SGD)
-    bound, epoch = ceilings(steps, count, row_bytes, gpu, launch_us), steps.client_steps / rate
+    count, row_bytes = _ceilings.launched(on_cpu, CIFAR, PAPER_SGD)
+    bound, epoch = (
+        _ceilings.ceilings(steps, count, row_bytes, gpu, launch_us),
+        steps.client_steps / rate,
+    )
     return (
         f"ceilings   an epoch took {epoch:.3f} s; launches ({count} kernels at "
         f"{as_text(launch_us)} us) {as_text(bound.launches)} s, bytes ({row_bytes / 1e6:.1f} MB a "
@@ -273,7 +261,7 @@ def print_ceilings(args: argparse.Namespace, rest: list[str]) -> None:
         rest = [f"--dataset={dataset_of(args.data)}", f"--data={args.data}", *rest]
     if args.clients:
         rest = [f"--clients={args.clients}", *rest]
-    print(ceilings_of_run(parse(rest)[0], args.gpu, args.launch_us))
+    print(_ceilings.ceilings_of_run(parse(rest)[0], args.gpu, args.launch_us))
 
 
 def main() -> None:

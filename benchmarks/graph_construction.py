@@ -10,8 +10,6 @@ client of both, whether they chose the same sets, the ratio, and what the twin w
 stopping.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import time

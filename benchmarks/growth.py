@@ -13,28 +13,14 @@ with a window narrower than the graph, to that of all models on every rank.
 Seconds are of the slowest rank, bytes of the largest. Each is one run: use free cores.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from _scale import (
-    MB,
-    PHASES,
-    Line,
-    Watched,
-    draw,
-    exponent,
-    flags_for,
-    make_data,
-    numbers,
-    options,
-    run,
-    slope,
-)
+import _scale
+from _scale import MB, PHASES, Line, Watched, numbers
 
 from dpfl_mpi.results import Result
 
@@ -62,7 +48,6 @@ def point(watched: Watched, clients: int) -> dict[str, Any]:
         **seconds,
         "round": sum(seconds.values()),
         "preprocessing": sum(watched.seconds(0, 1).values()),
-        "start": watched.most("first_step") - watched.most("torch"),
         "resident": watched.most("resident"),
         "private": watched.most("private"),
         "beyond_imports": max(rank["resident"] - rank["imported"] for rank in ranks),
@@ -97,14 +82,14 @@ def table(points: list[dict[str, Any]]) -> str:
 def fits(points: list[dict[str, Any]]) -> str:
     """Return exponents of N and the memory of a client."""
     n, grown = ([p[name] for p in points] for name in ("clients", "grown"))
-    base, client = slope(n, grown)
+    base, client = _scale.slope(n, grown)
     series = {
         "a round": [p["round"] for p in points],
         "preprocessing": [p["preprocessing"] for p in points],
         "memory of all ranks without what any N takes": [size - base for size in grown],
         "the results file": [p["file"] for p in points],
     }
-    exponents = ", ".join(f"{name} {exponent(n, y):.2f}" for name, y in series.items())
+    exponents = ", ".join(f"{name} {_scale.exponent(n, y):.2f}" for name, y in series.items())
     row = points[0]["row"]
     each = (f"{k}: {(size - base) / k / MB:.2f}" for k, size in zip(n, grown, strict=True))
     return (
@@ -124,7 +109,7 @@ def picture(points: list[dict[str, Any]], folder: Path) -> list[Path]:
         linear = [lines[0].y[-1] * k / n[-1] for k in n]
         lines.append(Line(n, linear, -1, "linear", ":"))
     panels = {"seconds per round": seconds, "memory, MB": memory}
-    return draw("growth", folder, points, "clients $N$", panels)
+    return _scale.draw("growth", folder, points, "clients $N$", panels)
 
 
 def passes(p: dict[str, Any], window_gb: float) -> str:
@@ -139,7 +124,7 @@ def passes(p: dict[str, Any], window_gb: float) -> str:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = _scale.options(__doc__)
     parser.add_argument("--parts", default="clients", choices=PARTS)
     parser.add_argument("--clients", type=numbers, help="numbers of clients N")
     parser.add_argument("--ranks_list", type=numbers, help="numbers of ranks")
@@ -158,13 +143,13 @@ def main() -> None:
           f"B_c = {args.budget}")  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         data = Path(name, "digits.h5")
-        make_data(data, max(args.clients), args.pool, TEST, args.side)
-        flags = flags_for(data, model=args.model, budget=args.budget, rounds=args.rounds)
+        _scale.make_data(data, max(args.clients), args.pool, TEST, args.side)
+        flags = _scale.flags_for(data, model=args.model, budget=args.budget, rounds=args.rounds)
         # models are kept by default in small runs only: their files would be the larger ones
         flags |= {"window_gb": args.window_gb, "save_models": False}
         for ranks in args.ranks_list:
             for n in args.clients:
-                watched = run(Path(name), ranks, f"{ranks}-{n}", flags | {"clients": n})
+                watched = _scale.run(Path(name), ranks, f"{ranks}-{n}", flags | {"clients": n})
                 points.append(point(watched, n))
                 print(f"  {part}: N = {n}, {ranks} ranks done", file=sys.stderr, flush=True)
     print(table(points))

@@ -17,8 +17,6 @@ normalised per batch. With --augment all crop and flip: the baselines image by i
 torchvision's transforms do, ours in one gather.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import functools
@@ -47,20 +45,34 @@ SAMPLES = 400
 MFLOP = 51.3  # of useful arithmetic in a step of the colour CNN
 
 
-class Net(nn.Module):
-    """The network of docs/extend-methods.md."""
+class Pooled(nn.Module):
+    """Layers, the mean over the image, and a head that reads so many channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: list[nn.Module], channels: int) -> None:
         super().__init__()
-        pairs = ((3, 16), (16, 32))
-        parts = [
-            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.GroupNorm(4, b), nn.ReLU())
-            for a, b in pairs
-        ]
-        self.body, self.head = nn.Sequential(*parts), nn.Linear(32, 10)
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(channels, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x).mean((2, 3)))
+
+
+def normed(convolution: nn.Conv2d) -> list[nn.Module]:
+    return [convolution, nn.GroupNorm(4, convolution.out_channels), nn.ReLU()]
+
+
+def net() -> nn.Module:
+    """Return the network of docs/extend-methods.md."""
+    layers = [nn.Sequential(*normed(nn.Conv2d(a, b, 3, padding=1))) for a, b in ((3, 16), (16, 32))]
+    return Pooled(layers, 32)
+
+
+def separable() -> nn.Module:
+    """Return MobileNet's blocks: depthwise convolutions of 3x3, each with one of 1x1 after it."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1), nn.ReLU()]
+    for a, b, stride in ((16, 32, 1), (32, 64, 2), (64, 64, 2)):
+        layers += normed(nn.Conv2d(a, a, 3, stride, 1, groups=a, bias=False))
+        layers += normed(nn.Conv2d(a, b, 1, bias=False))
+    return Pooled(layers, 64)
 
 
 class Sensors(nn.Module):
@@ -75,25 +87,6 @@ class Sensors(nn.Module):
         x = nn.functional.max_pool1d(self.conv1(x.squeeze(2)).relu(), 2)
         x = nn.functional.max_pool1d(self.conv2(x).relu(), 2)
         return self.head(self.fc(x.flatten(1)).relu())
-
-
-class Separable(nn.Module):
-    """MobileNet's block: depthwise convolutions of 3x3, then one of 1x1, with GroupNorm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        parts: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1), nn.ReLU()]
-        for a, b, stride in ((16, 32, 1), (32, 64, 2), (64, 64, 2)):
-            parts += [
-                nn.Conv2d(a, a, 3, stride, 1, groups=a, bias=False),
-                nn.GroupNorm(4, a),
-                nn.ReLU(),
-            ]
-            parts += [nn.Conv2d(a, b, 1, bias=False), nn.GroupNorm(4, b), nn.ReLU()]
-        self.body, self.head = nn.Sequential(*parts), nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x).mean((2, 3)))
 
 
 class Subject(NamedTuple):
@@ -111,12 +104,12 @@ SUBJECTS = {
     "cnn": Subject(lambda: cnn.build(CIFAR, 10), *COLOUR),
     "cnn-bytes": Subject(lambda: cnn.build(GREY, 10), GREY, "uint8", 10),
     "cnn-floats": Subject(lambda: cnn.build(GREY, 10), GREY, "float32", 10),
-    "net": Subject(Net, *COLOUR),
+    "net": Subject(net, *COLOUR),
     "resnet": Subject(lambda: resnet.build(CIFAR, 10, "16,32,64", 2, 8), *COLOUR),
     "text": Subject(lambda: text.build((32,), 4, 2000, 32, 4, 0, 0.0), (32,), "int32", 4, 2000),
     "mlp": Subject(lambda: mlp.build((42,), 10), (42,), "float32", 10),
     "sensors": Subject(Sensors, (1, 128, 9), "float32", 6),
-    "separable": Subject(Separable, *COLOUR),
+    "separable": Subject(separable, *COLOUR),
 }
 
 
@@ -171,16 +164,19 @@ def augmented(padded: np.ndarray, rows: np.ndarray, rng: np.random.Generator) ->
     return normalised(torch.from_numpy(np.stack(out)))
 
 
-def baseline(
-    subject: Subject,
-    model: nn.Module,
-    images: np.ndarray,
-    labels: np.ndarray,
-    steps: int,
-    augment: bool,
-    fused: bool = False,
-) -> float:
-    """Return the milliseconds of one of `steps` steps of the usual loop."""
+class Task(NamedTuple):
+    """What every contender trains on, and how often."""
+
+    subject: Subject
+    images: np.ndarray
+    labels: np.ndarray
+    steps: int
+    augment: bool
+
+
+def baseline(task: Task, model: nn.Module, fused: bool = False) -> float:
+    """Return the milliseconds of a step of the usual loop."""
+    subject, images, labels, steps, augment = task
     planes = len(subject.shape) == 3 and min(subject.shape[:2]) > 1
     layout = torch.channels_last if fused and planes else torch.contiguous_format
     model = model.to(memory_format=layout)
@@ -206,39 +202,29 @@ def baseline(
     return (time.process_time() - start) / steps * 1e3
 
 
-def pfllib(folder: Path, images: np.ndarray, labels: np.ndarray, steps: int) -> float:
+def pfllib(task: Task, folder: Path) -> float:
     """Return the milliseconds of a step of PFLlib's FedAvg client, on normalised tensors."""
     sys.path.insert(0, str(folder / "system"))
     from flcore.clients.clientavg import clientAVG
 
-    x = normalised(torch.from_numpy(images)).contiguous()
-    data = list(zip(x, torch.from_numpy(labels), strict=True))
-    settings = SimpleNamespace(
-        model=cnn.build(CIFAR, 10),
-        algorithm="FedAvg",
-        dataset="",
-        device="cpu",
-        save_folder_name="",
-        num_classes=10,
-        batch_size=S,
-        local_learning_rate=0.01,
-        local_epochs=steps * S // len(labels),
-        learning_rate_decay=False,
-        learning_rate_decay_gamma=1,
-        few_shot=0,
-    )
-    client = clientAVG(settings, 0, len(data), 0, train_slow=False, send_slow=False)
+    x = normalised(torch.from_numpy(task.images)).contiguous()
+    data = list(zip(x, torch.from_numpy(task.labels), strict=True))
+    settings = {"model": cnn.build(CIFAR, 10), "algorithm": "FedAvg", "dataset": ""}
+    settings |= {"device": "cpu", "save_folder_name": "", "num_classes": 10, "batch_size": S}
+    settings |= {"local_epochs": task.steps * S // len(data), "local_learning_rate": 0.01}
+    settings |= {"learning_rate_decay": False, "learning_rate_decay_gamma": 1, "few_shot": 0}
+    slow = {"train_slow": False, "send_slow": False}
+    client = clientAVG(SimpleNamespace(**settings), 0, len(data), 0, **slow)
     loader = torch.utils.data.DataLoader(data, S, drop_last=True, shuffle=True)
     client.load_train_data = lambda: loader
     start = time.process_time()
     client.train()
-    return (time.process_time() - start) / steps * 1e3
+    return (time.process_time() - start) / task.steps * 1e3
 
 
-def ours(
-    subject: Subject, images: np.ndarray, labels: np.ndarray, steps: int, augment: bool, form: str
-) -> float:
+def ours(task: Task, form: str) -> float:
     """Return the milliseconds of a step of this package, in PyTorch or a form of the kernels."""
+    subject, images, labels, steps, augment = task
     n, ensemble = len(labels), ensemble_of(subject, subject.build())
     clients = clients_of(ensemble, images, labels, [np.arange(n)], [np.arange(1)], augment)
     w = ensemble.initial_row("kaiming", np.random.default_rng(0))[None].clone()
@@ -275,18 +261,17 @@ def main() -> None:
     steps = args.steps + -args.steps % 25
     torch.set_num_threads(1)
     rng, subject = np.random.default_rng(0), SUBJECTS[args.model]
-    data = samples_of(subject, rng), rng.integers(0, subject.classes, SAMPLES), steps
+    images, labels = samples_of(subject, rng), rng.integers(0, subject.classes, SAMPLES)
+    task = Task(subject, images, labels, steps, args.augment)
     tuned = Tuned if args.model.startswith("cnn") else (lambda model: model)
-    loop = functools.partial(baseline, subject)
     contenders = {
-        "plain": lambda: loop(subject.build(), *data, args.augment),
-        "tuned": lambda: loop(tuned(subject.build()), *data, args.augment, fused=True),
+        "plain": lambda: baseline(task, subject.build()),
+        "tuned": lambda: baseline(task, tuned(subject.build()), fused=True),
     }
     if args.pfllib and args.model == "cnn" and not args.augment:
-        contenders["pfllib"] = lambda: pfllib(args.pfllib, *data)
+        contenders["pfllib"] = functools.partial(pfllib, task, args.pfllib)
     own = ["torch", *(form for form in forms() if form != "portable")]
-    for form in own:
-        contenders[form] = functools.partial(ours, subject, *data, args.augment, form)
+    contenders |= {form: functools.partial(ours, task, form) for form in own}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(args.repeats + 1):  # the first round warms up
         for name, run in contenders.items():

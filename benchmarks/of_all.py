@@ -8,8 +8,6 @@ has N or N + 1 places (N odd: no rank has as many clients), or where it holds a 
 Seconds are of the core, for one rank of 1,000 nodes of 64.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 import tracemalloc

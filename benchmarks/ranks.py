@@ -7,8 +7,6 @@ steps per second of both, the share that the two ranks reach, and the share of a
 exchange and recording take. The three are run in turn, `repeats` times.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess

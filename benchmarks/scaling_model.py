@@ -18,8 +18,6 @@ CIFAR-10 (500 images to train and validate on, 62,006 parameters) on 10 to 1,000
 node's memory and the dominant terms, and the figure scaling_model.{pdf,png,csv}.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -57,6 +55,7 @@ RECORD = 26 * 8  # bytes of a client that root gathers per round
 NUMBERS = 30  # of 8 bytes, of each client on every rank: sizes, class counts, weights, places
 WRITTEN = 72 + 44  # bytes of a client that root writes per round: series, and what is overwritten
 MODEL = 4 * 62_016  # bytes of a row of the paper's CNN
+SAMPLES = 600  # of a client of the paper's CIFAR-10, all three sets, 3072 bytes each
 LATENCY_S = 2e-6  # of a message of the cluster
 
 quickest = functools.partial(fastest, seconds=0.5)
@@ -86,8 +85,6 @@ class Work:
     row: int  # bytes of a model
     steps: int  # per client and round
     chosen: float  # collaborators per client
-    samples: int  # of a client, all three sets
-    image: int  # bytes of a sample
 
     @property
     def k(self) -> int:
@@ -135,7 +132,7 @@ def node_bytes(work: Work) -> dict[str, float]:
     return {
         "rows": float(clients / work.k * sum(rows.values())[0] * work.row),
         "window": float(ranks * slots * work.row),
-        "data": float(clients * work.samples * (work.image + LABEL)),
+        "data": float(clients * SAMPLES * (3072 + LABEL)),
         "shared": float(ranks * 8 * work.clients * (3 * OTHERS + NUMBERS)),
     }
 
@@ -189,7 +186,7 @@ def measured_costs(folder: Path, data: Path, model: str, k: int) -> Costs:
     """Return the costs here: of one rank whose k models lie in no cache, and of two that send."""
     made, rng = Run(**flags_for(data, clients=k, model=model, budget=10)), np.random.default_rng(0)
     parts = build(made.resolve(), Job(), World(MPI.COMM_SELF))
-    fed, blocks = parts.fed, parts.backend.blocks
+    fed = parts.fed
     w = fed.common_row()
     others = [[j for j in range(k) if j != i] for i in range(k)]
     graph = CollaborationGraph.from_lists(rng.choice(o, OTHERS, replace=False) for o in others)
@@ -201,7 +198,7 @@ def measured_costs(folder: Path, data: Path, model: str, k: int) -> Costs:
     train, score = quickest(lambda: fed.local_opt(w, 1)), quickest(lambda: fed.evaluate(w))
     received = fed.exchange(w, graph)
     average = quickest(lambda: fed.average(w, graph, received))
-    starts = quickest(lambda: list(parts.sums.over_received(received, blocks)))
+    starts = quickest(lambda: list(parts.sums.over_received(received)))
     parts.begin_round(1)
     fed.ggc(w, received)
     evaluations = fed.notes["evaluations"].sum()
@@ -254,8 +251,7 @@ def small_points(folder: Path, data: Path, costs: Costs, args: argparse.Namespac
                 edges = [len(result.chosen(t).senders) for t in range(1, 5)]
                 row = 4 * int(result.file["meta"].attrs["parameters"])
             chosen = float(np.mean(edges)) / n
-            work = Work(n, ranks, 1, row, steps, chosen, POOL + TEST, args.side**2)
-            terms = round_seconds(work, costs)
+            terms = round_seconds(Work(n, ranks, 1, row, steps, chosen), costs)
             measured, predicted = sum(watched.seconds(2).values()), sum(terms.values())
             most = ", ".join(f"{name} {terms[name]:.3f}" for name in largest(terms, 3))
             error = 100 * (predicted / measured - 1)
@@ -285,7 +281,7 @@ def cluster(costs: Costs, ranks_per_node: int, gbit: float, out: Path) -> str:
     for colour, n in enumerate((10**5, 10**6, 10**7)):
         points = []
         for m in nodes:
-            work = Work(n, min(m * ranks_per_node, n), m, MODEL, 125, 5.0, 600, 3072)
+            work = Work(n, min(m * ranks_per_node, n), m, MODEL, 125, 5.0)
             terms, sizes = round_seconds(work, costs), node_bytes(work)
             points.append((terms, sizes))
             table.append({"clients": n, "nodes": m, **terms, **sizes})

@@ -13,8 +13,6 @@ each; the least seconds of this process on the core count, so other programs har
   independent multiply-adds in registers (compiled here by `cc`; without one there is no ceiling).
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import shutil

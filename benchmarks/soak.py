@@ -6,8 +6,6 @@ A tiny run with a checkpoint every 100 rounds. It fails where memory grew by mor
 number of open files or windows grew, after the first tenth of the rounds.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

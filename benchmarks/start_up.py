@@ -12,8 +12,6 @@ A perceptron on digits of scikit-learn. Printed:
   client and round); B_c = 1 has no edges.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -5,8 +5,6 @@ docs/ must name a file of the repository. It becomes a link to that file's page,
 the file has none. A picture that is not there becomes its description.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
