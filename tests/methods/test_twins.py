@@ -1,4 +1,7 @@
-"""The methods against their slow twins (`twins.py`), by the native kernels and by PyTorch, one client at a time and all at once."""
+"""The methods against their slow twins, by the native kernels and by PyTorch.
+
+PyTorch computes one client at a time, and all at once.
+"""
 
 import launch
 import numpy as np
@@ -14,26 +17,22 @@ from dpfl_mpi.numerics import backend
 
 ADAM, ADAMW = ({"optimizer": name, "lr": 0.003, "adam_eps": 1e-4} for name in ("adam", "adamw"))
 ALIKE = {"classes_per_client": 8, "lr": 0.1, "seed": 4}  # DPFL chooses some, and others each time
+PLAIN = ["local", "fedavg", "ditto", "fedrep", "random_graph", "fedper"]
 CASES = [
+    *((method, None, {}) for method in PLAIN),
     ("dpfl", None, ALIKE),
     ("dpfl", None, ALIKE | {"budget": 3, "tau_init": 1}),
     ("dpfl", None, {"budget": 1}),
     ("dpfl", None, ALIKE | {"budget": 3, "ggc_period": 2}),
     ("dpfl", None, ALIKE | {"budget": 3, "ggc_period": 2, "ggc_off_rounds": "skip"}),
     ("dpfl", None, ALIKE | {"omega_period": 2}),
-    ("local", None, {}),
-    ("fedavg", None, {}),
     ("fedprox", {"mu": 0.3}, {}),
-    ("ditto", None, {}),
     ("apfl", {"alpha": 0.3}, {}),
     ("apfl", {"alpha": 0.6, "adaptive": True}, {}),
     ("perfedavg", {"alpha": 0.05}, {}),
-    ("fedrep", None, {}),
     ("pfedgraph", {"lam": 0.5}, {}),
-    ("random_graph", None, {}),
     ("scaffold", {"global_lr": 0.7}, {}),
     ("scaffold", None, {"momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}),
-    ("fedper", None, {}),
     ("pfedme", {"beta": 0.8}, {}),
     ("fedala", {"threshold": 0.02, "share": 0.5, "passes": 14}, {}),
     ("pens", {"m": 1, "first_step": 0.6}, {"budget": 3}),
@@ -49,27 +48,24 @@ CASES = [
     ("nearest", {"entries": 100, "hubs": 0.9, "pool": 2}, {"budget": 2}),
     ("nearest", {"until": 1, "alike": 0.98, "pool": 1}, {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
-    # native gradients with PyTorch's step, or PyTorch alone; a fedprox that FedProx's own fast path does not swallow
-    ("fedavg", None, ADAM),
-    ("fedprox", None, ADAMW),
-    ("fedrep", None, ADAM),
-    ("fedrep", None, ADAMW),
-    ("perfedavg", None, ADAM),
-    ("scaffold", None, ADAM),
-    ("apfl", None, ADAMW),
+    # native gradients with PyTorch's step, or PyTorch alone
+    *((method, None, ADAM) for method in ("fedavg", "fedrep", "perfedavg", "scaffold")),
+    *((method, None, ADAMW) for method in ("fedprox", "fedrep", "apfl")),
 ]
+WAYS = {"native": ("native", 1), "torch": ("torch", 1), "block": ("torch", N)}
 
 
-@pytest.fixture(params=[("native", 1), ("torch", 1), ("torch", N)], ids=["native", "torch", "block"])
+@pytest.fixture(params=WAYS)
 def job(request):
-    return dict(zip(("kernels", "block"), request.param, strict=True))
+    return dict(zip(("kernels", "block"), WAYS[request.param], strict=True))
 
 
 def assert_near(scored, twin, atol=1e-5):
     assert len(scored) == len(twin)
     for rows, expected in zip(scored, twin, strict=True):
         assert torch.allclose(rows, torch.stack(list(expected)), rtol=0, atol=atol)
-    assert (scored[-1] - scored[0]).abs().max() > 0.01, "a test of rows that do not move would pass with anything"
+    # rows that do not move would pass with anything
+    assert (scored[-1] - scored[0]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize(("method", "options", "fields"), CASES)
@@ -88,9 +84,10 @@ def test_twin(method, options, fields, job):
 
 @pytest.mark.parametrize("method", ["apfl", "perfedavg", "pfedme"])
 def test_passes_of_the_kernels_tell_the_losses(method):
-    told = [play(method, 1, {"kernels": name, "block": 1})[2].notes["train_loss"] for name in ("native", "torch")]
-    np.testing.assert_allclose(*told, rtol=1e-4)
-    assert (told[0] > 0).all()
+    native, by_torch = (play(method, 1, {"kernels": name})[2] for name in ("native", "torch"))
+    loss = native.notes["train_loss"]
+    np.testing.assert_allclose(loss, by_torch.notes["train_loss"], rtol=1e-4)
+    assert (loss > 0).all()
 
 
 @pytest.mark.parametrize("share", [0.4, 0])
@@ -133,10 +130,12 @@ def test_pfedgraph_weights_are_a_solvers():
 
 
 def test_fedbn_twin():
-    scored, _, fed = play("fedbn", model="resnet", model_options={"widths": "4", "blocks": 1, "groups": 2})
+    small = {"widths": "4", "blocks": 1, "groups": 2}
+    scored, _, fed = play("fedbn", model="resnet", model_options=small)
     tw = Twin(fed)
     tw.module = resnet.build((8, 8, 1), 10, "4", 1, 2)
-    own = torch.cat([torch.full((p.numel(),), "norm" in n) for n, p in tw.module.named_parameters()])
+    sizes = {name: p.numel() for name, p in tw.module.named_parameters()}
+    own = torch.cat([torch.full((size,), "norm" in name) for name, size in sizes.items()])
     assert int(own.sum()) == 3 * 8 and torch.equal(fed.columns("normalisation")[: len(own)], own)
     assert_near(scored, list(tw.keeping(own)))
     norms = scored[-1][:, own]

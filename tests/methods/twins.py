@@ -1,4 +1,7 @@
-"""Slow twins of the methods in plain PyTorch, of four ragged clients: from the package are data, initial row and the recipe of the draws alone."""
+"""Slow twins of the methods in plain PyTorch, of four clients with unequal training sets.
+
+From the package are data, initial row and the recipe of the draws alone.
+"""
 
 import copy
 import importlib
@@ -10,25 +13,28 @@ import reference
 import torch
 from launch import federation, reward_of, training_rows, validation
 from scipy.optimize import minimize
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
 from dpfl_mpi import streams
 from dpfl_mpi.models import mlp
 
 N, ROUNDS, TAU = 4, 3, 2
-FIELDS = {"clients": N, "rounds": ROUNDS, "tau_train": TAU, "tau_init": TAU, "clip_norm": 2.0, "batch_size": 32}
+FIELDS = {"clients": N, "rounds": ROUNDS, "tau_train": TAU, "tau_init": TAU}
+FIELDS |= {"clip_norm": 2.0, "batch_size": 32}
 HEAD = 64 * 64 + 64  # the first column of the perceptron's head
 
 
 def play(method, rounds=ROUNDS, job=None, options=None, **fields):
     """Run a method in this process.
 
-    Return per call of `evaluate` (DPFL: the mixed ones too) the rows in client order, the states after each round, and the Federation.
+    Return the rows of each call of `evaluate` in client order (of DPFL also the mixed ones), the
+    states after each round, and the Federation.
     """
-    with federation(FIELDS | {"method": method, "options": options} | fields, **(job or {})) as fed:
-        module, scored, states = importlib.import_module(f"dpfl_mpi.methods.{method}"), [], []
-        evaluate = fed.evaluate
+    fields = FIELDS | {"method": method, "options": options} | fields
+    with federation(fields, **(job or {})) as fed:
+        module = importlib.import_module(f"dpfl_mpi.methods.{method}")
+        evaluate, scored = fed.evaluate, []
 
         def note(w, series="", **how):
             evaluate(w, series, **how)
@@ -37,7 +43,7 @@ def play(method, rounds=ROUNDS, job=None, options=None, **fields):
 
         fed.evaluate = note
         state = module.init(fed)
-        states.append(copy.deepcopy(state))
+        states = [copy.deepcopy(state)]
         for t in range(1, rounds + 1):
             fed.begin_round(t)
             state = module.round(fed, state, t)
@@ -49,21 +55,30 @@ def keyed(*key):
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
+def others(k):
+    return [j for j in range(N) if j != k]
+
+
+def squared(a, b):
+    return (a - b).square().sum()
+
+
 class Twin:
     def __init__(self, fed):
         samples = fed.partition.class_counts.sum(1)
         self.run, self.p, self.optimisers = fed.run, samples / samples.sum(), {}
+        self.most = fed.run.most_senders
         self.module = mlp.build((8, 8, 1), 10)
         self.initial_row = fed.initial_row
         self.start = fed.initial_row()[: fed.ensemble.size].clone()
         self.head = torch.arange(len(self.start)) >= HEAD
-        self.data, self.val, self.R = [], [], [reward_of(fed, k) for k in range(N)]
-        for k in range(N):
-            rows = training_rows(fed, k)
+        self.R = [reward_of(fed, k) for k in range(N)]
+        self.val = [validation(fed, k) for k in range(N)]
+        self.data = []
+        for rows in (training_rows(fed, k) for k in range(N)):
             x = ((fed.clients.x[rows].float() / 255 - 0.305) / 0.376).permute(0, 3, 1, 2)
             self.data.append((x, fed.clients.y[rows]))
-            self.val.append(validation(fed, k))
-        assert len({len(y) for _, y in self.data}) > 1, "ragged"
+        assert len({len(y) for _, y in self.data}) > 1, "unequal"
 
     def batches(self, k, first_epoch, epochs):
         x, y = self.data[k]
@@ -76,28 +91,32 @@ class Twin:
         return self.module
 
     def gradient(self, w, batch, extra=None):
-        """The gradient at row w of the mean loss, plus `extra(w)` where a term has autograd's gradient."""
+        """The gradient at row w of the mean loss, and of `extra(w)` by autograd."""
         module = self.model(w)
         loss = cross_entropy(module(batch[0]), batch[1])
         if extra is not None:
             loss = loss + extra(parameters_to_vector(module.parameters()))
-        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        return torch.cat([g.reshape(-1) for g in gradients])
+
+    def optimiser(self, leaf):
+        run = self.run
+        how = {"lr": run.lr, "weight_decay": run.weight_decay}
+        if run.optimizer == "sgd":
+            return torch.optim.SGD([leaf], momentum=run.momentum, **how)
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[run.optimizer]
+        return kind([leaf], betas=(run.beta1, run.beta2), eps=run.adam_eps, **how)
 
     def step(self, k, name, w, g, columns=None):
         columns = torch.ones(len(w), dtype=torch.bool) if columns is None else columns
         if (k, name) not in self.optimisers:
-            leaf, run = torch.nn.Parameter(w[columns].clone()), self.run
-            kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[run.optimizer]
-            adam = {"betas": (run.beta1, run.beta2), "eps": run.adam_eps}
-            more = {"momentum": run.momentum} if run.optimizer == "sgd" else adam
-            self.optimisers[k, name] = leaf, kind([leaf], run.lr, weight_decay=run.weight_decay, **more)
+            leaf = torch.nn.Parameter(w[columns].clone())
+            self.optimisers[k, name] = leaf, self.optimiser(leaf)
         leaf, optimiser = self.optimisers[k, name]
         leaf.data, leaf.grad = w[columns].clone(), g[columns].clone()
         clip_grad_norm_([leaf], self.run.clip_norm)
         optimiser.step()
-        w = w.clone()
-        w[columns] = leaf.data
-        return w
+        return w.masked_scatter(columns, leaf.data)
 
     def local(self, k, w, epoch, epochs=TAU, name="w", extra=None, columns=None):
         for batch in self.batches(k, epoch, epochs):
@@ -114,10 +133,18 @@ class Twin:
     def over(self, members, w, a=None):
         """The mean of the members' rows, weighted by `a`, or p."""
         a = self.p if a is None else a
-        return (sum(float(a[j]) * w[j].double() for j in members) / sum(a[j] for j in members)).float()
+        total = sum(float(a[j]) * w[j].double() for j in members)
+        return (total / sum(a[j] for j in members)).float()
+
+    def draw(self, k, t, clients):
+        """These clients in the order of a draw of client k."""
+        return keyed(self.run.seed, streams.CANDIDATES, k, t * 1000).permutation(clients).tolist()
+
+    def random_senders(self, t):
+        return [self.draw(k, t, others(k))[: self.most] for k in range(N)]
 
     def peers(self, mix, rounds=ROUNDS):
-        """The rounds of a method in which all train and then make new rows of all rows, `mix(w, t)`."""
+        """The rounds of a method in which all train and then make new rows by `mix(w, t)`."""
         w = [self.start] * N
         yield w
         for t in range(1, rounds + 1):
@@ -126,25 +153,32 @@ class Twin:
             w = mix(w, t)
 
     def keeping(self, own, train=None):
-        """The rounds of a method whose clients keep these columns, bool, and take the others from the mean of all; they `train(k, w, epoch)`."""
+        """The rounds of a method whose clients keep columns `own`, bool.
+
+        They take the others from the mean of all, and `train(k, w, epoch)`.
+        """
         mean, w = self.start, [self.start] * N
         yield w
         for t in range(ROUNDS):
-            w = [(train or self.local)(k, torch.where(own, w[k], mean), t * TAU) for k in range(N)]
+            rows = [torch.where(own, w[k], mean) for k in range(N)]
+            w = [(train or self.local)(k, rows[k], t * TAU) for k in range(N)]
             yield w
             mean = self.mean(w)
 
 
 def twin_dpfl(tw, o):
-    """Algorithm 1, of which lines 3 and 10 are tests/reference.py's; the rows are those after training, then those that are mixed."""
+    """Algorithm 1, of which lines 3 and 10 are tests/reference.py's.
+
+    The rows are those after training, then those that are mixed.
+    """
     run, everyone = tw.run, [set(range(N))] * N
 
-    def search(algorithm, w, t, near):
+    def search(algorithm, w, t, reachable):
         found, models = [], [row.numpy() for row in w]
         for k in range(N):
-            S = keyed(run.seed, streams.CANDIDATES, k, t * 1000).permutation(sorted(near[k] - {k})).tolist()
+            S = tw.draw(k, t, sorted(reachable[k] - {k}))
             coins = keyed(run.seed, streams.COIN, k, t * 1000).random(N)
-            found.append(algorithm(k, S, models, tw.p, tw.R[k], run.most_senders + 1, coins))
+            found.append(algorithm(k, S, models, tw.p, tw.R[k], tw.most + 1, coins))
         return found
 
     w = [tw.local(k, tw.start, 0, run.tau_init) for k in range(N)]  # line 2
@@ -175,14 +209,14 @@ def twin_fedavg(tw, o, extra=lambda w: None):
 
 
 def twin_fedprox(tw, o):
-    return twin_fedavg(tw, o, lambda w: lambda v: o["mu"] / 2 * (v - w).square().sum())
+    return twin_fedavg(tw, o, lambda w: lambda v: o["mu"] / 2 * squared(v, w))
 
 
 def twin_ditto(tw, o):
     w, v = tw.start, [tw.start] * N
     yield v
     for t in range(ROUNDS):
-        pull = lambda row, w=w: o["lam"] / 2 * (row - w).square().sum()  # noqa: E731
+        pull = lambda row, w=w: o["lam"] / 2 * squared(row, w)  # noqa: E731
         v = [tw.local(k, v[k], t * TAU, name="v", extra=pull) for k in range(N)]
         yield v
         w = tw.mean([tw.local(k, w, t * TAU) for k in range(N)])
@@ -245,34 +279,40 @@ def twin_pfedgraph(tw, o):
         w = [tw.local(k, w[k], t * TAU, extra=terms[k]) for k in range(N)]
         yield w
         delta = [(row - tw.start).double() for row in w]
+        wide = [row.double() for row in w]
+        unit = [row / row.norm() for row in wide]
         new, u = [], []
         for i in range(N):
-            d = [-float(delta[i] @ delta[j] / (delta[i].norm() * delta[j].norm())) for j in range(N)]
+            d = [-float(cosine_similarity(delta[i], delta[j], 0)) for j in range(N)]
             d = [-1.0 if i == j or d[j] < -0.9 else d[j] for j in range(N)]
             x = quadratic(np.array(d), tw.p, o["alpha"])
-            new.append(sum(float(x[j]) * w[j].double() for j in range(N)).float())
-            u.append(sum(float(x[j]) * w[j].double() / w[j].double().norm() for j in range(N)).float())
+            new.append(sum(float(x[j]) * wide[j] for j in range(N)).float())
+            u.append(sum(float(x[j]) * unit[j] for j in range(N)).float())
         w = new
 
 
 def twin_random_graph(tw, o):
-    return itertools.islice(tw.peers(lambda w, t: [tw.mean(w)] * N, ROUNDS + 1), 1, None)  # everyone reaches everyone
+    """Everyone reaches everyone."""
+    return itertools.islice(tw.peers(lambda w, t: [tw.mean(w)] * N, ROUNDS + 1), 1, None)
 
 
 def twin_scaffold(tw, o):
-    """Without momentum, decay and clipping a step is the paper's line 10, and c_i its option II; else c_i is the mean of the gradients."""
+    """Without momentum, decay and clipping a step is the paper's line 10, and c_i its option II.
+
+    Else c_i is the mean of the gradients.
+    """
     x, c, c_i = tw.start, torch.zeros_like(tw.start), [torch.zeros_like(tw.start)] * N
     yield [x] * N
     for t in range(ROUNDS):
         trained, controls = [], []
         for k in range(N):
-            y, seen = x, []
+            y, gradients = x, []
             for batch in tw.batches(k, t * TAU, TAU):
-                seen.append(tw.gradient(y, batch))
-                g = seen[-1] - c_i[k] + c
+                gradients.append(tw.gradient(y, batch))
+                g = gradients[-1] - c_i[k] + c
                 y = tw.step(k, "w", y, g) if tw.run.momentum else y - tw.run.lr * g
-            paper = c_i[k] - c + (x - y) / (len(seen) * tw.run.lr)
-            controls.append(sum(seen) / len(seen) if tw.run.momentum else paper)
+            paper = c_i[k] - c + (x - y) / (len(gradients) * tw.run.lr)
+            controls.append(sum(gradients) / len(gradients) if tw.run.momentum else paper)
             trained.append(y)
         x = x + o["global_lr"] * (tw.mean(trained) - x)
         c = c + tw.mean([new - old for new, old in zip(controls, c_i, strict=True)])
@@ -293,7 +333,7 @@ def twin_pfedme(tw, o):
             w_k = theta = w
             for batch in tw.batches(k, t * TAU, TAU):
                 for _ in range(o["steps"]):
-                    pull = lambda v, w_k=w_k: o["lam"] / 2 * (v - w_k).square().sum()  # noqa: E731
+                    pull = lambda v, w_k=w_k: o["lam"] / 2 * squared(v, w_k)  # noqa: E731
                     theta = theta - o["personal_lr"] * tw.gradient(theta, batch, pull)
                 w_k = w_k - tw.run.lr * o["lam"] * (w_k - theta)
             thetas.append(theta)
@@ -308,8 +348,8 @@ def twin_fedala(tw, o):
     for t in range(ROUNDS):
         for k in range(N):
             if t:
-                batches = list(tw.batches(k, t * TAU, 1))
-                batches, losses = batches[: int(np.ceil(o["share"] * len(batches)))], []
+                batches, losses = list(tw.batches(k, t * TAU, 1)), []
+                batches = batches[: int(np.ceil(o["share"] * len(batches)))]
                 own, step = w_i[k][HEAD:], (w - w_i[k])[HEAD:]
                 while len(losses) < (o["passes"] if t == 1 else 1):
                     for batch in batches:
@@ -327,42 +367,47 @@ def twin_fedala(tw, o):
 
 
 def twin_pens(tw, o):
-    taken, most, first = np.zeros((N, N)), tw.run.most_senders, round(o["first_step"] * ROUNDS)
+    taken, first = np.zeros((N, N)), round(o["first_step"] * ROUNDS)
 
-    def of(k, w, t):
-        draw = keyed(tw.run.seed, 4, k, t * 1000).permutation
-        everyone = np.array([j for j in range(N) if j != k])
+    def senders(k, w, t):
         if t <= first:
-            chosen = sorted(draw(everyone)[:most].tolist(), key=lambda j: tw.loss(k, w[j]))[: o["m"]]
+            drawn = tw.draw(k, t, others(k))[: tw.most]
+            chosen = sorted(drawn, key=lambda j: tw.loss(k, w[j]))[: o["m"]]
             taken[k, chosen] += 1
             return chosen
-        liked = [j for j in everyone if taken[k, j] > first * o["m"] / (N - 1)]
-        return draw(np.array(liked or everyone))[:most]
+        liked = [j for j in others(k) if taken[k, j] > first * o["m"] / (N - 1)]
+        return tw.draw(k, t, liked or others(k))[: tw.most]
 
-    return tw.peers(lambda w, t: [tw.over([k, *of(k, w, t)], w) for k in range(N)])
+    return tw.peers(lambda w, t: [tw.over([k, *senders(k, w, t)], w) for k in range(N)])
 
 
 def twin_dac(tw, o, weighted=False):
-    s, met, most = np.zeros((N, N)), np.zeros((N, N), bool), tw.run.most_senders
+    s, met = np.zeros((N, N)), np.zeros((N, N), bool)
 
     def similarity(i, own, row):
         a, b, x0 = own.double(), row.double(), tw.start.double()
-        cosine = torch.nn.functional.cosine_similarity
-        of = {"loss": 1 / tw.loss(i, row), "l2": 1 / max(float((a - b).norm()), 1e-12), "cosine": cosine(a, b, 0)}
-        return (of | {"update": cosine(a - x0, b - x0, 0)})[o["similarity"]]
+        return {
+            "loss": 1 / tw.loss(i, row),
+            "l2": 1 / max(float((a - b).norm()), 1e-12),
+            "cosine": cosine_similarity(a, b, 0),
+            "update": cosine_similarity(a - x0, b - x0, 0),
+        }[o["similarity"]]
 
     def mix(w, t):
         old, new = s.copy(), []
         tau = 2 * o["tau"] / (1 + np.exp(-0.2 * (t - 2))) - o["tau"] + 1
         for i in range(N):
             noise = keyed(tw.run.seed, 15, i, t).gumbel(size=N) + (tau * s[i] if t > 1 else 0)
-            chosen = sorted((j for j in range(N) if j != i), key=lambda j: -noise[j])[:most]
+            chosen = sorted(others(i), key=lambda j: -noise[j])[: tw.most]
             s[i, chosen] = [similarity(i, w[i], w[j]) for j in chosen]
             met[i, chosen] = True
-            for j in set(range(N)) - {i, *chosen}:
-                if (knows := [k for k in chosen if old[k, j] > 0]) and not met[i, j]:
+            for j in set(others(i)) - {*chosen}:
+                knows = [k for k in chosen if old[k, j] > 0]
+                if knows and not met[i, j]:
                     s[i, j] = old[max(knows, key=lambda k: s[i, k]), j]
-            a = {j: max(s[i, j], 0) for j in chosen} | {i: similarity(i, w[i], w[i])} if weighted else None
+            a = None
+            if weighted:
+                a = {j: max(s[i, j], 0) for j in chosen} | {i: similarity(i, w[i], w[i])}
             new.append(tw.over([*chosen, i], w, a))
         return new
 
@@ -373,30 +418,25 @@ def twin_fedsim(tw, o):
     return twin_dac(tw, o, weighted=True)
 
 
-def random_senders(tw, t):
-    near = [np.array([j for j in range(N) if j != k]) for k in range(N)]
-    return [keyed(tw.run.seed, 4, k, t * 1000).permutation(near[k])[: tw.run.most_senders].tolist() for k in range(N)]
-
-
 def twin_pfedsv(tw, o):
     """By the formula over subsets: a coalition S without j counts |S|! (m - 1 - |S|)! / m!."""
-    r = np.zeros((N, N))
+    r, f = np.zeros((N, N)), math.factorial
 
     def mix(w, t):
         new = []
         for k in range(N):
-            near = keyed(tw.run.seed, 4, k, t * 1000).permutation([j for j in range(N) if j != k])
-            members = [k, *sorted(near, key=lambda j: -r[k, j])[: tw.run.most_senders]]
+            ranked = sorted(tw.draw(k, t, others(k)), key=lambda j: -r[k, j])
+            members = [k, *ranked[: tw.most]]
 
             def v(s, k=k):
                 return -tw.loss(k, tw.over(s, w, np.ones(N))) if s else -np.log(10)
 
             m, phi = len(members), {}
             for j in members:
-                others = [i for i in members if i != j]
-                sets = [c for n in range(m) for c in itertools.combinations(others, n)]
-                share = [math.factorial(len(s)) * math.factorial(m - 1 - len(s)) / math.factorial(m) for s in sets]
-                phi[j] = sum(a * (v((*s, j)) - v(s)) for a, s in zip(share, sets, strict=True))
+                rest = [i for i in members if i != j]
+                sets = [c for n in range(m) for c in itertools.combinations(rest, n)]
+                terms = [f(len(s)) * f(m - 1 - len(s)) * (v((*s, j)) - v(s)) for s in sets]
+                phi[j] = sum(terms) / f(m)
                 r[k, j] = 0.2 * r[k, j] + 0.8 * phi[j]
             a = {j: max(phi[j], 0) for j in members}
             new.append(tw.over(members, w, a) if sum(a.values()) else w[k])
@@ -417,7 +457,7 @@ def twin_dfedpgp(tw, o):
                 at = torch.where(head, u[k], u[k] / mu[k])
                 u[k] = tw.step(k, "w", u[k], tw.gradient(at, batch), ~head)
         yield [torch.where(head, u[k], u[k] / mu[k]) for k in range(N)]
-        senders = random_senders(tw, t)
+        senders = tw.random_senders(t)
         out = [1 + sum(j in s for s in senders) for j in range(N)]
         body = [sum(u[j].double() / out[j] for j in (k, *senders[k])).float() for k in range(N)]
         mu = np.array([sum(mu[j] / out[j] for j in (k, *senders[k])) for k in range(N)])
@@ -425,6 +465,9 @@ def twin_dfedpgp(tw, o):
 
 
 def twin_facade(tw, o):
+    def mean(rows):
+        return torch.stack(rows).double().mean(0).float()
+
     w, head = [tw.start] * N, tw.head
     heads = [[tw.initial_row(c)[: len(head)][head] for c in range(o["heads"])] for k in range(N)]
     yield list(w)
@@ -436,12 +479,12 @@ def twin_facade(tw, o):
             w[k] = tw.local(k, models[cluster[k]], (t - 1) * TAU)
             heads[k][cluster[k]] = w[k][head]
         yield list(w)
-        senders, new = random_senders(tw, t), []
-        core = [torch.stack([w[j] for j in (k, *senders[k])]).double().mean(0).float() for k in range(N)]
+        senders, new = tw.random_senders(t), []
+        core = [mean([w[j] for j in (k, *senders[k])]) for k in range(N)]
         for k in range(N):
-            come = [[w[j][head] for j in senders[k] if cluster[j] == c] for c in range(o["heads"])]
-            both = zip(heads[k], come, strict=True)
-            new.append([torch.stack([h, *more]).double().mean(0).float() for h, more in both])
+            received = [(cluster[j], w[j][head]) for j in senders[k]]
+            own = enumerate(heads[k])
+            new.append([mean([h, *(row for of, row in received if of == c)]) for c, h in own])
         heads = new
         w = [core[k].masked_scatter(head, heads[k][cluster[k]]) for k in range(N)]
 
@@ -449,37 +492,40 @@ def twin_facade(tw, o):
 def twin_sketch(tw, o):
     def mix(w, t):
         u = np.stack([(row - tw.start).numpy() for row in w]).astype(float)
-        np.put_along_axis(u, np.argsort(-abs(u), 1, kind="stable")[:, o["entries"] :], 0, 1)
+        smaller = np.argsort(-abs(u), 1, kind="stable")[:, o["entries"] :]
+        np.put_along_axis(u, smaller, 0, 1)
         u /= np.linalg.norm(u, axis=1, keepdims=True)
-        chosen = np.argsort(np.where(np.eye(N) > 0, np.inf, -u @ u.T), 1, kind="stable")[:, : tw.run.most_senders]
-        return [tw.over([k, *chosen[k]], w) for k in range(N)]
+        distance = np.where(np.eye(N) > 0, np.inf, -u @ u.T)
+        nearest = np.argsort(distance, 1, kind="stable")[:, : tw.most]
+        return [tw.over([k, *nearest[k]], w) for k in range(N)]
 
     return tw.peers(mix)
 
 
 def counted(tw, u, entries):
     """Cosines of count sketches of u."""
-    drawn = streams.stream(tw.run.seed, streams.SKETCH, 0, 0).integers(0, 2 * entries, len(tw.start))
+    draws = streams.stream(tw.run.seed, streams.SKETCH, 0, 0)
+    drawn = draws.integers(0, 2 * entries, len(tw.start))
     matrix = np.zeros((len(drawn), entries))
     matrix[np.arange(len(drawn)), drawn % entries] = np.where(drawn < entries, 1, -1)
     sums = np.stack([row.numpy().astype(float) @ matrix for row in u])
-    told = np.rint(127 * sums / abs(sums).max(1, keepdims=True))
-    cos = told @ told.T / np.sqrt(np.outer((told**2).sum(1), (told**2).sum(1)))
+    sent = np.rint(127 * sums / abs(sums).max(1, keepdims=True))
+    cos = sent @ sent.T / np.sqrt(np.outer((sent**2).sum(1), (sent**2).sum(1)))
     return np.where(np.eye(N) > 0, -np.inf, cos)
 
 
 def twin_nearest(tw, o):
-    w = [tw.local(k, tw.start, 0) for k in range(N)]
+    m, w = tw.most, [tw.local(k, tw.start, 0) for k in range(N)]
     u = [row - tw.start for row in w]
     for t in range(1, ROUNDS + 2):
         yield w
         if t - 1 <= o["until"]:
-            cos, m = counted(tw, u, o["entries"]), tw.run.most_senders
+            cos, chosen = counted(tw, u, o["entries"]), []
             r = np.sort(cos, 1)[:, -m:].mean(1)
             order = np.argsort(o["hubs"] * r - cos, axis=1, kind="stable")
-            alike = [[j for j in row if cos[k, j] >= o["alike"] * max(cos[k])] for k, row in enumerate(order)]
-            draw = [keyed(tw.run.seed, 4, k, (t - 1) * 1000).permutation(alike[k][: o["pool"] * m]) for k in range(N)]
-            chosen = [drawn[:m].astype(int).tolist() for drawn in draw]
+            for k in range(N):
+                alike = [j for j in order[k] if cos[k, j] >= o["alike"] * max(cos[k])]
+                chosen.append(tw.draw(k, t - 1, alike[: o["pool"] * m])[:m])
         start = [tw.over([k, *chosen[k]], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
         u = [u[k] + (w[k] - start[k]) for k in range(N)]
@@ -489,26 +535,29 @@ def twin_cobo(tw, o):
     x, w = [tw.start] * N, np.ones((N, N))
     yield x
     for t in range(1, ROUNDS + 1):
-        drawn = np.array([keyed(tw.run.seed, streams.PAIRS, k, t).random(N) < 1 / N for k in range(N)])
-        for i in range(N):
-            for j in range(i):
-                if drawn[i, j] or drawn[j, i]:
-                    z = (x[i] + x[j]) / 2
-                    g_i, g_j = (tw.gradient(z, next(tw.batches(k, (t - 1) * TAU, 1))) for k in (i, j))
-                    w[i, j] = w[j, i] = min(max(w[i, j] + o["gamma"] * float(g_i @ g_j), 0), 1)
+        epoch = (t - 1) * TAU
+        draws = [keyed(tw.run.seed, streams.PAIRS, k, t).random(N) for k in range(N)]
+        drawn = np.array(draws) < 1 / N
+        for i, j in itertools.combinations(range(N), 2):
+            if drawn[i, j] or drawn[j, i]:
+                z = (x[i] + x[j]) / 2
+                g_i, g_j = (tw.gradient(z, next(tw.batches(k, epoch, 1))) for k in (i, j))
+                w[i, j] = w[j, i] = min(max(w[i, j] + o["gamma"] * float(g_i @ g_j), 0), 1)
         old = x
 
         def pull(v, i, old=old):
-            return o["rho"] / 2 * sum(w[i, j] * (v - old[j]).square().sum() for j in range(N) if j != i)
+            return o["rho"] / 2 * sum(w[i, j] * squared(v, old[j]) for j in others(i))
 
-        x = [tw.local(i, x[i], (t - 1) * TAU, extra=lambda v, i=i: pull(v, i)) for i in range(N)]
+        x = [tw.local(i, x[i], epoch, extra=lambda v, i=i: pull(v, i)) for i in range(N)]
         yield x
 
 
 def quadratic(d, p, alpha):
-    slope = d - 2 * alpha * p
+    """The x on the simplex that minimises alpha x^2 + (d - 2 alpha p) x, by a solver."""
+    slope, bounds = d - 2 * alpha * p, [(0, None)] * len(p)
+    value, jac = lambda x: alpha * x @ x + slope @ x, lambda x: 2 * alpha * x + slope
     simplex = {"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones(len(x))}
-    how = {"bounds": [(0, None)] * len(p), "constraints": simplex, "options": {"ftol": 1e-12, "maxiter": 500}}
-    found = minimize(lambda x: alpha * x @ x + slope @ x, p, jac=lambda x: 2 * alpha * x + slope, method="SLSQP", **how)
+    how = {"bounds": bounds, "constraints": simplex, "options": {"ftol": 1e-12, "maxiter": 500}}
+    found = minimize(value, p, jac=jac, method="SLSQP", **how)
     assert found.success
     return found.x
