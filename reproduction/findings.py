@@ -10,8 +10,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import plan_power
 from matplotlib.figure import Figure
-from plan_power import chance_of, needed
 from recomputed import Lines, intervals
 
 from dpfl_mpi.figures import pareto, tables
@@ -29,7 +29,6 @@ COSTS = ("models", "evaluations", "steps")
 IN_COSTS = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT", "Local")
 ATTACK_ROWS = {kind: f"attack {kind}:0.2" for kind in ATTACKS}
 AGES = (0, 1, 5)  # epochs of newcomers
-BELOW_MOST = "> 10,000"
 
 
 def long(frames: Frames) -> Frames:
@@ -98,11 +97,8 @@ def graphs(frames: Frames) -> Lines:
     digits = {"z": 1, "degree": 1}
     for row in in_order(lines["row"], "same clients|patience"):
         of_row = lines[lines["row"] == row]
-        for graph, is_shown in (
-            ("Omega", of_row["round"] == 0),
-            ("last round", of_row["round"] > 0),
-        ):
-            shown = of_row[is_shown]
+        is_omega = of_row["round"] == 0
+        for graph, shown in {"Omega": of_row[is_omega], "last round": of_row[~is_omega]}.items():
             means = shown[measures].mean().items()
             cells = {name: f"{value:.{digits.get(name, 3)}f}" for name, value in means}
             yield {"method": f"{row} ({shown['seed'].nunique()})", "graph": graph} | cells
@@ -112,18 +108,9 @@ def power(frames: Frames) -> Lines:
     """Yield how many partitions find a difference of 0.63 and of 2 points in 80 % of the cases."""
     for row in COMPARED:
         parts = paired(long(frames)["clients"], "DPFL", row)
-        if len(parts) < 2:
-            continue
-        chance = chance_of(parts)
-        counts = [needed(chance, points, chance.clients, 0.8, 0.05) for points in (0.63, 2.0)]
-        yield {
-            "DPFL minus": row,
-            "points": difference_text(parts),
-            "deviation within": f"{chance.within:.1f}",
-            "between partitions": f"{chance.between:.2f}",
-            "partitions for 0.63": str(counts[0] or BELOW_MOST),
-            "for 2": str(counts[1] or BELOW_MOST),
-        }
+        if len(parts) > 1:
+            columns = {"partitions for 0.63": 0.63, "for 2": 2.0}
+            yield {"DPFL minus": row} | plan_power.cells(parts, columns)
 
 
 def attacks(frames: Frames) -> Lines:
@@ -164,15 +151,8 @@ def moved(frames: Frames) -> Lines:
         yield cells | costs(same.runs, base, " without it")
 
 
-TABLES: dict[str, Callable[[Frames], Any]] = {
-    "compared": compared,
-    "reached": reached,
-    "graphs": graphs,
-    "power": power,
-    "attacks": attacks,
-    "newcomers": newcomers,
-    "moved": moved,
-}
+DRAWN = (compared, reached, graphs, power, attacks, newcomers, moved)
+TABLES: dict[str, Callable[[Frames], Any]] = {table.__name__: table for table in DRAWN}
 
 
 def draw_compared(frames: Frames) -> Figure:
@@ -219,8 +199,8 @@ def draw_power(frames: Frames) -> Figure:
     figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
     points, looks = np.linspace(0.4, 3, 27), frames.rows.set_index("row")
     for row in ("Local", "FedAvg+FT", "Pairwise"):
-        chance = chance_of(paired(long(frames)["clients"], "DPFL", row))
-        counts = [needed(chance, each, chance.clients, 0.8, 0.05) for each in points]
+        chance = plan_power.chance_of(paired(long(frames)["clients"], "DPFL", row))
+        counts = [plan_power.needed(chance, each, chance.clients) for each in points]
         look = {"color": looks["colour"][row], "ls": looks["line"][row]}
         axes.plot(points, counts, label=f"DPFL minus {row}", **look)
     axes.axhline(3, color=GREY, lw=0.6)
@@ -242,9 +222,8 @@ def draw_attacks(frames: Frames) -> Figure:
         left.axhline(values[method], color=colour, lw=0.8, ls="--")
     left.set_ylabel("accuracy of benign clients, %")
     chosen = 100 * short(frames).runs.set_index("row")["liars_chosen"]
-    right.bar(
-        kinds, [chosen[f"DPFL, {attack}"] for attack in ATTACK_ROWS.values()], 0.6, color=BLUE
-    )
+    bars = [chosen[f"DPFL, {attack}"] for attack in ATTACK_ROWS.values()]
+    right.bar(kinds, bars, 0.6, color=BLUE)
     right.axhline(20, color=DARK, lw=0.8, ls="--")
     right.set_ylabel("liars among chosen, %")
     for axes in (left, right):

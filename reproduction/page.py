@@ -13,11 +13,12 @@ import findings
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import plan_power
 import recomputed
 import standings
 from csv_files import of_folder
 from matplotlib.figure import Figure
-from plan_power import Chance, chance_of, needed, power
+from plan_power import WANTED, Chance, chance_of, power
 from recomputed import Lines
 
 from dpfl_mpi.figures import omega
@@ -98,7 +99,7 @@ def arena_lines() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
 def smallest_difference(chance: Chance) -> float:
     """Return the smallest difference, in hundredths of points, that ten partitions find."""
     hundredths = (d / 100 for d in range(1, 10_000))
-    return next(d for d in hundredths if power(chance, d, 10, 100, 0.05) >= 0.8)
+    return next(d for d in hundredths if power(chance, d, 10, 100) >= WANTED)
 
 
 def deciding() -> Lines:
@@ -119,19 +120,11 @@ def deciding() -> Lines:
             parts = paired(lines, "DPFL", standings.RANDOM, score)
             rows.append((f"{setting}, {epochs}", images, standings.RANDOM, parts))
     for where, images, row, parts in rows:
-        if len(parts) < 2:
-            continue
-        chance = chance_of(parts)
-        yield {
-            "of, local epochs": where,
-            "test images": images,
-            "DPFL minus": row,
-            "points": difference_text(parts),
-            "deviation within": f"{chance.within:.1f}",
-            "between partitions": f"{chance.between:.2f}",
-            "partitions for 0.5": str(needed(chance, 0.5, 100, 0.8, 0.05) or findings.BELOW_MOST),
-            "ten find": f"{smallest_difference(chance):.2f}",
-        }
+        if len(parts) > 1:
+            names = {"of, local epochs": where, "test images": images, "DPFL minus": row}
+            smallest = f"{smallest_difference(chance_of(parts)):.2f}"
+            counts = plan_power.cells(parts, {"partitions for 0.5": 0.5}, 100)
+            yield names | counts | {"ten find": smallest}
 
 
 def arena_tables() -> dict[str, str]:

@@ -274,27 +274,22 @@ def variances(frames: Frames) -> str:
     return variance.table(variance.measure(of_table_1(frames)), published)
 
 
-def tau_init(frames: Frames) -> str:
-    return ablation(frames, "tau_init", "tau_init", paper.TAU_INIT)
-
-
-def period(frames: Frames) -> str:
-    return ablation(frames, "ggc_period", "P", paper.PERIOD)
-
-
 Tables = dict[str, Callable[[Frames], Any]]
 USUAL: Tables = {"table 1": table_1, "order": order}
 CIFAR10: Tables = {**USUAL, "random graph": against, "variance": variances, "others": others}
 PATHO: Tables = {
     **CIFAR10,
-    "tau_init": tau_init,
+    "tau_init": lambda frames: ablation(frames, "tau_init", "tau_init", paper.TAU_INIT),
     "graphs": graphs,
     "searches": searches,
     "flips": flips,
 }
 TABLES: dict[str, Tables] = {  # by folder; other folders have `USUAL`
     "cifar-10-patho-3": PATHO,
-    "cifar-10-dir-0-1": {**CIFAR10, "P": period},
+    "cifar-10-dir-0-1": {
+        **CIFAR10,
+        "P": lambda frames: ablation(frames, "ggc_period", "P", paper.PERIOD),
+    },
     "cifar-10-motivation": {"example": example},
 }
 

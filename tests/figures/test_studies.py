@@ -122,17 +122,17 @@ def test_chance_by_hand():
 def test_power_is_that_of_a_t_test():
     """A paired t-test of 10 has a power of 0.8031 for one standard deviation (G*Power 3.1)."""
     chance = Chance(within=2.0, between=0.0, partitions=1, clients=1)
-    assert power(chance, 2.0, 10, 1, 0.05) == pytest.approx(0.8031, abs=1e-4)
-    for difference, wanted, count in ((2, 0.8, 10), (-2, 0.8, 10), (2, 0.81, 11), (1e-3, 0.8, 0)):
-        assert needed(chance, difference, 1, wanted, 0.05) == count  # 0: over 10,000
-    assert power(chance, 1e-9, 10, 1, 0.05) == pytest.approx(0.05, abs=1e-6)  # the level
-    assert power(chance, 100.0, 5, 100, 0.05) == 1
+    assert power(chance, 2.0, 10, 1) == pytest.approx(0.8031, abs=1e-4)
+    for difference, count in ((2, 10), (-2, 10), (1.98, 11), (1e-3, 0)):
+        assert needed(chance, difference, 1) == count  # 0: over 10,000
+    assert power(chance, 1e-9, 10, 1) == pytest.approx(0.05, abs=1e-6)  # the level
+    assert power(chance, 100.0, 5, 100) == 1
     # a partition's mean over 50 clients has the variance 2^2 + 5^2 / 50 = 15^2 / 50
     both, one = Chance(5.0, 2.0, 2, 50), Chance(15.0, 0.0, 2, 50)
-    assert power(both, 1.5, 6, 50, 0.05) == pytest.approx(power(one, 1.5, 6, 50, 0.05))
+    assert power(both, 1.5, 6, 50) == pytest.approx(power(one, 1.5, 6, 50))
     # two partitions, 8 deviations of their mean, as an F-test: 1 - F'(12.706^2; 1, 1, 64)
     f_test = ncf.sf(12.7062**2, 1, 1, 64)
-    assert power(chance, 8 * 2 / 2**0.5, 2, 1, 0.05) == pytest.approx(f_test, abs=1e-4)
+    assert power(chance, 8 * 2 / 2**0.5, 2, 1) == pytest.approx(f_test, abs=1e-4)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_power_from_results(paths, said):
     lines = [line.split() for line in out.splitlines()]
     row = next(line for line in lines if line[:1] == ["100"])
     chance = chance_of([np.array([20.0, 0, 20, -20]), np.array([30.0, 10, 10, -10])])
-    assert int(row[1]) == needed(chance, 5, 100, 0.8, 0.05) and int(row[2]) == 100 * int(row[1])
+    assert int(row[1]) == needed(chance, 5, 100) and int(row[2]) == 100 * int(row[1])
     assert max(map(len, out.splitlines())) <= 130
     one = said(plan_power.main, *paths[::2], "--difference=5")
     assert "between partitions unknown (one partition, taken as 0)" in one
@@ -167,7 +167,6 @@ def test_results_without_a_round_are_refused(tmp_path, said):
     [
         ([0, 1], ["--difference=1"], "these are results of 1 different Runs"),
         ([0, 2], ["--difference=0"], "--difference is 0; allowed is a number of points"),
-        ([0, 2], ["--difference=1", "--power=1"], "--power is 1; allowed is a probability"),
         ([0, 3], ["--difference=1"], "no partition in common"),
     ],
 )
