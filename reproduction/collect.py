@@ -53,10 +53,7 @@ CONTROLLED = ("search_share", "omega_period", "drift", "patience", "attack", "ne
 
 
 def row_of(run: Run, standard: Run) -> str:
-    """Return the row's name of a resolved Run: method, budget, own code, and what it changes.
-
-    `standard` is the Run with the data set's own values.
-    """
+    """Return a resolved Run's row; `standard` is the Run with the data set's own values."""
     words = [row_name(run)]
     words += [] if run.method in shipped("method") else [short(run.method)]
     words += changes(run, standard, VARIED)

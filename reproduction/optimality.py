@@ -49,10 +49,7 @@ def best_subset(rewards: np.ndarray, most: int) -> int:
 
 
 def greedy(rewards: np.ndarray, order: np.ndarray, coins: np.ndarray, most: int) -> int:
-    """Return the subset that Algorithm 2 chooses.
-
-    Its candidates (bits) come in this order, each with a coin in [0, 1).
-    """
+    """Return the subset that Algorithm 2 chooses from candidates (bits) in this order, by coins."""
     from dpfl_mpi.federation.search import decide
 
     x, y = 0, len(rewards) - 1

@@ -103,10 +103,7 @@ def smallest_difference(chance: Chance) -> float:
 
 
 def deciding() -> Lines:
-    """Yield how many partitions of 100 clients find half a point, and what ten find.
-
-    In 80 % of the cases, at a level of 5 %.
-    """
+    """Yield how many partitions of 100 clients find half a point, and what ten find."""
     dpfl, random = "DPFL (B_c = 0.1N)", "Random graph (B_c = 0.1N)"
     rows = []
     for folder, setting in (("cifar-10-patho-3", "Patho(3)"), ("cifar-10-dir-0-1", "Dir(0.1)")):

@@ -56,10 +56,7 @@ def compared(results: Sequence[Result]) -> tuple[Parts, list[str]]:
 
 
 def chance_of(parts: Parts) -> Chance:
-    """Return the chance of the mean difference, estimated from the differences per partition.
-
-    One-way random effects; all partitions have the same weight.
-    """
+    """Return the chance of the mean difference (one-way random effects, equal weights)."""
     means, sizes = np.array([d.mean() for d in parts]), np.array([len(d) for d in parts])
     m = len(parts)
     within = sum(((d - d.mean()) ** 2).sum() for d in parts) / (sizes.sum() - m)

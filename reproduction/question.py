@@ -63,10 +63,7 @@ RUNS = [run for *names, run in CELLS if (*names, run.seed) not in DONE]
 def differences(
     setting: str, row: str, score: str, runs: pd.DataFrame, clients: pd.DataFrame
 ) -> np.ndarray:
-    """Return a row's score minus the random graph's, points, `[seeds, clients]`.
-
-    Seeds are those that both have.
-    """
+    """Return a row's score minus the random graph's, points, `[shared seeds, clients]`."""
     sides = []
     for name in (row, RANDOM):
         of_row = runs[(runs["setting"] == setting) & (runs["row"] == name)][["run", "seed"]]

@@ -92,10 +92,7 @@ def pixels(where: str, floats: np.ndarray) -> np.ndarray:
 
 
 def published(dataset: str, clones: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images `[M, 32, 32, 3]` of all sources and their labels `[M]`.
-
-    An image that an earlier source has too counts once.
-    """
+    """Return the distinct images `[M, 32, 32, 3]` of all sources, and their labels `[M]`."""
     found: list[tuple[int, bytes]] = []
     folder = f"dataset/{dataset.capitalize()}"
     for repository, commit, expected in SOURCES[dataset]:
@@ -119,10 +116,7 @@ def published(dataset: str, clones: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def match(images: np.ndarray, jpeg: np.ndarray) -> np.ndarray:
-    """Return the index of each exact image's JPEG image, both of one class.
-
-    Raises UserError if the match is not one to one, or not clear.
-    """
+    """Return the index of each exact image's JPEG image; raises UserError if any is unclear."""
     x, j = (a.reshape(len(a), -1).astype(np.float32) for a in (images, jpeg))
     square = (x**2).sum(1)[:, None] + (j**2).sum(1) - 2 * x @ j.T
     nearest = square.argmin(1)

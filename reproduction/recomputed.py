@@ -36,10 +36,7 @@ def text(lines: Iterable[Mapping[str, str]] | pd.DataFrame | str) -> str:
 
 
 def error_over_clients(parts: Parts) -> float:
-    """Return the standard error of mean paired differences over clients within partitions, points.
-
-    With s the deviation over a partition's n clients: sqrt(sum of s^2 / n) / partitions.
-    """
+    """Return the standard error over clients, points: sqrt(sum of s^2 / n) / partitions."""
     return float(np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / len(parts))
 
 

@@ -56,10 +56,7 @@ def holm(chances: Iterable[float]) -> np.ndarray:
 
 
 def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return setting, epochs, row, to, parts, p, significant of each difference of the page.
-
-    No pair of rows comes twice.
-    """
+    """Return each difference of the page once: setting, epochs, row, to, parts, p, significant."""
     out, bases = [], list(BASES)
     for (setting, epochs), of_setting in runs.groupby(["setting", "epochs"], sort=False):
         lines = clients.merge(of_setting, on="run")
@@ -120,10 +117,7 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
 
 
 def draw_costs(axes: Axes, runs: pd.DataFrame, parts: dict[str, Parts], looks: dict) -> None:
-    """Draw the differences to a random graph over the models received per client.
-
-    A name stands at `LABELLED`, and at each row above all rows with as few models.
-    """
+    """Draw differences to a random graph over models received; name `LABELLED` and the best."""
     models = runs.groupby("row", sort=False)["models"].mean()
     points = {
         row: float(np.mean([part.mean() for part in of_row])) for row, of_row in parts.items()

@@ -68,10 +68,7 @@ def results_flag(folder: str | Path) -> str:
 
 
 def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[str]]:
-    """Return the results in a folder, and a sentence for each Run without one.
-
-    The sentence says how to compute the Run, or why it cannot be computed here.
-    """
+    """Return the results in a folder, and for each Run without one how to compute it."""
     runs, results, missing = list(runs), [], []
     reasons = defaultdict[str, list[Run]](list)
     for run in runs:
@@ -121,10 +118,7 @@ def find_result(run: Run, folder: str | Path) -> Result | None:
 
 
 def is_of_run(result: Result, run: Run) -> bool:
-    """Return whether a result is that of a Run whose files are partly missing here.
-
-    Missing files are compared by name, all else by the Run's key.
-    """
+    """Return whether a result is of this Run; files missing here are compared by name."""
     stored, asked, contents = as_dict(result.run), as_dict(run), result.run.contents
     asked["data"] = asked["data"] or find("dataset", run.dataset).DATA
 
@@ -142,10 +136,7 @@ def is_of_run(result: Result, run: Run) -> bool:
 
 
 def limit_panels(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return the lines of `runs` to draw, at most `PANELS`, and a sentence if some are left out.
-
-    If there are more, the first seed of each row is drawn.
-    """
+    """Return at most `PANELS` lines of `runs`, and a sentence if some are left out."""
     if len(runs) <= PANELS:
         return runs, []
     firsts = runs.sort_values("seed", kind="stable").drop_duplicates(["setting", "row"])
@@ -236,20 +227,15 @@ def shipped(name: str, caller: str) -> list[Run]:
 
 
 def save(drawing: Drawing, name: str, out: Path) -> list[Path]:
-    """Write a drawing as NAME.{pdf,png,csv,md,tex,html}, and return the paths.
-
-    Each file is complete or, on a full disk, unchanged.
-    """
-    files, figure = dict[str, bytes](), drawing.figure
-    if figure:
+    """Write NAME.{pdf,png,csv,md,tex,html}, each complete or unchanged; return the paths."""
+    files = dict[str, bytes]()
+    if figure := drawing.figure:
         description = {"Description": drawing.text}  # for readers who have only the picture
-        try:
-            for ending, metadata in (("pdf", {"CreationDate": None}), ("png", description)):
-                image = io.BytesIO()  # on a full disk, matplotlib would raise errors of its own
-                figure.savefig(image, format=ending, metadata=metadata)
-                files[ending] = image.getvalue()
-        finally:
-            plt.close(figure)
+        for ending, metadata in (("pdf", {"CreationDate": None}), ("png", description)):
+            image = io.BytesIO()  # on a full disk, matplotlib would raise errors of its own
+            figure.savefig(image, format=ending, metadata=metadata)
+            files[ending] = image.getvalue()
+        plt.close(figure)
     files["csv"] = drawing.data.to_csv(index=False, float_format="%.10g").encode()
     table = drawing.text if drawing.latex else ""
     for ending, text in (("md", table), ("tex", drawing.latex), ("html", drawing.html)):

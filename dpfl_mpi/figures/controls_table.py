@@ -30,10 +30,7 @@ RUNS = [
 
 
 def gaps(lines: pd.DataFrame) -> Parts:
-    """Return validation minus test accuracy of each client's best model, points, by partition.
-
-    `lines` are one row's lines of the frame `clients`.
-    """
+    """Return validation minus test accuracy of one row's best models, points, by partition."""
     points = lines.assign(gap=100 * (lines["val_acc"] - lines["test_acc"]))
     out = []
     for _, part in points.groupby("partition", sort=False):
@@ -43,10 +40,7 @@ def gaps(lines: pd.DataFrame) -> Parts:
 
 
 def liar_shares(result: Result) -> tuple[float, float]:
-    """Return the share of liars among all clients, and among those that benign clients chose.
-
-    The latter are those of rounds 1 to T; nan where there are none.
-    """
+    """Return the share of liars among all clients, and among those chosen; nan without any."""
     if "client/liars" not in result:
         return NO_PAIR
     chosen = result.liars_chosen()

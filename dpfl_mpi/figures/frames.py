@@ -67,10 +67,7 @@ class Frames:
 
 
 def accuracy(result: Result, metric: str = "accuracy") -> np.ndarray:
-    """Return each client's test score, 0 to 1, `[N]`; nan for clients that are not benign.
-
-    It is that of the client's best model by validation, fine-tuned if the Run fine-tunes.
-    """
+    """Return each client's test score by its best model, 0 to 1, `[N]`; nan if not benign."""
     return np.where(result.benign, result.score(metric), np.nan)
 
 
@@ -125,10 +122,7 @@ def graphs(result: Result) -> pd.DataFrame:
 
 
 def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
-    """Return test accuracies `[T, N]` of each client's best model by validation so far.
-
-    Of equal validation scores the latest counts, or the earliest.
-    """
+    """Return test accuracies `[T, N]` of the best models so far; `latest` of equals."""
     best = np.fmax.accumulate(val)
     is_best = val == best
     if not latest:

@@ -105,10 +105,7 @@ def matrix(
 def draw_rounds(
     rows: Sequence[Sequence[int]], names: Sequence[str], draw: Callable[[Axes, int, int], None]
 ) -> Figure:
-    """Return a figure with a panel for each round of each row, at most 6 side by side.
-
-    `draw(axes, i, t)` draws the panel of row i and round t.
-    """
+    """Return a figure of each row's rounds, 6 side by side; `draw(axes, i, t)` draws a panel."""
     columns = min(max(map(len, rows)), 6)
     heights = [-(-len(rounds) // columns) for rounds in rows]
     side = min(TEXT / columns, 2.3)
@@ -128,10 +125,7 @@ def draw_rounds(
 
 
 def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
-    """Return measures of a graph; `shared` says which clients share a class, both bool `[N, N]`.
-
-    Sparsity counts the clients themselves as edges.
-    """
+    """Return measures of a graph; `shared`: which clients share a class, both bool `[N, N]`."""
     n, edges = len(adjacency), int(adjacency.sum())
     one_way, pairs = asymmetry(adjacency)
     return {

@@ -196,10 +196,7 @@ def value_of(result: Result, field: str) -> str:
 
 
 def labels(runs: pd.DataFrame) -> list[str]:
-    """Return a distinct name for each line of `runs`.
-
-    It is the row; the setting is added if there are several, the seed if lines share a row.
-    """
+    """Return a distinct name for each line of `runs`: row, setting if several, seed if needed."""
     several = runs["setting"].nunique() > 1
     names = runs["row"] + (", " + runs["setting"] if several else "")
     return list(names if names.is_unique else names + ", " + runs["seed_text"])

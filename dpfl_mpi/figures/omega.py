@@ -17,7 +17,8 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import SEEDS, Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, with_graphs
 from dpfl_mpi.figures.names import repetitions
-from dpfl_mpi.figures.style import TEXT, curves, legend
+from dpfl_mpi.figures.sparsity import draw_over_rounds
+from dpfl_mpi.figures.style import TEXT
 from dpfl_mpi.figures.tables import deviation, markdown, number
 from dpfl_mpi.graph import CollaborationGraph, asymmetry, rewired
 from dpfl_mpi.results import Result
@@ -60,10 +61,7 @@ def homophily(graph: CollaborationGraph, common: np.ndarray) -> float:
 def z_score(
     graph: CollaborationGraph, common: np.ndarray, draws: int, rng: np.random.Generator
 ) -> float:
-    """Return how many deviations the homophily is above that of graphs with the same degrees.
-
-    It is nan if all random graphs have the same homophily.
-    """
+    """Return how many deviations the homophily is above that of graphs with the same degrees."""
     null = np.array([homophily(rewired(graph, rng), common) for _ in range(draws)])
     spread = null.std(ddof=1) if draws > 1 else 0.0
     if not spread > 1e-12:
@@ -102,10 +100,7 @@ def communities(graph: CollaborationGraph) -> np.ndarray:
 
 
 def rand_index(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985).
-
-    It is 1 for equal groupings, and 0 on average by chance.
-    """
+    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985)."""
     table = pd.crosstab(a, b).to_numpy()
     both, in_a, in_b = (comb(x, 2).sum() for x in (table, table.sum(1), table.sum(0)))
     chance = in_a * in_b / comb(len(a), 2)
@@ -187,18 +182,13 @@ def draw(frames: Frames, draws: int = 50) -> Drawing:
     figure, panels = plt.subplots(1, len(MEASURES), figsize=(TEXT, 2.0), sharex=True)
     graphs = with_graphs(frames).merge(frames.runs[["run", "result"]], on="run")
     graphs = graphs.join(pd.DataFrame([of_round(g.result, g.t) for g in graphs.itertuples()]))
-    rows = frames.rows[frames.rows["run"].isin(graphs["run"])]
-    parts = []
-    for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True):
-        numbers = curves(axes, rows, graphs, measure, "t")
-        numbers = numbers.rename(columns={"t": "round", "mean": "value"})
-        numbers.loc[numbers["n"] == 1, "std"] = np.nan
-        parts.append(numbers.assign(measure=measure))
+    data = draw_over_rounds(figure, frames, graphs, list(MEASURES))
+    data.loc[data["n"] == 1, "std"] = np.nan
+    for axes, title in zip(panels, MEASURES.values(), strict=True):
         axes.set_title(title, fontsize=7)
         axes.set_xlabel(r"round (0: $\Omega$)")
-    legend(figure, panels[0], "outside upper center")
     scores, table = z_lines(graphs, draws)
-    parts.append(scores)
+    parts = [data, scores]
     text = f"{table}\n\nAll are 0 to 1 (classes: 0 is chance). "
     text += f"z: against {draws} graphs with the same degrees.\n"
     searched = set(graphs[graphs["t"] == 0]["run"])

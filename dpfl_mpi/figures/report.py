@@ -115,10 +115,7 @@ def graph_data(result: Any) -> dict[str, list[Any]]:
 
 
 def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the comparison's rows for JSON: means over seeds, the best accuracy first.
-
-    `runs` are what `describe` returned, by path.
-    """
+    """Return the comparison's rows, the best first; `runs` are from `describe`, by path."""
     out = []
     for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
         first = runs[line.run]

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, with_graphs
@@ -19,19 +20,26 @@ RUNS = cifar10(budget=("inf", 20, 10, 5))
 Measures = Mapping[str, Callable[[np.ndarray], float]]  # functions of a graph `[N, N]`, by name
 
 
+def draw_over_rounds(
+    figure: Figure, frames: Frames, graphs: pd.DataFrame, columns: list[str], factor: float = 1
+) -> pd.DataFrame:
+    """Draw a column of `graphs` in each panel, one curve per row; return the numbers."""
+    rows, parts = frames.rows[frames.rows["run"].isin(graphs["run"])], []
+    for axes, column in zip(figure.axes, columns, strict=True):
+        parts.append(curves(axes, rows, graphs, column, "t", factor).assign(measure=column))
+    legend(figure, figure.axes[0], "outside upper center")
+    return pd.concat(parts, ignore_index=True).rename(columns={"t": "round", "mean": "value"})
+
+
 def draw_measures(frames: Frames, measures: Measures, width: float, **look: Any) -> Drawing:
     """Return a figure with a panel per measure, in percent over rounds, one curve per row."""
     figure, panels = plt.subplots(1, len(measures), figsize=(width, 2.2), squeeze=False)
-    graphs, parts, text = with_graphs(frames), [], []
-    rows = frames.rows[frames.rows["run"].isin(graphs["run"])]
-    for axes, (name, measure) in zip(panels[0], measures.items(), strict=True):
-        values = graphs.assign(value=[measure(graph().matrix()) for graph in graphs["graph"]])
-        numbers = curves(axes, rows, values, "value", "t", factor=100)
-        numbers = numbers.rename(columns={"t": "round", "mean": "value"})
+    graphs, text = with_graphs(frames), []
+    for name, measure in measures.items():
+        graphs[name] = [measure(graph().matrix()) for graph in graphs["graph"]]
+    data = draw_over_rounds(figure, frames, graphs, list(measures), 100)
+    for axes, name in zip(panels[0], measures, strict=True):
         axes.set(xlabel="round", ylabel=f"{name}, %", **look)
-        parts.append(numbers.assign(measure=name))
-    legend(figure, panels[0, 0], "outside upper center")
-    data = pd.concat(parts, ignore_index=True)
     for (where, row, name), part in data.groupby(["setting", "method", "measure"], sort=False):
         first, last = part.iloc[0], part.iloc[-1]
         when = f"in round {first['round']}" if first["round"] else "before round 1"

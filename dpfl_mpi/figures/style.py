@@ -61,10 +61,7 @@ def method_look(method: Method | Declared) -> tuple[str, str, str]:
 
 
 def looks(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return `plot` keywords, colour and line style, for each line of `rows`.
-
-    Several lines of one method have shades of its colour.
-    """
+    """Return each line's `plot` keywords; several lines of one method have shades of its colour."""
     by_method = rows.groupby("method")["method"]
     places, counts = by_method.cumcount(), by_method.transform("size")
     out = []

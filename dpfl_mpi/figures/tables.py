@@ -19,10 +19,7 @@ Parts = list[np.ndarray]  # per partition, one number for each client
 
 
 def interval(parts: Parts) -> tuple[float, float]:
-    """Return the mean and the half width of its 95 % interval (Student's t).
-
-    It is over partition means; of one partition over its clients (nan for a single value).
-    """
+    """Return mean and half width of the 95 % interval, over partition means or one's clients."""
     values = np.array([part.mean() for part in parts]) if len(parts) > 1 else parts[0]
     n = len(values)
     if n < 2:
@@ -85,10 +82,7 @@ def mean_text(values: np.ndarray) -> str:
 
 
 def unbeaten(lines: pd.DataFrame, rows: Sequence[str], score: str = "test_acc") -> list[bool]:
-    """Return for each row whether the best one does not beat it.
-
-    It does not if the interval of the paired difference to the best reaches 0.
-    """
+    """Return whether the interval of the best row minus each row reaches 0."""
     scores = {row: means(lines, row, score).mean() for row in rows}
     scored = [row for row in rows if np.isfinite(scores[row])]
     best = max(scored, key=scores.__getitem__, default="")

@@ -20,10 +20,7 @@ OPTIONS = PAPER
 def table(
     frames: Frames, field: str, symbol: str, numbers: Mapping[Any, str], setting: str
 ) -> Drawing:
-    """Return the table of DPFL's results by a field and by budget.
-
-    What else they differ in, such as "tau_train 5", is their `variant`.
-    """
+    """Return the table of DPFL by a field and by budget; `variant` is what else differs."""
     searched = frames.files[frames.files["method"] == "dpfl"]
     if not len(searched):
         raise UserError("none of these results is of DPFL")

@@ -21,10 +21,7 @@ REACH = 10.0  # points below the best that are drawn; rows further below are onl
 
 
 def sampling_variance(a: np.ndarray, n: np.ndarray) -> float:
-    """Return the variance that test sets of sizes `[N]` alone cause, squared points.
-
-    `a` are accuracies `[N]`, 0 to 1; nan are left out.
-    """
+    """Return the variance, points^2, of accuracies `[N]` that test sizes `[N]` alone cause."""
     a, n = a[np.isfinite(a)], n[np.isfinite(a)]
     if not len(a):
         return float("nan")
