@@ -223,13 +223,13 @@ def main() -> None:
     args = parser.parse_args()
     folders = defaultdict[str, Any](lambda: defaultdict(list))
     repeated = {}  # path of a DPFL control by seed and partition
-    for controls in (False, True):
-        files = [file for file in args.files if (file.name == CONTROLS.name) == controls]
-        wanted: dict[Path, Run] = {}
-        for file in files:
-            for run, path in finished(file, args.results):
-                wanted.setdefault(path, run)
-        for path, run in wanted.items():
+    written = set()  # a Run may be in several files
+    for file in args.files:
+        controls = file.name == CONTROLS.name
+        for run, path in finished(file, args.results):
+            if (controls, path) in written:
+                continue
+            written.add((controls, path))
             with Result(path) as result:
                 folder = "controls" if controls else slug(setting(result.run))
                 for name, frame in lines_of(run, result, controls).items():

@@ -19,9 +19,8 @@ from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.results import Result
 
 CHROMIUM = list(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync"
-FLAGS += " --disable-background-networking"
-FLAGS += " --disable-component-update --window-size=1280,2400"
+FLAGS = "headless no-sandbox disable-gpu no-first-run disable-sync disable-background-networking"
+FLAGS += " disable-component-update window-size=1280,2400"
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +37,8 @@ def stored(page, name):
 
 def test_the_page_holds_everything_itself(html):
     text = html.read_text()
-    assert "{{" not in re.sub(
-        r"<script>.*?</script>", "", text, flags=re.S
-    )  # every placeholder is filled
+    outside_scripts = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+    assert "{{" not in outside_scripts  # every placeholder is filled
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?!data:)", text)
 
 
@@ -49,12 +47,9 @@ def test_the_numbers_in_the_page(html):
     assert [r["name"] for r in runs] == ["DPFL (B_c = 3), seed 42", "Local, seed 42"]
     assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
     assert runs[0]["sparsity"] == [43.75, 62.5, 56.25] and runs[0]["order"] == [0, 2, 1, 3]
-    assert runs[0]["summary"]["test accuracy, %"] == 70 and runs[0]["curves"][
-        "test accuracy, %"
-    ] == [50, 60, 70]
-    assert (
-        runs[0]["summary"]["models received per client"] == 3.8
-    )  # 10 + 2 + 3 over four clients, rounded
+    assert runs[0]["summary"]["test accuracy, %"] == 70
+    assert runs[0]["curves"]["test accuracy, %"] == [50, 60, 70]
+    assert runs[0]["summary"]["models received per client"] == 3.8  # (10 + 2 + 3) / 4, rounded
     assert runs[1]["edges"] == [] and runs[1]["positions"] == []
 
 
@@ -72,10 +67,8 @@ def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     assert "NaN" not in page[page.index("const RUNS = ") :]
     runs, groups = stored(page, "RUNS"), stored(page, "GROUPS")
     assert [r["summary"]["test accuracy, %"] for r in runs] == [None, 65.0]
-    assert (
-        runs[0]["low"] == runs[0]["high"] == [None] * 3
-        and runs[0]["summary"]["edges at the end"] == 3
-    )
+    assert runs[0]["low"] == runs[0]["high"] == [None] * 3
+    assert runs[0]["summary"]["edges at the end"] == 3
     assert [g["name"] for g in groups] == ["Local", "DPFL (B_c = 3)"]
     assert [g["summary"]["test accuracy, %"] for g in groups] == [65.0, None]
 
@@ -95,26 +88,14 @@ def hostile(tmp_path_factory):
     """Return the path of a report on two runs whose names look like parts of a page."""
     folder, i = tmp_path_factory.mktemp("hostile"), np.arange(240) % len(NAMES)
     x = np.random.default_rng(0).integers(0, 60, (240, 4, 4)) + 30 * i[:, None, None]
-    results = []
+    results, fields = [], {"dataset": "arrays", "partition": "pathological", "clients": 3}
+    fields |= {"method": "random_graph", "budget": 2, "classes_per_client": 2}
     for name in ("{{DATA}}", "{{GROUPS}}"):
-        arrays = dataclasses.replace(
-            arrays_of(x.astype(np.uint8) + len(results), i), class_names=NAMES
-        )
-        prepare.write(arrays, "arrays", folder / f"{name}.h5", own=True)
-        fields = {
-            "dataset": "arrays",
-            "data": str(folder / f"{name}.h5"),
-            "partition": "pathological",
-            "clients": 3,
-        }
-        fields |= {
-            "method": "random_graph",
-            "budget": 2,
-            "classes_per_client": 2,
-            "rounds": 1,
-            "tau_train": 1,
-        }
-        results.append(Result(run_here(folder / f"{len(results)}.h5", fields)))
+        arrays = arrays_of(x.astype(np.uint8) + len(results), i)
+        data = folder / f"{name}.h5"
+        prepare.write(dataclasses.replace(arrays, class_names=NAMES), "arrays", data, own=True)
+        more = {"data": str(data), "rounds": 1, "tau_train": 1}
+        results.append(Result(run_here(folder / f"{len(results)}.h5", fields | more)))
     (page := folder / "report.html").write_text(draw("report", results).html)
     return page
 
@@ -122,10 +103,8 @@ def hostile(tmp_path_factory):
 def test_names_are_texts_whatever_they_look_like(hostile):
     page = hostile.read_text()
     assert [run["classes"] for run in stored(page, "RUNS")] == [list(NAMES)] * 2
-    assert [group["setting"] for group in stored(page, "GROUPS")] == [
-        "{{DATA}} Patho(2)",
-        "{{GROUPS}} Patho(2)",
-    ]
+    settings = [group["setting"] for group in stored(page, "GROUPS")]
+    assert settings == ["{{DATA}} Patho(2)", "{{GROUPS}} Patho(2)"]
     assert page.count("{{DATA}} Patho(2), {{GROUPS}} Patho(2)</") == 2  # title and heading
     own = page.replace(get_plotlyjs(), "")
     assert own.count("<script") == own.count("</script") == 4 and "<!--" not in own
@@ -141,16 +120,12 @@ def test_an_endless_number_is_none(tmp_path):
 
 def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):
     """DPFL has 70 and 75 %, Local 65 % twice; accuracies of the rounds are .1 apart."""
-    page = draw(
-        "report", [tiny(tmp_path, f"{m}{s}", m, s) for s in (52, 42) for m in ("local", "dpfl")]
-    ).html
+    pairs = [(m, s) for s in (52, 42) for m in ("local", "dpfl")]
+    page = draw("report", [tiny(tmp_path, f"{m}{s}", m, s) for m, s in pairs]).html
     groups, runs = stored(page, "GROUPS"), stored(page, "RUNS")
     assert [g["name"] for g in groups] == ["DPFL (B_c = 3)", "Local"]
     assert groups[0]["summary"]["seeds"] == 2 and groups[0]["summary"]["test accuracy, %"] == 72.5
-    assert (
-        groups[0]["summary"]["\u00b1 over seeds"] == 3.54
-        and groups[1]["summary"]["\u00b1 over seeds"] == 0
-    )
+    assert [g["summary"]["\u00b1 over seeds"] for g in groups] == [3.54, 0]
     assert groups[0]["mean"] == [52.5, 62.5, 72.5] and groups[0]["spread"] == [3.536] * 3
     assert groups[0]["colour"] != groups[1]["colour"]
     rows = ("Local", "DPFL (B_c = 3)")
@@ -175,27 +150,28 @@ def browser(html, tmp_path_factory):
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM[0]
-    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
+    for flag in (*FLAGS.split(), f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(
-        options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
-    ) as driver:
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    with webdriver.Chrome(options=options, service=service) as driver:
         driver.get(html.as_uri())
         yield driver
 
 
 def run(browser, script):
-    return browser.execute_script(
-        f"const byName = id => document.getElementById(id); return {script}"
-    )
+    by_name = "const byName = id => document.getElementById(id)"
+    return browser.execute_script(f"{by_name}; return {script}")
+
+
+def of_all(browser, selector, value):
+    """Return a value of each element `e` that a selector finds."""
+    return run(browser, f"[...document.querySelectorAll({selector!r})].map(e => {value})")
 
 
 def change(browser, name, value, event="input"):
-    element = browser.find_element("id", name)
-    browser.execute_script(
-        f"arguments[0].value = {value}; arguments[0].dispatchEvent(new Event('{event}'))", element
-    )
+    script = f"arguments[0].value = {value}; arguments[0].dispatchEvent(new Event('{event}'))"
+    browser.execute_script(script, browser.find_element("id", name))
 
 
 @pytest.mark.browser
@@ -205,13 +181,10 @@ def test_it_loads_without_errors_and_without_network(browser):
     asked = "performance.getEntriesByType('resource').map(e => e.name)"
     asked += ".filter(name => !name.startsWith('data:'))"
     assert run(browser, asked) == []
-    assert run(browser, "document.querySelectorAll('.js-plotly-plot').length") == 7
-    buttons = run(
-        browser, "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
-    )
-    assert buttons and not [
-        b for b in buttons if "hare" in b or "loud" in b
-    ]  # nothing on the page uploads a run
+    assert len(of_all(browser, ".js-plotly-plot", "1")) == 7
+    buttons = of_all(browser, ".modebar-btn", "e.dataset.title")
+    # nothing on the page uploads a run
+    assert buttons and not [b for b in buttons if "hare" in b or "loud" in b]
 
 
 @pytest.mark.browser
@@ -229,23 +202,17 @@ def test_the_slider_changes_the_graph(browser):
 
 
 def column(browser, number):
-    rows = "[...document.querySelectorAll('#clients tbody tr')]"
-    return run(browser, f"{rows}.map(r => r.cells[{number}].textContent)")
+    return of_all(browser, "#clients tbody tr", f"e.cells[{number}].textContent")
 
 
 @pytest.mark.browser
 def test_the_table_sorts_and_a_click_follows_a_client(browser):
     heads = browser.find_elements("css selector", "#clients th")
     assert column(browser, 0) == ["0", "1", "2", "3"]
-    browser.execute_script(
-        "arguments[0].click()", next(h for h in heads if h.text == "best test %")
-    )
-    assert column(browser, 2) == ["40", "60", "80", "100"] and column(browser, 0) == [
-        "3",
-        "1",
-        "0",
-        "2",
-    ]
+    (head,) = (head for head in heads if head.text == "best test %")
+    browser.execute_script("arguments[0].click()", head)
+    assert column(browser, 2) == ["40", "60", "80", "100"]
+    assert column(browser, 0) == ["3", "1", "0", "2"]
     again = browser.find_elements("css selector", "#clients th")[2]
     assert again.get_attribute("aria-sort") == "ascending"
     browser.execute_script("arguments[0].click()", again)
@@ -257,11 +224,11 @@ def test_the_table_sorts_and_a_click_follows_a_client(browser):
 @pytest.mark.browser
 def test_runs_are_compared_and_chosen(browser):
     assert run(browser, "byName('comparison').hidden") is False
-    cells = "[r.cells[0].textContent, r.cells[3].textContent]"
-    rows = f"[...document.querySelectorAll('#compare tbody tr')].map(r => {cells})"
-    assert run(browser, rows) == [["DPFL (B_c = 3)", "70"], ["Local", "65"]]  # the best first
+    rows = "#compare tbody tr", "[e.cells[0].textContent, e.cells[3].textContent]"
+    best_first = [["DPFL (B_c = 3)", "70"], ["Local", "65"]]
+    assert of_all(browser, *rows) == best_first
     browser.execute_script("document.querySelectorAll('#compare th')[3].click()")
-    assert run(browser, rows) == [["Local", "65"], ["DPFL (B_c = 3)", "70"]]
+    assert of_all(browser, *rows) == best_first[::-1]
     for i, hidden in ((1, True), (0, False)):  # Local has no graph
         change(browser, "run", i, "change")
         assert run(browser, "byName('graphs').hidden") is hidden
@@ -276,9 +243,7 @@ def test_it_fits_a_phone(browser, html):
     browser.get(html.as_uri())
     assert run(browser, "document.documentElement.scrollWidth") <= 420
     assert run(browser, "byName('compare-curves')._fullLayout._size.w") > 280
-    assert (
-        run(browser, "document.querySelectorAll('.modebar-btn').length") == 0
-    )  # it would cover the titles
+    assert of_all(browser, ".modebar-btn", "1") == []  # it would cover the titles
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
@@ -287,22 +252,16 @@ def test_no_name_runs_or_is_taken_for_html(browser, html, hostile):
     browser.get(hostile.as_uri())
     assert browser.title.endswith(" on {{DATA}} Patho(2), {{GROUPS}} Patho(2)")
     assert browser.get_log("browser") == []
-    assert run(browser, "document.querySelectorAll('.js-plotly-plot').length") == 7
-    ticks = run(
-        browser, "[...document.querySelectorAll('#matrix .xtick text')].map(e => e.textContent)"
-    )
-    assert ticks and {" ".join(tick.split()) for tick in ticks} <= {
-        " ".join(name.split()) for name in NAMES
-    }
+    assert len(of_all(browser, ".js-plotly-plot", "1")) == 7
+    ticks = of_all(browser, "#matrix .xtick text", "e.textContent")
+    names = {" ".join(name.split()) for name in NAMES}
+    assert ticks and {" ".join(tick.split()) for tick in ticks} <= names
     assert set(column(browser, 1)) <= set(NAMES)
     run(browser, "Plotly.Fx.hover(byName('matrix'), {xval: 0, yval: 1})")
-    texts = "[...document.querySelectorAll('#matrix .hovertext text')]"
-    shown = run(browser, f"{texts}.map(e => e.textContent).join(' ')")
+    shown = " ".join(of_all(browser, "#matrix .hovertext text", "e.textContent"))
     assert any(name.split()[0] in shown for name in NAMES)
-    assert run(browser, "document.querySelectorAll('img, .js-plotly-plot text a').length") == 0
-    assert (
-        run(browser, "document.querySelectorAll('.js-plotly-plot tspan[style*=bold]').length") == 0
-    )
+    html_or_bold = "img, .js-plotly-plot text a, .js-plotly-plot tspan[style*=bold]"
+    assert of_all(browser, html_or_bold, "1") == []
     browser.get(html.as_uri())
 
 
