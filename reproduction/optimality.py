@@ -83,7 +83,6 @@ class Models:
     def __init__(self, result: Result, data: Path | None):
         import torch
 
-        from dpfl_mpi.federation.limits import roles_of
         from dpfl_mpi.numerics.backend import Backend
         from dpfl_mpi.numerics.clients import Clients
         from dpfl_mpi.numerics.native_backend import try_native
@@ -98,7 +97,7 @@ class Models:
         partition = dealt(result, source)
         ensemble = ensemble_of(run, source)
         ordered, n_search = search_first(run, source.labels["train"], partition)
-        ids, flips = np.arange(self.n), roles_of(run)["flipped"]
+        ids, flips = np.arange(self.n), result["client/flipped"]
         draws = run.seed, run.augment
         clients = Clients(source, ordered, ids, *draws, ensemble, flips, n_search)
         parts = ensemble, clients, SGD(run.batch_size, 0.0, 0.0, 0.0)  # nothing is trained

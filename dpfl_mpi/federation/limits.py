@@ -69,15 +69,12 @@ class Limits:
 
 def limits_of(run: Resolved, world: World) -> Limits:
     """Return the limits of a Run. Collective: root has the contents of the files it names."""
-    roles = roles_of(run)
 
     def on_root() -> dict[str, np.ndarray]:
         most = run.budget.of_clients(run.clients, run.budget_counts_self, run.seed)
         arrays = {"most_senders": np.minimum(most, run.asked)}
         arrays["available"] = np.zeros((0, run.clients), np.int64)
         arrays["events"] = np.zeros((0, 3))
-        if not run.flipped_run_ggc:
-            arrays["most_senders"] = np.where(roles["flipped"], 0, arrays["most_senders"])
         if run.available:
             arrays["available"] = run.available.table
         if run.churn and run.churn.path:
@@ -88,29 +85,22 @@ def limits_of(run: Resolved, world: World) -> Limits:
     reach = None
     if run.reach:
         reach = CollaborationGraph(arrays.pop("indptr"), arrays.pop("senders"))
-    return Limits(run.seed, run.participation, run.churn, reach, **arrays, **roles)
-
-
-def roles_of(run: Resolved) -> dict[str, np.ndarray]:
-    """Return who has which role, bool `[N]` each: shares of the clients, drawn uniformly.
-
-    Every attack is by those whose labels --flip_share would flip.
-    """
-    attack, n = run.attack, run.clients
-    shares = {"flipped": run.flip_share, "liars": 0.0, "newcomers": run.newcomers, "drifted": 0.0}
-    if attack:
-        shares["liars"] = attack.share
-        if attack.kind == "label_flip":
-            shares["flipped"] = attack.share
-    if run.drift:
-        shares["drifted"] = run.drift.share
-    purposes = {"newcomers": streams.NEWCOMERS, "drifted": streams.DRIFT}
-    roles = {}
-    for name, share in shares.items():
-        count = math.floor(Fraction(str(share)) * n)  # in floats 0.29 * 100 is below 29
-        order = streams.stream(run.seed, purposes.get(name, streams.FLIP), 0, 0).permutation(n)
-        roles[name] = np.isin(np.arange(n), order[:count])
-    return roles
+    # every attack is by those whose labels --flip_share would flip
+    attack, attacked = run.attack, run.attack.share if run.attack else 0.0
+    flipped = attacked if attack and attack.kind == "label_flip" else run.flip_share
+    shares = {
+        "flipped": (streams.FLIP, flipped),
+        "liars": (streams.FLIP, attacked),
+        "newcomers": (streams.NEWCOMERS, run.newcomers),
+        "drifted": (streams.DRIFT, run.drift.share if run.drift else 0.0),
+    }
+    for role, (purpose, share) in shares.items():  # drawn uniformly
+        count = math.floor(Fraction(str(share)) * run.clients)  # in floats 0.29 * 100 is below 29
+        order = streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)
+        arrays[role] = np.isin(np.arange(run.clients), order[:count])
+    if not run.flipped_run_ggc:
+        arrays["most_senders"] = np.where(arrays["flipped"], 0, arrays["most_senders"])
+    return Limits(run.seed, run.participation, run.churn, reach, **arrays)
 
 
 def reach_graph(run: Resolved) -> CollaborationGraph:

@@ -129,13 +129,13 @@ class Budget(Text):
 
     def of_clients(self, clients: int, counts_self: bool, seed: int) -> np.ndarray:
         """Return how many models each client may receive for one average, int64 `[N]`."""
-        if self.kind == "uniform":
+        if self.kind == "file":
+            budgets = self.table
+        elif self.kind != "uniform":
+            return np.full(clients, self.most(clients, counts_self))
+        else:
             rng = streams.stream(seed, streams.BUDGET, 0, 0)
             budgets = rng.integers(self.low, self.high + 1, clients)
-        elif self.kind == "file":
-            budgets = self.table
-        else:
-            return np.full(clients, self.most(clients, counts_self))
         return np.minimum(budgets - counts_self, clients - 1)
 
 

@@ -5,12 +5,10 @@ import pytest
 import torch
 from launch import differences, federation, run_here, training_rows
 
-from dpfl_mpi.federation import limits
 from dpfl_mpi.federation.attack import SCALE, backdoor_success
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.numerics.clients import TARGET, mark
 from dpfl_mpi.results import Result
-from dpfl_mpi.settings import Run
 
 SMALL = {"clients": 7, "rounds": 4, "tau_init": 1, "tau_train": 1, "budget": 4}
 
@@ -20,7 +18,8 @@ def test_label_flip_is_flip_share_and_means_are_over_the_benign(tmp_path):
     fields["door"] = {"attack": "backdoor:0.3"}
     paths = {name: run_here(tmp_path / f"{name}.h5", SMALL | more) for name, more in fields.items()}
     assert differences(paths["label"], paths["flip"]) == ["client/liars"]
-    assert not limits.roles_of(Run(**SMALL, attack="noise:0.3").resolve())["flipped"].any()
+    with federation(SMALL | {"attack": "noise:0.3"}) as fed:
+        assert not fed.members.limits.flipped.any()
     label, flip, door = (Result(path) for path in paths.values())
     assert np.array_equal(label.benign, flip.benign) and label.test_acc == flip.test_acc
     assert np.array_equal(label.benign, door.benign)

@@ -224,8 +224,8 @@ def test_a_share_is_that_of_the_decimal():
     cases = (0.29, 100, 29), (0.58, 50, 29), (0.82, 150, 123), (0.1, 5, 0), (1, 7, 7)
     for share, clients, count in cases:
         fields = Run(clients=clients, rounds=5, flip_share=share, drift=f"{share}:2").resolve()
-        roles = limits.roles_of(fields)
-        assert roles["flipped"].sum() == roles["drifted"].sum() == count
+        roles = limits_of(fields)
+        assert roles.flipped.sum() == roles.drifted.sum() == count
 
 
 def test_a_mean_is_over_those_present():
