@@ -4,7 +4,8 @@
  */
 
 /* y [count] = W x + b, the inputs in two sums. */
-INLINE void apply(const int count, int32_t inputs, const F *x, const float *w, const float *b, F *y) {
+INLINE void apply(const int count, int32_t inputs, const F *x, const float *w, const float *b,
+                  F *y) {
   F even[8], odd[8];
   UNROLL for (int i = 0; i < count; i++) even[i] = b ? FILL(b[i]) : ZERO, odd[i] = ZERO;
   for (int32_t j = 0; j + 1 < inputs; j += 2)
@@ -27,8 +28,8 @@ static void dense(const Pass *p, const Layer *layer) {
 }
 
 /* g [count, I] += slope x', image by image, for `some` columns of I; turned is x', [LANES, I]. */
-INLINE void outer(const int count, const int some, int32_t inputs, const F *slope, const float *turned, float *g,
-                  int n) {
+INLINE void outer(const int count, const int some, int32_t inputs, const F *slope,
+                  const float *turned, float *g, int n) {
   F sum[8] = {0};
   UNROLL for (int i = 0; i < count; i++) memcpy(&sum[i], g + i * inputs, sizeof(float) * some);
   for (int l = 0; l < n; l++) {
@@ -39,15 +40,16 @@ INLINE void outer(const int count, const int some, int32_t inputs, const F *slop
 }
 
 /* The same for all columns: whole vectors, and the columns that are left. */
-INLINE void outer_rows(const int count, int32_t inputs, const F *slope, const float *turned, float *g, int n) {
+INLINE void outer_rows(const int count, int32_t inputs, const F *slope, const float *turned,
+                       float *g, int n) {
   int32_t j = 0;
   for (; j + LANES <= inputs; j += LANES) outer(count, LANES, inputs, slope, turned + j, g + j, n);
   if (j < inputs) outer(count, inputs - j, inputs, slope, turned + j, g + j, n);
 }
 
 /* d [count] = W' slope, or d + W' slope. */
-INLINE void apply_back(const int count, int32_t inputs, int32_t outputs, const float *w, const F *slope, F *d,
-                       int adds) {
+INLINE void apply_back(const int count, int32_t inputs, int32_t outputs, const float *w,
+                       const F *slope, F *d, int adds) {
   F sum[8];
   UNROLL for (int j = 0; j < count; j++) sum[j] = adds ? d[j] : ZERO;
   for (int32_t o = 0; o < outputs; o++)

@@ -1,9 +1,4 @@
 /* Images, vectors and tokens into lanes: the first value of a network. */
-INLINE void mirror(uint8_t *to, const uint8_t *from, int32_t pixels, const int32_t channels) {
-  for (int32_t i = 0; i < pixels; i++)
-    for (int32_t c = 0; c < channels; c++) to[i * channels + c] = from[(pixels - 1 - i) * channels + c];
-}
-
 /* Where each lane's window starts, counted in numbers, and whether it is mirrored. */
 typedef struct {
   int64_t from[LANES];
@@ -16,54 +11,48 @@ static Windows windows_of(Pass *p, const Images *images, int64_t first) {
   for (int l = 0; l < LANES; l++) {
     const int64_t i = first + (l < p->n ? l : 0), image = images->order[i];
     p->labels[l] = images->labels[image];
-    const int64_t top = crop ? crop[i] : images->corner, left = crop ? crop[images->stride + i] : images->corner;
+    const int64_t top = crop ? crop[i] : images->corner;
+    const int64_t left = crop ? crop[images->stride + i] : images->corner;
     at.from[l] = ((image * images->rows + top) * images->columns + left) * p->net->channels;
     at.mirrored[l] = crop && crop[2 * images->stride + i];
   }
   return at;
 }
 
-/* Write number i of the `count` numbers of four bytes at each lane's `from` to vector i / c of plane i % c. */
-static void turn(const void *const *from, int32_t count, int32_t c, int64_t plane, F *to) {
-  int32_t i = 0, channel = 0;
+/* Write word i of each lane's line, four bytes, to the lanes of vector i. */
+static void turn(const uint8_t *bytes, int32_t words, F *to) {
+  const float *lines = (const float *)bytes;
+  int32_t i = 0;
 #if FORM >= 256
-  for (; i + 4 <= count; i += 4) {
-    float *place[4];
-    for (int k = 0; k < 4; k++) {
-      place[k] = (float *)(to + channel * plane);
-      if (++channel == c) channel = 0, to++;
-    }
+  for (; i + 4 <= words; i += 4)
     for (int l = 0; l < LANES; l += 4) {
       __m128 four[4];
-      for (int k = 0; k < 4; k++) four[k] = _mm_loadu_ps((const float *)from[l + k] + i);
+      for (int k = 0; k < 4; k++) four[k] = _mm_loadu_ps(lines + (l + k) * words + i);
       _MM_TRANSPOSE4_PS(four[0], four[1], four[2], four[3]);
-      for (int k = 0; k < 4; k++) _mm_store_ps(place[k] + l, four[k]);
+      for (int k = 0; k < 4; k++) _mm_store_ps((float *)(to + i + k) + l, four[k]);
     }
-  }
 #endif
-  for (; i < count; i++) {
-    for (int l = 0; l < LANES; l++) memcpy((float *)(to + channel * plane) + l, (const float *)from[l] + i, 4);
-    if (++channel == c) channel = 0, to++;
-  }
+  for (; i < words; i++)
+    for (int l = 0; l < LANES; l++) memcpy((float *)(to + i) + l, lines + l * words + i, 4);
 }
 
 /* Bytes, by lines: cropped and mirrored, then turned four bytes at a time. */
 static void read_bytes(const Pass *p, const Images *images, Windows at) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
-  const int32_t h = net->height, w = net->wide, c = net->channels, line = w * c, words = (line + 3) / 4;
+  const int32_t h = net->height, w = net->wide, c = net->channels, line = w * c,
+                words = (line + 3) / 4;
   uint8_t *bytes = (uint8_t *)scratch_of(p); /* [LANES, W C] one line of each image */
   F *turned = scratch_of(p) + words;         /* [W C / 4, LANES] four bytes of each at a time */
-  const void *lines[LANES];
-  for (int l = 0; l < LANES; l++) lines[l] = bytes + l * words * 4;
   for (int32_t row = 0; row < h; row++) {
     for (int l = 0; l < LANES; at.from[l] += images->columns * c, l++) {
       const uint8_t *from = (const uint8_t *)images->pixels + at.from[l];
-      if (!at.mirrored[l]) memcpy(bytes + l * words * 4, from, line);
-      else if (c == 3) mirror(bytes + l * words * 4, from, w, 3);
-      else mirror(bytes + l * words * 4, from, w, c);
+      uint8_t *to = bytes + l * words * 4;
+      if (!at.mirrored[l]) memcpy(to, from, line);
+      for (int32_t i = 0; at.mirrored[l] && i < w; i++)
+        for (int32_t k = 0; k < c; k++) to[i * c + k] = from[(w - 1 - i) * c + k];
     }
-    turn(lines, words, 1, 0, turned);
+    turn(bytes, words, turned);
     for (int32_t channel = 0; channel < c; channel++) {
       const F scale = FILL(net->scale[channel]), shift = FILL(net->shift[channel]);
       F *x = p->arena + value->x + channel * value->plane + row * value->line;
@@ -80,15 +69,16 @@ static void read_numbers(const Pass *p, const Images *images, Windows at) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
   const int32_t c = net->channels, w = net->wide;
-  const void *lines[LANES];
   for (int32_t row = 0; row < net->height; row++) {
     F *x = p->arena + value->x + row * value->line;
-    for (int l = 0; l < LANES; at.from[l] += (int64_t)images->columns * c, l++)
-      lines[l] = (const float *)images->pixels + at.from[l];
-    turn(lines, w * c, c, value->plane, x);
-    for (int l = 0; l < LANES; l++)
-      for (int32_t i = 0; at.mirrored[l] && i < w * c; i++)
-        memcpy((float *)(x + i % c * value->plane + w - 1 - i / c) + l, (const float *)lines[l] + i, 4);
+    for (int l = 0; l < LANES; at.from[l] += (int64_t)images->columns * c, l++) {
+      const float *from = (const float *)images->pixels + at.from[l];
+      for (int32_t pixel = 0; pixel < w; pixel++) {
+        F *to = x + (at.mirrored[l] ? w - 1 - pixel : pixel);
+        for (int32_t channel = 0; channel < c; channel++, to += value->plane)
+          memcpy((float *)to + l, from++, 4);
+      }
+    }
     for (int32_t channel = 0; channel < c && net->samples == FLOATS; channel++) {
       const F scale = FILL(net->scale[channel]), shift = FILL(net->shift[channel]);
       F *line = x + channel * value->plane;

@@ -1,23 +1,23 @@
 /* Gradients, SGD and scores of networks on one core: the mini-batch is the vector.
  *
- * A network is a list of layers (net.h). Each kind of layer is a file with two functions: forward, and the way back,
- * which adds to the gradient of its parameters and writes, or adds to, that of its inputs. Parameters are one row.
+ * A network is a list of layers (net.h). A kind of layer is two functions: forward, and the way
+ * back, which adds to the gradient of its parameters and writes, or adds to, that of its inputs.
  *
- * Layout. Images are taken LANES at a time, a "pass". Every number of an image is a vector with one image in each lane.
- * A convolution is then a broadcast weight times a vector, and no window is ever copied. A last pass of fewer images
- * repeats its first image in the empty lanes, with weight 0. A mini-batch of more images than lanes is several passes,
- * which add to one gradient.
+ * Images are taken LANES at a time, a "pass": a vector has the same number of each image, one in
+ * each lane. A convolution is then a broadcast weight times a vector. A last pass of fewer images
+ * repeats its first one in the empty lanes, with weight 0.
  *
- * Forms. This file is compiled once for each width of vectors, FORM = 512 (AVX-512), 256 (AVX2), 128 (any processor),
- * and once without FORM for the function that says which of them a processor can run. All forms give the same bits:
- *   - products are added by fused multiply-add, written out; the compiler must neither contract (-ffp-contract=off) nor
- *     reorder (-fno-fast-math);
- *   - sums over images go in the order of the images: one by one, or in fours (0 + 2) + (1 + 3), four after four;
- *   - every other sum has one order too, which the size of a block, and so the number of registers, does not change;
+ * This file is compiled once for each width of vectors, FORM = 512 (AVX-512), 256 (AVX2), 128 (any
+ * processor), and once without FORM. All forms give the same bits:
+ *   - products are added by fused multiply-add, written out; the compiler neither contracts
+ *     (-ffp-contract=off) nor reorders (-fno-fast-math);
+ *   - sums over images go one by one, or in fours (0 + 2) + (1 + 3), four after four;
+ *   - the order of every other sum does not depend on the number of registers;
  *   - exp and log are fixed polynomials.
  * Not-a-number is passed on everywhere, so a client that diverges is found.
  *
- * Letters: H W C image, P Q height and width of outputs, I inputs of a layer, O its outputs, D the row's width.
+ * Letters: H W C image, P Q height and width of outputs, I inputs of a layer, O its outputs,
+ * D the row's width.
  */
 #include <math.h>
 #include <stdint.h>
@@ -32,7 +32,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-/* Return of which sources this is the library. */
+/* Return the digest of the sources that this library was built from. */
 PUBLIC const char *source(void) { return SOURCE; }
 
 /* Return the widest form that the processor and the operating system can run. */
@@ -42,7 +42,9 @@ PUBLIC int32_t widest(void) {
   const uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
   uint32_t a, b, c, d, saved, high;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & fma) || !(c & saves)) return 128;
-  __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0)); /* the registers that the system saves */
+  __asm__ volatile("xgetbv"
+                   : "=a"(saved), "=d"(high)
+                   : "c"(0)); /* the registers that the system saves */
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2) || (saved & 0x06) != 0x06) return 128;
   return (b & avx512) == avx512 && (saved & 0xe6) == 0xe6 ? 512 : 256;
 #else
@@ -69,15 +71,18 @@ PUBLIC int32_t widest(void) {
 typedef struct {
   void (*forward)(const Pass *, const Layer *), (*back)(const Pass *, const Layer *);
 } Kind;
-/* A kind's number is its place here, and its name that of its first function; tokens have no gradient. */
+/* A kind's number is its place here, its name that of its first function; tokens have no gradient.
+ */
 static const Kind kinds[] = {
-    {stage, stage_back},         {dense, dense_back},       {conv, conv_back},     {move, move_back},
-    {clear, clear_back},         {relu, relu_back},         {leaky_relu, leaky_relu_back}, {squash, squash_back},
-    {sigmoid, sigmoid_back},   {silu, silu_back},         {gelu, gelu_back},     {gelu_tanh, gelu_tanh_back},
-    {line, line_back},           {clamp, clamp_back},       {hardtanh, hardtanh_back}, {max_pool, max_pool_back}, {mean_pool, mean_pool_back},
-    {norm, norm_back},           {join, join_back},         {sum, sum_back},       {plus, plus_back},
-    {total, total_back},         {product, product_back},   {softmax, softmax_back}, {token, NULL},
-    {embed, embed_back},         {drop, drop_back},
+    {stage, stage_back},       {dense, dense_back},         {conv, conv_back},
+    {move, move_back},         {clear, clear_back},         {relu, relu_back},
+    {squash, squash_back},     {sigmoid, sigmoid_back},     {silu, silu_back},
+    {gelu, gelu_back},         {gelu_tanh, gelu_tanh_back}, {leaky_relu, leaky_relu_back},
+    {line, line_back},         {clamp, clamp_back},         {hardtanh, hardtanh_back},
+    {max_pool, max_pool_back}, {mean_pool, mean_pool_back}, {norm, norm_back},
+    {join, join_back},         {sum, sum_back},             {plus, plus_back},
+    {total, total_back},       {product, product_back},     {softmax, softmax_back},
+    {token, NULL},             {embed, embed_back},         {drop, drop_back},
 };
 
 static void forward(const Pass *p) {
@@ -94,15 +99,18 @@ static void backward(const Pass *p) {
       kinds[layer->kind].back(p, layer);
 }
 
-/* Write each image's cross-entropy; with `share` also its gradient by the logits, times share and 0 in empty lanes. */
+/* Write each image's cross-entropy; with `share` also its gradient by the logits, times share and 0
+ * in empty lanes. */
 static void cross_entropy(const Pass *p, float share, float *loss) {
   const int32_t classes = p->net->value[p->net->logits].units;
   const F *logits = x_of(p, p->net->logits);
   F *slope = d_of(p, p->net->logits), greatest = logits[0], total = ZERO, weight = ZERO;
-  for (int32_t c = 1; c < classes; c++) greatest = PICK(ABOVE(logits[c], greatest), logits[c], greatest);
+  for (int32_t c = 1; c < classes; c++)
+    greatest = PICK(ABOVE(logits[c], greatest), logits[c], greatest);
   for (int32_t c = 0; c < classes; c++) total += slope[c] = exponential(logits[c] - greatest);
   const F log_total = logarithm(total);
-  for (int l = 0; l < p->n; l++) loss[l] = log_total[l] + (greatest[l] - lane(logits + p->labels[l], l));
+  for (int l = 0; l < p->n; l++)
+    loss[l] = log_total[l] + (greatest[l] - lane(logits + p->labels[l], l));
   if (share == 0) return;
   for (int l = 0; l < p->n; l++) weight[l] = share;
   for (int32_t c = 0; c < classes; c++) slope[c] /= total;
@@ -115,8 +123,8 @@ static Pass begin(const Net *net, void *memory) {
   return (Pass){.net = net, .arena = memory, .g = (float *)((F *)memory + net->vectors)};
 }
 
-/* Write into p->g the gradient of the mean loss of `count` images from number `first` on, of mini-batch number `step`, and
- * return that loss. */
+/* Write into p->g the gradient of the mean loss of mini-batch number `step`: `count` images from
+ * number `first` on. Return that loss. */
 static double gradient(Pass *p, const Images *images, int64_t first, int32_t count, int64_t step) {
   double loss = 0;
   if (images->keys) p->drops = 1, p->key = images->keys[step];
@@ -133,20 +141,25 @@ static double gradient(Pass *p, const Images *images, int64_t first, int32_t cou
   return loss / count;
 }
 
-/* What a caller calls. `memory` is work space of space() bytes, aligned to 64, for this net and thread alone: zeros at
- * first, as what lies around padded values stays. --------------------------------------------------------------- */
-PUBLIC int64_t NAME(space)(const Net *net) { return net->vectors * sizeof(F) + net->width * sizeof(float); }
+/* The functions for callers. `memory` is work space of space() bytes, aligned to 64, for this net
+ * and thread alone. It is zeros at first: what lies around padded values stays so. */
 
-/* Write into g [D] the gradient of the mean loss of the first n images of the order; return that loss. */
-PUBLIC double NAME(gradient)(const Net *net, const float *w, float *g, const Images *images, int32_t n, void *memory) {
+PUBLIC int64_t NAME(space)(const Net *net) {
+  return net->vectors * sizeof(F) + net->width * sizeof(float);
+}
+
+/* Write into g [D] the gradient of the mean loss of the first n images; return that loss. */
+PUBLIC double NAME(gradient)(const Net *net, const float *w, float *g, const Images *images,
+                             int32_t n, void *memory) {
   Pass p = begin(net, memory);
   p.row = w, p.g = g;
   return gradient(&p, images, 0, n, 0);
 }
 
-/* Train `epochs` epochs of n images in mini-batches, the last of an epoch smaller; return the sum of their losses. */
-PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *images, int64_t n, int32_t epochs,
-                          int32_t batch, const Sgd *sgd, void *memory) {
+/* Train `epochs` epochs of n images in mini-batches, the last of an epoch smaller. Return the sum
+ * of their losses. */
+PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *images, int64_t n,
+                          int32_t epochs, int32_t batch, const Sgd *sgd, void *memory) {
   Pass p = begin(net, memory);
   p.row = w;
   /* the first trained column: nothing below it needs a gradient */
@@ -161,10 +174,11 @@ PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *imag
   return loss;
 }
 
-/* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL, predicted classes
- * [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. */
-PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r, const Images *images, int64_t n,
-                        float *losses, int64_t *predicted, float *logits, float *features, void *memory) {
+/* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL,
+ * predicted classes [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. */
+PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r,
+                        const Images *images, int64_t n, float *losses, int64_t *predicted,
+                        float *logits, float *features, void *memory) {
   Pass p = begin(net, memory);
   const Value *head = &net->value[net->features];
   const int32_t classes = net->value[net->logits].units;
@@ -182,7 +196,8 @@ PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32
         for (int32_t c = 1; c < classes; c++) best = lane(y + c, l) > lane(y + best, l) ? c : best;
         if (predicted) predicted[to] = best;
         for (int32_t c = 0; logits && c < classes; c++) logits[to * classes + c] = lane(y + c, l);
-        for (int32_t i = 0; features && i < head->units; i++) features[to * head->units + i] = lane(x + i, l);
+        for (int32_t i = 0; features && i < head->units; i++)
+          features[to * head->units + i] = lane(x + i, l);
       }
     }
   }

@@ -1,5 +1,6 @@
-/* Numbers that lie apart are brought together. size: dimensions of the source, and where in it they start; `table`: numbers
- * in each dimension, then vectors from one to the next. The way back adds where the source has other readers. */
+/* Numbers that lie apart are brought together. size: dimensions of the source, and where in it they
+ * start; `table`: numbers in each dimension, then vectors from one to the next. The way back adds
+ * where the source has other readers. */
 enum { MOVE_DIMENSIONS, MOVE_OFFSET };
 enum { MOST_DIMENSIONS = 8 };
 
@@ -9,7 +10,8 @@ typedef struct {
   int64_t place[2];
 } Odometer;
 
-/* Go to the next number. `table`: numbers in each dimension, then for each value the vectors from one to the next. */
+/* Go to the next number. `table`: numbers in each dimension, then for each value the vectors from
+ * one to the next. */
 INLINE void next(Odometer *o, const int32_t *table, int32_t dimensions, const int values) {
   for (int32_t i = dimensions - 1; i >= 0; i--) {
     const int32_t *step = table + dimensions + i;
@@ -20,14 +22,14 @@ INLINE void next(Odometer *o, const int32_t *table, int32_t dimensions, const in
   }
 }
 
-/* Run `call` for each number of an output: `at` is where it is, `o` where it comes from in so many values, whose numbers in
- * each of size[0] dimensions, and then steps, `table` begins with. */
+/* Run `call` for each number of an output: `at` is where it is, `o` where it comes from in so many
+ * values, whose numbers in each of size[0] dimensions, and then steps, `table` begins with. */
 #define WALK(p, layer, values, ...) \
   const Value *out_ = &(p)->net->value[(layer)->out]; \
   Odometer o = {0}; \
-  LINES(out_, for (int32_t i_ = 0; i_ < out_->units; i_++, at++, next(&o, (layer)->table, (layer)->size[0], values)) { \
-    __VA_ARGS__; \
-  })
+  LINES( \
+      out_, for (int32_t i_ = 0; i_ < out_->units; \
+                 i_++, at++, next(&o, (layer)->table, (layer)->size[0], values)) { __VA_ARGS__; })
 
 static void move(const Pass *p, const Layer *layer) {
   const F *x = x_of(p, layer->in) + layer->size[MOVE_OFFSET];
@@ -39,7 +41,7 @@ static void move_back(const Pass *p, const Layer *layer) {
   const F *dy = d_of(p, layer->out);
   F *dx = d_of(p, layer->in) + layer->size[MOVE_OFFSET];
   const int adds = layer->adds & 1;
-  WALK(p, layer, 1, F *to = &dx[o.place[0]]; *to = adds ? *to + dy[at] : dy[at])
+  WALK(p, layer, 1, put(&dx[o.place[0]], dy[at], adds))
 }
 
 /* A gradient that no layer writes as a whole starts from 0. */

@@ -1,20 +1,22 @@
-/* What a caller describes: a network as a list of layers over values in one arena. numerics/lanes/declared.py reads these structures.
+/* What a caller describes: a network as a list of layers over values in one arena.
+ * numerics/lanes/declared.py reads these structures.
  *
- * A value is an array [planes, lines, units] of vectors, one image in each lane. Its vectors, and those of its gradient,
- * lie in the arena, which the caller has planned: all places are counted in vectors, so they are the same in every form.
+ * A value is an array [planes, lines, units] of vectors, one image in each lane. Its vectors, and
+ * those of its gradient, lie in the arena, which the caller has planned: all places are counted in
+ * vectors, so they are the same in every form.
  */
 typedef struct {
-  int64_t x, d;                /* where its first vector is, and that of its gradient */
-  int64_t upstream;            /* the columns of the row before this one are what its own numbers depend on */
-  int32_t planes, lines, units; /* images: channels, height, width. Vectors: 1, 1, F. Rows of text: 1, L, D */
-  int32_t plane, line;         /* vectors from one plane to the next, and from one line to the next */
+  int64_t x, d;                 /* where its first vector is, and that of its gradient */
+  int64_t upstream;             /* its numbers depend on the columns of the row before this one */
+  int32_t planes, lines, units; /* an image's are channels, height, width */
+  int32_t plane, line;          /* vectors from one plane, and from one line, to the next */
 } Value;
 
 typedef struct {
-  int32_t kind;          /* a place in the kinds of lanes.c */
+  int32_t kind;           /* a place in the kinds of lanes.c */
   int32_t in, other, out; /* values */
-  int32_t adds;          /* bit 0: the gradient of `in` is added to what is there, else written; bit 1: that of `other` */
-  int32_t size[12];      /* what the kind says */
+  int32_t adds;           /* bit 0: the gradient of `in` is added, else written; bit 1: `other` */
+  int32_t size[12];       /* what the kind says */
   float number[2];
   int64_t weight, bias; /* where its parameters start in the row; -1: it has none */
   int64_t space;        /* where it has vectors of its own */
@@ -25,20 +27,20 @@ enum { BYTES, FLOATS, TOKENS }; /* what samples are stored as */
 
 typedef struct {
   int32_t layers, samples;           /* how many; what samples are stored as */
-  int32_t height, wide, channels;    /* of a sample; a vector is one pixel of F channels, a text L pixels of one */
+  int32_t height, wide, channels;    /* of a sample: 1, 1, F of a vector, 1, L, 1 of a text */
   int32_t logits, features;          /* values; the second is what the last layer reads */
   const Value *value;                /* the first is the sample */
   const Layer *layer;                /* in the order of the way forward */
-  const float *scale, *shift;        /* [C] a number n of a sample enters the network as n * scale + shift */
+  const float *scale, *shift;        /* [C] a sample's n enters as n * scale + shift */
   int64_t vectors, scratch, width;   /* of the arena; where in it layers work; numbers of a row */
 } Net;
 
 typedef struct {
-  const void *pixels;    /* [M, rows, columns, C], of which a window of H x W is read; bytes, float or int32 */
+  const void *pixels;    /* [M, rows, columns, C], of which a window [H, W] is read */
   const int64_t *labels; /* [M] */
   const int32_t *order;  /* which images, one after the other */
-  const uint8_t *crop;   /* [3, stride] of each its window's first row and column, and whether it is mirrored; */
-  int64_t stride;        /* NULL: no window is mirrored, and all start at row and column `corner` */
+  const uint8_t *crop;   /* [3, stride] first row and column of its window, mirrored? */
+  int64_t stride;        /* crop NULL: all windows start at row and column `corner` */
   int32_t rows, columns, corner;
   const int64_t *keys; /* of each mini-batch, for dropout; NULL: nothing is dropped */
 } Images;
@@ -48,7 +50,7 @@ typedef struct {
   float mu;                        /* mu * (w - towards) is added to the gradient */
   const float *towards;            /* [D]; NULL: nothing is added */
   const uint8_t *trained;          /* [D] 0 for a frozen column; NULL: all columns are trained */
-  const float *corrections;        /* [steps, 2] Adam's, what undoes that its means start from 0; NULL: SGD */
+  const float *corrections;        /* [steps, 2] Adam's, of means that start from 0; NULL: SGD */
   float take, keep, add, eps;      /* 1 - beta_1, beta_2, 1 - beta_2 */
   int32_t decoupled;               /* the decay is AdamW's */
 } Sgd;

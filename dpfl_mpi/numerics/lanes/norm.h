@@ -1,8 +1,9 @@
-/* GroupNorm, InstanceNorm, LayerNorm: each group of planes is brought to mean 0 and deviation 1, then scaled and shifted.
+/* GroupNorm, InstanceNorm, LayerNorm: each group of planes is brought to mean 0 and deviation 1,
+ * then scaled and shifted.
  *
- * size: groups, whether there is a scale and shift for each number of a group (else for each plane).
- * number[0]: added to the variance. weight and bias: either may be missing. Space: mean and 1 / deviation of each group.
- * Scratch: two vectors for each scale.
+ * size: groups, whether there is a scale and shift for each number of a group (else for each
+ * plane). number[0]: added to the variance. weight and bias: either may be missing. Space: mean and
+ * 1 / deviation of each group. Scratch: two vectors for each scale.
  */
 enum { NORM_GROUPS, NORM_EACH };
 
@@ -14,9 +15,6 @@ enum { NORM_GROUPS, NORM_EACH };
       UNROLL for (int k = 0; k < 4; k++) { const int32_t i = start_ + k; __VA_ARGS__; } \
     for (int k = 0; start_ + k < (units); k++) { const int32_t i = start_ + k; __VA_ARGS__; } \
   }
-
-/* What the four sums of a line come to. */
-INLINE F together(const F *sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
 
 /* A layer's parameters and shape. */
 typedef struct {
@@ -32,15 +30,16 @@ static Norm norm_of(const Pass *p, const Layer *layer) {
                 in->planes / layer->size[NORM_GROUPS], layer->size[NORM_EACH]};
 }
 
-/* Run `call` for each line of a group: `from` and `to` are where it lies in the input and output, `first` is the number
- * of its first parameter. */
+/* Run `call` for each line of a group: `from` and `to` are where it lies in the input and output,
+ * `first` is the number of its first parameter. */
 #define GROUP_LINES(n, group, ...) \
   for (int32_t plane_ = 0; plane_ < (n).planes; plane_++) \
     for (int32_t line_ = 0; line_ < (n).in->lines; line_++) { \
       const int64_t of_ = (int64_t)(group) * (n).planes + plane_; \
       const int64_t from = of_ * (n).in->plane + (int64_t)line_ * (n).in->line; \
       const int64_t to = of_ * (n).out->plane + (int64_t)line_ * (n).out->line; \
-      const int64_t first = (n).each ? ((int64_t)plane_ * (n).in->lines + line_) * (n).in->units : of_; \
+      const int64_t first = \
+          (n).each ? ((int64_t)plane_ * (n).in->lines + line_) * (n).in->units : of_; \
       (void)from, (void)to, (void)first; \
       __VA_ARGS__; \
     }
@@ -52,15 +51,17 @@ static void norm(const Pass *p, const Layer *layer) {
   const int32_t units = n.in->units;
   const float count = (float)n.planes * n.in->lines * units;
   for (int32_t g = 0; g < n.groups; g++) {
-    F sum[4] = {ZERO, ZERO, ZERO, ZERO}, square[4] = {ZERO, ZERO, ZERO, ZERO};
+    F sum[4] = {ZERO}, square[4] = {ZERO};
     GROUP_LINES(n, g, IN_FOURS(units, sum[k] += x[from + i]))
     const F middle = together(sum) / count;
-    GROUP_LINES(n, g, IN_FOURS(units, const F v = x[from + i] - middle; square[k] = FMA(v, v, square[k])))
+    GROUP_LINES(n, g,
+                IN_FOURS(units, const F v = x[from + i] - middle; square[k] = FMA(v, v, square[k])))
     const F by = 1.f / ROOT(together(square) / count + layer->number[0]);
     kept[2 * g] = middle, kept[2 * g + 1] = by;
     GROUP_LINES(n, g, for (int32_t i = 0; i < units; i++) {
       const int64_t at = n.each ? first + i : first;
-      const F scale = n.scale ? FILL(n.scale[at]) : FILL(1.f), shift = n.shift ? FILL(n.shift[at]) : ZERO;
+      const F scale = n.scale ? FILL(n.scale[at]) : FILL(1.f);
+      const F shift = n.shift ? FILL(n.shift[at]) : ZERO;
       y[to + i] = FMA((x[from + i] - middle) * by, scale, shift);
     })
   }
@@ -78,9 +79,10 @@ static void norm_back(const Pass *p, const Layer *layer) {
   memset(scales, 0, sizeof(F) * 2 * parameters);
   for (int32_t g = 0; g < n.groups; g++) {
     const F middle = kept[2 * g], by = kept[2 * g + 1];
-    F all = ZERO, moment = ZERO, of_plane = ZERO, moment_of_plane = ZERO; /* sums of d and of d times the normed x */
+    /* sums of d, and of d times the normed x */
+    F all = ZERO, moment = ZERO, of_plane = ZERO, moment_of_plane = ZERO;
     GROUP_LINES(n, g, {
-      F sum[4] = {ZERO, ZERO, ZERO, ZERO}, product[4] = {ZERO, ZERO, ZERO, ZERO};
+      F sum[4] = {ZERO}, product[4] = {ZERO};
       const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
       if (n.each)
         IN_FOURS(units, F d = dy[to + i]; const F v = (x[from + i] - middle) * by;
@@ -104,8 +106,7 @@ static void norm_back(const Pass *p, const Layer *layer) {
       const int own = n.each && n.scale;
       for (int32_t i = 0; i < units; i++) {
         const F v = (x[from + i] - middle) * by, s = own ? FILL(n.scale[first + i]) : scale;
-        const F d = by * (FMA(s, dy[to + i], ZERO - all) - v * moment);
-        dx[from + i] = adds ? dx[from + i] + d : d;
+        put(&dx[from + i], by * (FMA(s, dy[to + i], ZERO - all) - v * moment), adds);
       }
     })
   }

@@ -15,7 +15,9 @@ typedef struct {
 INLINE F *x_of(const Pass *p, int32_t value) { return p->arena + p->net->value[value].x; }
 INLINE F *d_of(const Pass *p, int32_t value) { return p->arena + p->net->value[value].d; }
 /* Return whether anything trained lies before a value, so that its gradient is asked for. */
-INLINE int wanted(const Pass *p, int32_t value) { return p->net->value[value].upstream > p->lowest; }
+INLINE int wanted(const Pass *p, int32_t value) {
+  return p->net->value[value].upstream > p->lowest;
+}
 INLINE F *scratch_of(const Pass *p) { return p->arena + p->net->scratch; }
 
 /* Run `call` for each line of a value: `at` is where in its planes and lines the line starts. */

@@ -1,7 +1,9 @@
-/* Pools: the greatest, or the mean, of windows. `table`: of each row of outputs where its window starts and ends, and how
- * many numbers it counts for; then of each column. Space of the greatest: where it was, P Q numbers of each plane. */
+/* Pools: the greatest, or the mean, of windows. `table`: where the window of each row of outputs
+ * starts and ends, and how many numbers it counts for; then of each column. Space of the greatest:
+ * where it was, P Q numbers of each plane. */
 
-/* Run `call` for each output: `out` is where it is, `number` which one of its plane; `first` the plane of the input. */
+/* Run `call` for each output: `out` is where it is, `number` which one; `first` is its plane's
+ * input. */
 #define WINDOWS(p, layer, ...) \
   const Value *in_ = &(p)->net->value[(layer)->in], *out_ = &(p)->net->value[(layer)->out]; \
   const int32_t *rows_ = (layer)->table, *columns_ = rows_ + 3 * out_->lines; \
@@ -50,10 +52,10 @@ static void mean_pool(const Pass *p, const Layer *layer) {
   const F *x = x_of(p, layer->in);
   F *y = x_of(p, layer->out);
   WINDOWS(p, layer, {
-    F sum[4] = {ZERO, ZERO, ZERO, ZERO};
+    F sum[4] = {ZERO};
     int i = 0;
     WINDOW(sum[i & 3] += x[at]; i++)
-    y[out] = ((sum[0] + sum[2]) + (sum[1] + sum[3])) / (float)(row[2] * column[2]);
+    y[out] = together(sum) / (float)(row[2] * column[2]);
   })
 }
 

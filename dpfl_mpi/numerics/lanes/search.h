@@ -1,8 +1,10 @@
-/* The greedy search, Algorithms 2 and 3: the same decisions to the bit as federation/search.py, whose line numbers these
- * are. */
+/* The greedy search, Algorithms 2 and 3: the same decisions to the bit as federation/search.py,
+ * whose line numbers these are. */
 
-/* Write into s->pair the averages (x + p w) / p_x and (y - p w) / p_y; without w x / p_x and y / p_y. */
-static void average(const Search *s, const float *w, double p, double p_x, double p_y, int64_t width) {
+/* Write into s->pair the averages (x + p w) / p_x and (y - p w) / p_y; without w x / p_x and y /
+ * p_y. */
+static void average(const Search *s, const float *w, double p, double p_x, double p_y,
+                    int64_t width) {
   const double *restrict x = s->x, *restrict y = s->y;
   float *restrict pair = s->pair;
   for (int64_t i = 0; i < width; i++) {
@@ -11,8 +13,9 @@ static void average(const Search *s, const float *w, double p, double p_x, doubl
   }
 }
 
-/* Return the sum of n losses as Python's math.fsum: exact, then rounded once, whatever their order. `part` are doubles
- * that do not overlap, the smallest first (Shewchuk 1997): multiples of 2^-149 below 2^161, so never more than 310. */
+/* Return the sum of n losses as Python's math.fsum: exact, then rounded once, whatever their order.
+ * `part` are doubles that do not overlap, the smallest first (Shewchuk 1997): multiples of 2^-149
+ * below 2^161, so never more than 310. */
 static double exact_sum(const float *losses, int64_t n) {
   double part[311], rounded = 0;
   int count = 0;
@@ -22,7 +25,8 @@ static double exact_sum(const float *losses, int64_t n) {
     double x = losses[i];
     int parts = 0;
     for (int j = 0; j < count; j++) { /* Knuth's two-sum: high + low is x + y exactly */
-      const double y = part[j], high = x + y, of_y = high - x, low = (x - (high - of_y)) + (y - of_y);
+      const double y = part[j], high = x + y, of_y = high - x;
+      const double low = (x - (high - of_y)) + (y - of_y);
       if (low != 0) part[parts++] = low;
       x = high;
     }
@@ -44,20 +48,23 @@ static double exact_sum(const float *losses, int64_t n) {
 }
 
 /* Write R = -validation loss of the two models of s->pair. */
-static void rewards(const Net *net, const Search *s, const Images *images, int64_t n, double *r, void *memory) {
+static void rewards(const Net *net, const Search *s, const Images *images, int64_t n, double *r,
+                    void *memory) {
   NAME(score)(net, s->pair, net->width, 2, images, n, s->losses, NULL, NULL, NULL, memory);
   for (int i = 0; i < 2; i++) r[i] = -(exact_sum(s->losses + i * n, n) / n);
 }
 
-/* Return max(difference, 0) as Python does: not-a-number stays, is not above 0, and its candidate is not added. */
+/* Return max(difference, 0) as Python does: not-a-number stays, is not above 0, and its candidate
+ * is not added. */
 INLINE double gain(double difference) { return 0 > difference ? 0 : difference; }
 
-/* Decide `count` candidates in their order, until `most` of them are added: models [count] and their p, a coin each.
- * Write whether each was added; return how many were decided. */
-PUBLIC int64_t NAME(search)(const Net *net, Search *s, const float *const *models, const double *p, const double *coins,
-                            int64_t count, int64_t most, uint8_t *added, const Images *images, int64_t n,
-                            void *memory) {
-  static const int cases[4] = {2, 0, 1, 3}; /* neither gain is above 0, a alone, b alone, both: graph.CASES */
+/* Decide `count` candidates in their order, until `most` of them are added: models [count] and
+ * their p, a coin each. Write whether each was added; return how many were decided. */
+PUBLIC int64_t NAME(search)(const Net *net, Search *s, const float *const *models, const double *p,
+                            const double *coins, int64_t count, int64_t most, uint8_t *added,
+                            const Images *images, int64_t n, void *memory) {
+  static const int cases[4] = {
+      2, 0, 1, 3}; /* neither gain is above 0, a alone, b alone, both: graph.CASES */
   const int64_t width = net->width;
   double r[2];
   int64_t i = 0;

@@ -1,11 +1,13 @@
-/* A convolution of 5x5, stride 1, without padding, then max-pool of 2x2 and ReLU, in one: the stages of models/cnn.py.
+/* A convolution of 5x5, stride 1, without padding, then max-pool of 2x2 and ReLU, in one: the
+ * stages of models/cnn.py.
  *
- * size: -. weight [O, C, 5, 5], bias [O]. space: [2, O, P, Q] masks and [4, O] vectors. P Q pooled height and width.
+ * size: -. weight [O, C, 5, 5], bias [O]. space: [2, O, P, Q] masks and [4, O] vectors. P Q pooled
+ * height and width.
  */
 typedef struct {
   int32_t W, C, plane, filters, P, Q, out_line, out_plane;
   const F *x;
-  F *places;        /* [4, filters] the gradient of one pooled position, where its four places are */
+  F *places; /* [4, filters] the gradient of one pooled position, where its four places are */
   M *right, *lower; /* [filters, P, Q] where in its 2 x 2 the greatest was */
 } Stage;
 
@@ -13,16 +15,20 @@ static Stage stage_of(const Pass *p, const Layer *layer) {
   const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
   F *space = p->arena + layer->space;
   const int32_t area = out->planes * out->lines * out->units;
-  return (Stage){in->line, in->planes, in->plane, out->planes, out->lines, out->units, out->line, out->plane,
+  return (Stage){in->line,         in->planes,       in->plane,  out->planes,
+                 out->lines,       out->units,       out->line,  out->plane,
                  p->arena + in->x, space + 2 * area, (M *)space, (M *)(space + area)};
 }
 
-/* y [count, P, Q] = `count` filters, pool and ReLU: four sums of a filter for each pooled position. */
-INLINE void stage_block(const int count, const Stage *s, const float *w, const float *b, F *y, M *right, M *lower) {
+/* y [count, P, Q] = `count` filters, pool and ReLU: four sums of a filter for each pooled position.
+ */
+INLINE void stage_block(const int count, const Stage *s, const float *w, const float *b, F *y,
+                        M *right, M *lower) {
   for (int32_t p = 0; p < s->P; p++)
     for (int32_t q = 0; q < s->Q; q++) {
       F sum[8][4];
-      UNROLL for (int i = 0; i < count; i++) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = FILL(b[i]);
+      UNROLL for (int i = 0; i < count; i++)
+        sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = FILL(b[i]);
       for (int32_t c = 0; c < s->C; c++)
         for (int32_t ky = 0; ky < 5; ky++) {
           const F *upper = s->x + c * s->plane + (2 * p + ky) * s->W + 2 * q, *under = upper + s->W;
@@ -42,7 +48,8 @@ INLINE void stage_block(const int count, const Stage *s, const float *w, const f
         }
       UNROLL for (int i = 0; i < count; i++) {
         M above, below, low;
-        const F top = greater(sum[i][0], sum[i][1], &above), bottom = greater(sum[i][2], sum[i][3], &below);
+        const F top = greater(sum[i][0], sum[i][1], &above);
+        const F bottom = greater(sum[i][2], sum[i][3], &below);
         const int32_t at = (i * s->P + p) * s->Q + q;
         y[i * s->out_plane + p * s->out_line + q] = relu_of(greater(top, bottom, &low));
         right[at] = EITHER(low, below, above);
@@ -57,14 +64,18 @@ static void stage(const Pass *p, const Layer *layer) {
   const float *w = p->row + layer->weight, *b = p->row + layer->bias;
   F *y = x_of(p, layer->out);
   BLOCKS(FILTERS, s.filters,
-         stage_block(count, &s, w + at * each, b + at, y + at * s.out_plane, s.right + at * area, s.lower + at * area))
+         stage_block(count, &s, w + at * each, b + at, y + at * s.out_plane, s.right + at * area,
+                     s.lower + at * area))
 }
 
-/* sum [5, 5] at `count` columns = the gradient of a filter's taps, for one channel x. In each pooled position one of
- * four places has a gradient: x is moved to the right where it is there, and the gradient up or down is 0. */
-INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, const M *right, const M *lower, F *out) {
+/* sum [5, 5] at `count` columns = the gradient of a filter's taps, for one channel x. In each
+ * pooled position one of four places has a gradient: x is moved to the right where it is there, and
+ * the gradient up or down is 0. */
+INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, const M *right,
+                      const M *lower, F *out) {
   F sum[5][5];
-  UNROLL for (int line = 0; line < 5; line++) UNROLL for (int i = 0; i < count; i++) sum[line][i] = ZERO;
+  UNROLL for (int line = 0; line < 5; line++) UNROLL
+    for (int i = 0; i < count; i++) sum[line][i] = ZERO;
   for (int32_t p = 0; p < s->P; p++)
     for (int32_t q = 0; q < s->Q; q++) {
       const int32_t at = p * s->Q + q;
@@ -82,10 +93,12 @@ INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, c
         }
       }
     }
-  UNROLL for (int line = 0; line < 5; line++) UNROLL for (int i = 0; i < count; i++) out[5 * line + i] = sum[line][i];
+  UNROLL for (int line = 0; line < 5; line++) UNROLL
+    for (int i = 0; i < count; i++) out[5 * line + i] = sum[line][i];
 }
 
-/* d += what comes from one pooled position, for `count` channels of a stage's input: a window of 6 x 6. */
+/* d += what comes from one pooled position, for `count` channels of a stage's input: a window of 6
+ * x 6. */
 INLINE void spread(const int count, const Stage *s, const float *w, const F *places, F *d) {
   for (int line = 0; line < 6; line++) {
     F sum[CHANNELS][6];
@@ -94,7 +107,8 @@ INLINE void spread(const int count, const Stage *s, const float *w, const F *pla
     for (int low = line > 4; low < 2 && low <= line; low++)
       for (int32_t o = 0; o < s->filters; o++) {
         const float *tap = w + (o * s->C * 5 + line - low) * 5;
-        const F left = places[2 * low * s->filters + o], right = places[(2 * low + 1) * s->filters + o];
+        const F left = places[2 * low * s->filters + o],
+                right = places[(2 * low + 1) * s->filters + o];
         UNROLL for (int kx = 0; kx < 5; kx++)
           UNROLL for (int c = 0; c < count; c++) {
             const F f = FILL(tap[c * 25 + kx]);
@@ -113,7 +127,8 @@ static void stage_back(const Pass *p, const Layer *layer) {
   const int32_t area = s.P * s.Q;
   F *d = d_of(p, layer->out), *dx = d_of(p, layer->in);
   const F *y = x_of(p, layer->out);
-  LINES(out, for (int32_t i = 0; i < out->units; i++) d[at + i] = PICK(ABOVE(y[at + i], ZERO), d[at + i], ZERO))
+  LINES(out, for (int32_t i = 0; i < out->units; i++) d[at + i] =
+                 PICK(ABOVE(y[at + i], ZERO), d[at + i], ZERO))
   for (int32_t o = 0; o < s.filters; o++) {
     const F *slope = d + o * s.out_plane;
     const M *right = s.right + o * area, *lower = s.lower + o * area;
@@ -135,11 +150,13 @@ static void stage_back(const Pass *p, const Layer *layer) {
         const int32_t from = o * area + row * s.Q + column;
         const F slope = d[o * s.out_plane + row * s.out_line + column];
         const F left = PICK(s.right[from], ZERO, slope), right = PICK(s.right[from], slope, ZERO);
-        places[o] = PICK(s.lower[from], ZERO, left), places[s.filters + o] = PICK(s.lower[from], ZERO, right);
+        places[o] = PICK(s.lower[from], ZERO, left),
+        places[s.filters + o] = PICK(s.lower[from], ZERO, right);
         places[2 * s.filters + o] = PICK(s.lower[from], left, ZERO);
         places[3 * s.filters + o] = PICK(s.lower[from], right, ZERO);
       }
       F *window = dx + 2 * row * s.W + 2 * column;
-      BLOCKS(CHANNELS, s.C, spread(count, &s, p->row + layer->weight + at * 25, places, window + at * s.plane))
+      BLOCKS(CHANNELS, s.C,
+             spread(count, &s, p->row + layer->weight + at * 25, places, window + at * s.plane))
     }
 }
