@@ -72,9 +72,8 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     const double loss = NAME(gradient)(&net, w, g, &images, n, memory);
     NAME(step)(w, m, g, width, &sgd, 0);
     Sgd adam = sgd;
-    adam.corrections = corrections, adam.take = .1f, adam.keep = .99f, adam.add = .01f,
-    adam.eps = 1e-3f;
-    adam.decoupled = with;
+    adam.corrections = corrections, adam.decoupled = with;
+    adam.take = .1f, adam.keep = .99f, adam.add = .01f, adam.eps = 1e-3f;
     NAME(train)(&net, w, moments, &images, n, 1, batch, &adam, memory);
     NAME(score)(&net, w, width, 2, &images, n, losses, predicted, logits, features, memory);
     NAME(score)(&net, w, width, 1, &images, n, losses, NULL, NULL, NULL, memory);

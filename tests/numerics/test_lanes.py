@@ -1,7 +1,6 @@
-"""The CPU kernels in C against torch's autograd, one nn.Module a row, and against themselves in every form and from every compiler."""
+"""The CPU kernels: gradients against torch's autograd, training, scores, the greedy search."""
 
 import copy
-import math
 import shutil
 from dataclasses import replace
 from fractions import Fraction
@@ -17,9 +16,9 @@ from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble, fixed_point
 from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule
+from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
     pytest.skip("no C compiler built the kernels", allow_module_level=True)
@@ -35,9 +34,11 @@ BORDER = 4
 
 
 class Setting:
-    """A net with random weights in the three ways that a test compares, and its samples; images of bytes have a border."""
+    """A net with random weights in three ways, and its samples; images of bytes have a border."""
 
-    def __init__(self, module, shape, classes, seed=0, form="", m=40, path=native.LIBRARY, dtype="uint8"):
+    def __init__(
+        self, module, shape, classes, seed=0, form="", m=40, path=native.LIBRARY, dtype="uint8"
+    ):
         moments = (0.4, 0.25) if dtype == "uint8" else (0.1, 1.5)
         mean, std = ((moment,) * shape[-1] for moment in moments)
         self.ensemble = Ensemble(module, mean, std, torch.device("cpu"), dtype=dtype)
@@ -45,12 +46,14 @@ class Setting:
         self.row = self.ensemble.initial_row("kaiming", rng).clone()
         for name, layer in self.ensemble.layers(self.row[None]).items():
             if name.endswith("bias") or layer.dim() == 2:  # a norm's scale
-                layer[0] += torch.from_numpy(rng.uniform(-0.2, 0.2, layer.shape[1:]).astype(np.float32))
+                noise = rng.uniform(-0.2, 0.2, layer.shape[1:])
+                layer[0] += torch.from_numpy(noise.astype(np.float32))
         self.module, self.shape, self.classes, self.m, self.dtype = module, shape, classes, m, dtype
         nn.utils.vector_to_parameters(self.row[: self.ensemble.size], module.parameters())
         self.native = Native(self.ensemble, self.shape, form, path)
-        draw = {"uint8": (rng.integers, 0, 256), "float32": (rng.normal, 0, 1), "int32": (rng.integers, 0, 17)}[dtype]
-        self.pixels = draw[0](*draw[1:], (m, *shape)).astype(dtype)
+        draw = rng.normal if dtype == "float32" else rng.integers
+        most = {"uint8": 256, "float32": 1, "int32": 17}[dtype]
+        self.pixels = draw(0, most, (m, *shape)).astype(dtype)
         border = (0, 0), *[(BORDER, BORDER)] * 2, (0, 0)
         padded = np.pad(self.pixels, border) if dtype == "uint8" else self.pixels
         self.labels = rng.integers(0, classes, m)
@@ -60,7 +63,8 @@ class Setting:
     def gradient(self, order, crop=None, row=None):
         """The kernels' loss and gradient."""
         g = torch.full_like(self.row, 7.0)
-        loss = self.native.gradient(self.row if row is None else row, g, MiniBatch(self.images, numbers(order), crop))
+        row = self.row if row is None else row
+        loss = self.native.gradient(row, g, MiniBatch(self.images, numbers(order), crop))
         assert not g[self.ensemble.size :].any()
         return loss, g
 
@@ -68,14 +72,16 @@ class Setting:
         """The loss, the gradient and the logits of an nn.Module."""
         module, x = copy.deepcopy(self.module).to(dtype), self.pixels[order]
         if crop is not None:
-            x = np.stack([crop_and_flip(image, *c) for image, c in zip(x, crop.T.tolist(), strict=True)])
+            windows = zip(x, crop.T.tolist(), strict=True)
+            x = np.stack([crop_and_flip(image, *window) for image, window in windows])
         x = torch.from_numpy(x)
         if self.dtype != "int32":
             x = x.to(dtype) * self.ensemble.scale.to(dtype) + self.ensemble.shift.to(dtype)
         logits = module(x.movedim(-1, 1) if x.dim() == 4 else x)
         loss = nn.functional.cross_entropy(logits, torch.from_numpy(self.labels[order]))
         loss.backward()
-        return loss.item(), row_from([p.grad for p in module.parameters()], self.ensemble.width), logits.detach()
+        g = row_from([p.grad for p in module.parameters()], self.ensemble.width)
+        return loss.item(), g, logits.detach()
 
 
 def numbers(order):
@@ -91,28 +97,28 @@ def distance(g, reference):
     return float((g.double() - reference).norm() / reference.norm())
 
 
-# gradients --------------------------------------------------------------------------------------------------------------
+# gradients -----------------------------------------------------------------------------------
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(
-    st.tuples(st.integers(16, 25), st.integers(16, 25), st.integers(1, 4)),
-    st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    st.tuples(st.integers(1, 21), st.integers(1, 21)),
+    st.tuples(*map(st.integers, (16, 16, 1), (25, 25, 4))),
+    st.tuples(*map(st.integers, (1, 1), (9, 9))),
+    st.tuples(*map(st.integers, (1, 1), (21, 21))),
     st.integers(2, 12),
     st.integers(1, 20),
-    st.sampled_from(["", "avx2", "portable"]),
+    st.sampled_from(FORMS),
 )
 def test_gradient_of_any_size(shape, channels, units, classes, size, form):
-    net = Setting(cnn.CNN(shape, classes, channels, units), shape, classes, form=form if form in FORMS else "")
+    net = Setting(cnn.CNN(shape, classes, channels, units), shape, classes, form=form)
     order = net.rng.permutation(net.m)[:size]
     loss, g = net.gradient(order)
-    want_loss, want, _ = net.autograd(order)
+    (want_loss, want, _), (_, single, _) = net.autograd(order), net.autograd(order, torch.float32)
     assert loss == pytest.approx(want_loss, rel=2e-6, abs=1e-7)
-    assert distance(g, want) < 2e-5
+    assert distance(g, want) < max(2e-5, 3 * distance(single, want))
 
 
 @pytest.mark.parametrize("kind", ["odd", "grey", "mlp"])
 def test_crops_and_flips_at_the_borders(kind):
-    """Every corner and side of the border of 4, mirrored and not, against image by image copying."""
+    """Every corner and side of the border of 4, mirrored and not, against copies by image."""
     net = make(kind)
     crop = np.array([(y, x, f) for y in (0, 3, 8) for x in (0, 4, 8) for f in (0, 1)], np.uint8).T
     order = net.rng.permutation(net.m)[: crop.shape[1]]
@@ -124,14 +130,15 @@ def test_crops_and_flips_at_the_borders(kind):
 
 
 def test_ties_of_a_pool_go_to_the_first():
-    """Whole numbers for weights and pixels: sums are exact, pools tie often, and every place gives another gradient."""
+    """With whole numbers sums are exact, pools tie often, and each place has another gradient."""
     net = make("odd")
     rng = np.random.default_rng(3)
-    net.row[: net.ensemble.size] = torch.from_numpy(rng.integers(-1, 2, net.ensemble.size).astype(np.float32))
+    weights = rng.integers(-1, 2, net.ensemble.size).astype(np.float32)
+    net.row[: net.ensemble.size] = torch.from_numpy(weights)
     nn.utils.vector_to_parameters(net.row[: net.ensemble.size], net.module.parameters())
     net.pixels[:] = rng.integers(0, 2, net.pixels.shape)
-    for values, value in ((net.ensemble.scale, 1.0), (net.ensemble.shift, 0.0)):
-        values.fill_(value)
+    net.ensemble.scale.fill_(1.0)
+    net.ensemble.shift.fill_(0.0)
     net.images.pixels[:, BORDER:-BORDER, BORDER:-BORDER] = net.pixels
     order = np.arange(20)
     x = torch.from_numpy(net.pixels[order]).permute(0, 3, 1, 2).float()
@@ -142,7 +149,7 @@ def test_ties_of_a_pool_go_to_the_first():
 
 
 def test_empty_lanes_and_old_work_change_nothing():
-    """A gradient has the same bits whatever was computed before, and images of other passes have no part in it."""
+    """A gradient has the same bits whatever was computed before."""
     net = make("odd")
     _, first = net.gradient(np.arange(5))
     net.native._memory.view(np.float32)[:] = np.nan
@@ -163,7 +170,7 @@ def test_loss_at_any_size_of_logits():
         assert bool((error <= 1.2e-7 * spread + 2e-7 * exact).all())
 
 
-# training ---------------------------------------------------------------------------------------------------------------
+# training ------------------------------------------------------------------------------------
 def plan(net, n=21, epochs=2, seed=0):
     """The order and crops of two epochs, whose last mini-batch is smaller."""
     rng = np.random.default_rng(seed)
@@ -174,21 +181,26 @@ def plan(net, n=21, epochs=2, seed=0):
 
 
 def test_train_is_gradient_and_step():
-    """One call a client and one call a step have the same bits; two calls of an epoch are one of two; a mask leaves what it freezes."""
+    """A call for all epochs, for each epoch and for each step have the same bits.
+
+    A mask leaves what it freezes.
+    """
     net = make("odd")
     order, crop = plan(net)
-    (a, m_a), (b, m_b), (c, m_c), (d, m_d) = ((net.row.clone(), torch.zeros_like(net.row)) for _ in range(4))
+    rows = [(net.row.clone(), torch.zeros_like(net.row)) for _ in range(4)]
+    (a, m_a), (b, m_b), (c, m_c), (d, m_d) = rows
     g, losses = torch.zeros_like(a), 0.0
     loss = net.native.train(a, m_a, Epochs(net.images, order, crop, 8, PLAIN))
     for e in range(2):
         net.native.train(b, m_b, Epochs(net.images, order[e : e + 1], crop[:, e : e + 1], 8, PLAIN))
         for at in range(0, 21, 8):
             now = slice(at, at + 8)
-            losses += net.native.gradient(c, g, MiniBatch(net.images, order[e, now], crop[:, e, now]))
+            batch = MiniBatch(net.images, order[e, now], crop[:, e, now])
+            losses += net.native.gradient(c, g, batch)
             net.native.step(c, m_c, g, PLAIN)
     masked = replace(PLAIN, trained=torch.ones(net.ensemble.width, dtype=torch.bool))
     assert loss == losses == net.native.train(d, m_d, Epochs(net.images, order, crop, 8, masked))
-    for w, m in ((b, m_b), (c, m_c), (d, m_d)):
+    for w, m in rows[1:]:
         assert torch.equal(a, w) and torch.equal(m_a, m)
     frozen = torch.arange(net.ensemble.width) % 3 == 0
     w, m = net.row.clone(), torch.full_like(a, 0.01)
@@ -201,15 +213,17 @@ def test_train_is_gradient_and_step():
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.3, 0.9)])
 def test_adam_is_its_formula_rounded_operation_by_operation(form, decoupled, betas):
-    """To the bit, against numbers of 64 bits of which each operation is rounded once; PyTorch's root may round its last bit otherwise."""
+    """To the bit; PyTorch's root may round its last bit otherwise."""
     net, f = make("mlp", form=form), np.float32
 
     def fma(a, b, c):
         return f(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
 
     adam, decay, lr = Adam(8, 0.0, 0.1, 0.0, betas, 1e-8, decoupled), f(0.1), f(0.01)
-    (w, memory), width = (net.row.clone(), torch.zeros(2 * len(net.row) + 1)), len(net.row)
-    row, (mean, square), by_torch = w.numpy().copy(), np.zeros((2, width), f), (w[None].clone(), memory[None].clone())
+    width = len(net.row)
+    w, memory = net.row.clone(), torch.zeros(2 * width + 1)
+    row, (mean, square) = w.numpy().copy(), np.zeros((2, width), f)
+    by_torch = w[None].clone(), memory[None].clone()
     take, keep, add = f(1 - betas[0]), f(betas[1]), f(1 - betas[1])
     for t in range(1, 6):
         g = torch.from_numpy(net.rng.normal(0, 0.1, width).astype(f))
@@ -222,7 +236,8 @@ def test_adam_is_its_formula_rounded_operation_by_operation(form, decoupled, bet
         row = fma(-lr, fma(row, decay, step) if decoupled else step, row)
         adam.step(by_torch[0], g[None].clone(), by_torch[1], 0.01)
         net.native.step(w, memory, g, StepRule(adam, 0.01))
-        assert np.array_equal(w.numpy(), row) and np.array_equal(memory.numpy(), np.r_[mean, square, f(t)])
+        assert np.array_equal(w.numpy(), row)
+        assert np.array_equal(memory.numpy(), np.r_[mean, square, f(t)])
     torch.testing.assert_close(w, by_torch[0][0], rtol=1e-5, atol=1e-6)
     later = f([[1 - betas[0] ** t, (1 - betas[1] ** t) ** 0.5] for t in (1000, 1001)])
     torch.testing.assert_close(adam.corrections(999, 2), later)
@@ -231,7 +246,7 @@ def test_adam_is_its_formula_rounded_operation_by_operation(form, decoupled, bet
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_one_bad_weight_is_passed_on(value, form):
-    """In any layer: a loss that is not finite, hence a gradient and, after a step, a row that is none."""
+    """In any layer: the loss, hence the gradient and, after a step, the row are not finite."""
     net = make("odd", form=form)
     for name, layer in net.ensemble.layers(net.row.clone()[None]).items():
         at = layer.storage_offset() + int(layer[0].numel()) - 1
@@ -247,7 +262,7 @@ def test_one_bad_weight_is_passed_on(value, form):
         assert not bool(torch.isfinite(row).all()), name
 
 
-# scores -----------------------------------------------------------------------------------------------------------------
+# scores --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("n", [1, 7, 16, 33])
 @pytest.mark.parametrize("kind", NETS)
 def test_scores_of_several_rows(kind, n):
@@ -270,10 +285,10 @@ def test_scores_of_several_rows(kind, n):
     assert not net.native.score(net.row[None] * 0, net.images, numbers(order)).predicted.any()
 
 
-# the greedy search ------------------------------------------------------------------------------------------------------
+# the greedy search ---------------------------------------------------------------------------
 @pytest.mark.parametrize("form", FORMS)
 def test_a_candidates_sums_are_rounded_once(form):
-    """Against exact fractions: x + p w and y - p w are the nearest float64, their averages the quotients in float64, then in float32."""
+    """Against exact fractions: x + p w and y - p w are the nearest float64."""
     net = make("mlp", form=form)
     x, y = (torch.from_numpy(net.rng.normal(0, 1e-2, net.ensemble.width)) for _ in range(2))
     w = net.row.clone()
@@ -287,7 +302,8 @@ def test_a_candidates_sums_are_rounded_once(form):
         assert new.tolist() == exact
         assert average.tolist() == [float(np.float32(a / total)) for a in exact]
         in_two = old.numpy() + share * w.double().numpy()
-        assert 0 < np.count_nonzero(in_two != new.numpy()) < len(w) / 5  # a product that is rounded by itself shows
+        # a product that is rounded by itself shows
+        assert 0 < np.count_nonzero(in_two != new.numpy()) < len(w) / 5
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -302,8 +318,11 @@ def test_averages_and_exact_sums_are_torchs(form):
     out = torch.full((4, net.ensemble.width), 7.0)
     net.native.means(models, p, ends, whole, out)
     for row, first, last, total in zip(out, ends, ends[1:], whole, strict=False):
-        terms = [w[j].double() * share for j, share in zip(picked[first:last], p[first:last], strict=True)]
-        expected = (sum(terms[1:], terms[0]) / total).float() if total else torch.full_like(row, 7.0)
+        shares = zip(picked[first:last], p[first:last], strict=True)
+        terms = [w[j].double() * share for j, share in shares]
+        expected = torch.full_like(row, 7.0)
+        if total:
+            expected = (sum(terms[1:], terms[0]) / total).float()
         assert row.numpy().tobytes() == expected.numpy().tobytes()  # -0 is not 0
     sums = torch.empty(net.ensemble.width, dtype=torch.int64)
     net.native.fixed(models, p, sums)

@@ -1,4 +1,4 @@
-"""The library of the CPU kernels: its forms, compilers and processors give the same bits, what cannot be used says why, sanitizers."""
+"""The library of the CPU kernels: forms, compilers and processors give the same bits."""
 
 import importlib.util
 import shutil
@@ -16,17 +16,18 @@ from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
-from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule
+from dpfl_mpi.numerics.native import Epochs, Native, StepRule
+from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 SOURCE, SETUP = ROOT / "dpfl_mpi/numerics/lanes/lanes.c", script(ROOT / "setup.py")
+IMAGE, TWO_CHANNELS = ((32, 32, 3), "uint8"), ((19, 23, 2), "uint8")
 # networks for lanes_entries.c: how they are made, samples, images, border, batch
 ENTRIES = {
-    "colour": (lambda: CNN((32, 32, 3), 10, (6, 16), (120, 84)), ((32, 32, 3), "uint8"), (21, 4, 16)),
+    "colour": (lambda: CNN((32, 32, 3), 10, (6, 16), (120, 84)), IMAGE, (21, 4, 16)),
     "odd": (lambda: CNN((17, 18, 3), 4, (6, 16), (120, 84)), ((17, 18, 3), "uint8"), (19, 4, 8)),
-    "two channels": (lambda: CNN((19, 23, 2), 3, (5, 7), (13, 9)), ((19, 23, 2), "uint8"), (5, 2, 5)),
+    "two channels": (lambda: CNN((19, 23, 2), 3, (5, 7), (13, 9)), TWO_CHANNELS, (5, 2, 5)),
     "ones": (lambda: CNN((16, 16, 1), 2, (1, 1), (1, 1)), ((16, 16, 1), "uint8"), (3, 0, 1)),
     "mlp": (lambda: MLP(60, 2, 7), ((3, 5, 4), "uint8"), (33, 1, 32)),
     "resnet": (lambda: resnet.build((9, 7, 3), 5, "4,6", 1, 2), ((9, 7, 3), "uint8"), (7, 1, 5)),
@@ -55,8 +56,9 @@ def described(folder):
 def entries(folder, compiler, form, runner=()):
     """Compile lanes_entries.c in a form, and return what it prints of the networks of ENTRIES."""
     width, program = native.FORMS[form], str(folder / form)
-    files = [f"-I{SOURCE.parent}", str(ROOT / "tests/numerics/lanes_entries.c"), "-o", program, "-w", "-lm"]
-    for words in ([*compiler, f"-DFORM={width}", *SETUP.FORMS[width], *files], [*runner, program, *described(folder)]):
+    source = str(ROOT / "tests/numerics/lanes_entries.c")
+    build = [*compiler, f"-DFORM={width}", *SETUP.FORMS[width], f"-I{SOURCE.parent}", source]
+    for words in ([*build, "-o", program, "-w", "-lm"], [*runner, program, *described(folder)]):
         done = subprocess.run(words, capture_output=True, text=True)
         if "cannot find -lasan" in done.stderr:
             pytest.skip("gcc has no sanitizers here")
@@ -70,7 +72,8 @@ def bits(kind, form, path=native.LIBRARY):
     order, crop = plan(net, n=40, epochs=10)
     w, m = net.row.clone(), torch.zeros_like(net.row)
     # four steps an epoch, the last of 1: 40 images in mini-batches of 13
-    loss = net.native.train(w, m, Epochs(net.images, order, crop, 13, StepRule(SGD(13, 0.9, 1e-3, 20.0), 0.01)))
+    sgd = StepRule(SGD(13, 0.9, 1e-3, 20.0), 0.01)
+    loss = net.native.train(w, m, Epochs(net.images, order, crop, 13, sgd))
     pair = torch.stack([w, net.row])
     scores = net.native.score(pair, net.images, numbers(np.arange(37)), True, True)
     sums = net.native.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
@@ -92,7 +95,7 @@ def test_every_form_gives_the_same_bits(kind):
 
 @pytest.mark.parametrize(("name", "extra"), [("gcc", ["-O1"]), ("clang", []), ("zig", [])])
 def test_every_compiler_gives_the_same_bits(name, extra, tmp_path):
-    """The library here is mostly gcc's: it has the bits of one that gcc optimises less, which is compiled in half the time."""
+    """gcc's with -O1, compiled in half the time, has the bits of the library here."""
     zig = importlib.util.find_spec("ziglang") is not None
     if not (zig if name == "zig" else shutil.which(name)):
         pytest.skip(f"{name} is not here")
@@ -105,12 +108,11 @@ def test_every_compiler_gives_the_same_bits(name, extra, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # zig compiles a C library first
 def test_another_processor_gives_the_same_bits(tmp_path):
-    """The portable form cross-compiled by zig for ARM and run by QEMU's user emulation, against the widest form here."""
-    machine = "aarch64"
-    if importlib.util.find_spec("ziglang") is None or not shutil.which(f"qemu-{machine}"):
+    """The portable form, compiled by zig for ARM and run by QEMU, against the widest one here."""
+    if importlib.util.find_spec("ziglang") is None or not shutil.which("qemu-aarch64"):
         pytest.skip("needs ziglang and qemu-user")
-    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl", *SETUP.FLAGS]
-    there = entries(tmp_path, zig, "portable", [f"qemu-{machine}"])
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", *SETUP.FLAGS]
+    there = entries(tmp_path, zig, "portable", ["qemu-aarch64"])
     assert there == entries(tmp_path, [*SETUP.compilers()[0], *SETUP.FLAGS], FORMS[0])
     assert there.count("\n") == 2 * len(ENTRIES)
 
@@ -118,24 +120,27 @@ def test_another_processor_gives_the_same_bits(tmp_path):
 def test_what_cannot_be_used_says_why(tmp_path):
     net = make("mlp")
     here = net.ensemble, net.shape
-    lacks = {"forward": lambda module, x: CNN.forward(module, x).cumsum(1)}  # what the kernels have no layer for
+    lacks = {"forward": lambda module, x: CNN.forward(module, x).cumsum(1)}  # no layer for that
     inherits = type("Inherits", (CNN,), lacks)((16, 16, 3), 10, (6, 16), (120, 84))
     (tmp_path / "text.so").write_text("no library")
     digest, library = SETUP.digest_of(SOURCE).encode(), native.LIBRARY.read_bytes()
     assert library.count(digest) == 1
-    (tmp_path / "other.so").write_bytes(library.replace(digest, digest[::-1]))  # says that it was made of other sources
-
-    refused("--kernels is avx9; this processor and library have ...portable", Native, *here, form="avx9")
-    ends = {"_lanes.so": "were not built: ... is not there; install again", "text.so": "cannot be loaded"}
-    ends["other.so"] = "are of another version of their sources; install again"
-    for name, end in ends.items():
+    (tmp_path / "other.so").write_bytes(library.replace(digest, digest[::-1]))  # of other sources
+    have = "--kernels is avx9; this processor and library have ...portable"
+    refused(have, Native, *here, form="avx9")
+    for name, end in (
+        ("_lanes.so", "were not built: ... is not there; install again"),
+        ("text.so", "cannot be loaded"),
+        ("other.so", "are of another version of their sources; install again"),
+    ):
         refused(f"the CPU kernels {end}", Native, *here, path=tmp_path / name)
-    refused("the CPU kernels have no layer for cumsum", native.describe, inherits, (16, 16, 3), "uint8")
+    cumsum = "the CPU kernels have no layer for cumsum"
+    refused(cumsum, native.describe, inherits, (16, 16, 3), "uint8")
     assert Ensemble(inherits, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
 
 
 def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
-    """pip is asked for one from PyPI; where that does not work either, the build says so and goes on without the library."""
+    """pip is asked for one; where that fails, too, the build says so and goes on without."""
     backend, build = script(ROOT / "_build/backend.py"), SETUP
     monkeypatch.delenv("CFLAGS", raising=False)
     monkeypatch.setenv("CC", "my-cc -m64")
@@ -148,18 +153,19 @@ def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
     command = build.BuildLanes(Distribution())
     command.build_lib, command.inplace = str(tmp_path), False
     command.build_extension(Extension("dpfl_mpi.numerics.lanes._lanes", [str(SOURCE)]))
-    assert "no C compiler works here, so PyTorch will compute (no-such-cc: " in capsys.readouterr().err
+    said = "no C compiler works here, so PyTorch will compute (no-such-cc: "
+    assert said in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.so"))
 
 
 @pytest.mark.parametrize(("call", "sentence"), [
-    (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "an image that is not among the 40"),
-    (lambda n, w: n.native.images(n.pixels[:, :6, :6].copy(), n.labels), "images of 6 rows; the model reads 8"),
+    (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "not among the 40"),
+    (lambda n, w: n.native.images(n.pixels[:, :6, :6].copy(), n.labels), "images of 6 rows"),
     (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
     (lambda n, w: n.gradient([0], np.uint8([[9], [0], [0]])), "a crop beyond the border of 8"),
     (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),
-    (lambda n, w: n.native.gradient(w, torch.zeros(len(w), 2)[:, 0], MiniBatch(n.images, numbers([0]))), "without gaps"),
-    (lambda n, w: n.native.gradient(w.double(), w, MiniBatch(n.images, numbers([0]))), "float64"),
+    (lambda n, w: n.gradient([0], row=torch.zeros(len(w), 2)[:, 0]), "without gaps"),
+    (lambda n, w: n.gradient([0], row=w.double()), "float64"),
 ])  # fmt: skip
 def test_arrays_that_would_be_misread_are_refused(call, sentence):
     net = make("mlp")
@@ -171,10 +177,11 @@ def test_arrays_that_would_be_misread_are_refused(call, sentence):
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 def test_sanitizers(tmp_path, monkeypatch):
-    """Every entry in every form: no access beyond an array, also of the work space, where poisoned gaps lie between its parts."""
+    """Every entry in every form: no access beyond an array, nor to gaps in the work space."""
     monkeypatch.setattr(Arena, "gap", 1)
     monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")
-    flags = ["-std=gnu11", "-O0", "-ffp-contract=off"]  # every access stays, and it compiles in a third of the time
+    # with -O0 every access stays, and it compiles in a third of the time
+    flags = ["-std=gnu11", "-O0", "-ffp-contract=off"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     said = {entries(tmp_path, ["gcc", *flags], form) for form in FORMS}
     assert len(said) == 1 and "nan" not in said.pop()
