@@ -286,10 +286,10 @@ def cluster(costs: Costs, ranks_per_node: int, gbit: float, out: Path) -> str:
             points.append((terms, sizes))
             table.append({"clients": n, "nodes": m, **terms, **sizes})
             first, second = largest(terms, 2)
-            held = " ".join(f"{name} {size / 1e9:.2f}" for name, size in sizes.items())
+            holds = " ".join(f"{name} {size / 1e9:.2f}" for name, size in sizes.items())
             lines.append(
                 f"{n:8d} {m:4d} | {sum(terms.values()):10.2f}  {first:>10s} {terms[first]:8.2f}, "
-                f"{second} {terms[second]:.2f} | {held} all {sum(sizes.values()) / 1e9:.1f}; "
+                f"{second} {terms[second]:.2f} | {holds} all {sum(sizes.values()) / 1e9:.1f}; "
                 f"{100 * work.recorded / 1e9:.0f}"
             )
         label = f"$N = 10^{round(math.log10(n))}$"
