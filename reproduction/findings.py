@@ -157,11 +157,8 @@ TABLES: dict[str, Callable[[Frames], Any]] = {table.__name__: table for table in
 
 def draw_compared(frames: Frames) -> Figure:
     clients = long(frames)["clients"]
-    pairs = {"DPFL": []}
-    for row in COMPARED:
-        parts = paired(clients, "DPFL", row)
-        if row != "FedAvg" and tables.comparable(parts):
-            pairs[row] = parts
+    found = {row: paired(clients, "DPFL", row) for row in COMPARED if row != "FedAvg"}
+    pairs = {"DPFL": []} | {row: p for row, p in found.items() if tables.comparable(p)}
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 3.2), sharey=True)
     intervals(left, pairs)
     intervals(right, {row: gaps(clients[clients["row"] == row]) for row in pairs})

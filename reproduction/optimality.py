@@ -29,10 +29,7 @@ CHUNK = 64  # averages scored at once
 
 @dataclass(frozen=True)
 class Found:
-    """What was found for one client.
-
-    A subset is a number whose bit i is the i-th of the other clients, ascending.
-    """
+    """What was found for one client. Bit i of a subset is the i-th other client, ascending."""
 
     client: int
     others: np.ndarray  # [N - 1]
@@ -122,11 +119,11 @@ class Models:
 
     def rewards(self, k: int) -> np.ndarray:
         """Return R of every subset, float64 `[2^(N - 1)]`."""
-        subsets, out = np.arange(2 ** (self.n - 1)), []
-        for i in range(0, len(subsets), CHUNK):
-            averages = self.averages(k, subsets[i : i + CHUNK])[None]
-            out.append(-self.backend.validation_losses(slice(k, k + 1), averages)[0])
-        return np.concatenate(out)
+        subsets = np.arange(2 ** (self.n - 1))
+        chunks = [subsets[i : i + CHUNK] for i in range(0, len(subsets), CHUNK)]
+        averages = (self.averages(k, chunk)[None] for chunk in chunks)
+        score = self.backend.validation_losses
+        return np.concatenate([-score(slice(k, k + 1), each)[0] for each in averages])
 
     def test_acc(self, k: int, subset: int) -> float:
         """Return the test accuracy of the average with a subset, 0 to 1."""
@@ -146,9 +143,8 @@ class Models:
 
 
 def interval_text(values: np.ndarray) -> str:
-    """Return "mean ± half width" of the 95 % interval over clients."""
-    mean, half = interval([values])
-    return f"{mean:+.4f}" if len(values) < 2 else f"{mean:+.4f} ± {half:.4f}"
+    """Return "mean ± half width" of the 95 % interval over clients, nan for one client."""
+    return "{:+.4f} ± {:.4f}".format(*interval([values]))
 
 
 def report(all_found: list[Found], budget: Any, orders: int) -> str:
@@ -168,8 +164,7 @@ def report(all_found: list[Found], budget: Any, orders: int) -> str:
         "collaborators": f"best subset {best_size:.1f}, greedy {greedy_size:.1f}",
         "gap of the reward": f"{gap}; half of all orders within {half:.4f}, 90 % within {nine:.4f}",
         "best subset found": f"in {share:.1f} % of the orders",
-        "test accuracy": f"best subset minus greedy {interval_text(100 * ahead)} points, "
-        "95 % over clients",
+        "test accuracy": f"best subset minus greedy {interval_text(100 * ahead)} points",
     }
     subsets = len(all_found[0].rewards)
     sizes = f"B_c = {budget}, {subsets} subsets per client, {orders} orders"

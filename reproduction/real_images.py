@@ -37,28 +37,19 @@ from dpfl_mpi.datasets.pfllib import read_client
 from dpfl_mpi.errors import UserError, in_a_sentence
 
 FEDLORE = "zeruishao/FedLoRE", "d245aaf98f9742255aa95f0433f137e4b8c5149a"
+VITELLI = "carlosvitelli89/PFLlib", "390f3defc6eaa66208da63c4d0b78b939935c82e"
+LAU = "thatmartinlau/PFLlib", "b8def754c93144f51a01348ed8afb267c6b15509"
 FEDFTHA = (
-    "SZU-AdvTech-2024/311-FedFTHA-A-Fine-Tuning-and-Head-Aggregation-Method-in-Federated-Learning"
+    "SZU-AdvTech-2024/311-FedFTHA-A-Fine-Tuning-and-Head-Aggregation-Method-in-Federated-Learning",
+    "313c0a90cdfa93bd3de24721c131d01d0027dd3e",
 )
 # repository, commit, and the SHA-256 of its files that are read, in the order of their paths
 SOURCES = {
     "cifar10": (
         (*FEDLORE, "c4d7ba36e274bf842926ae92905931c8e2a4bb61d6cee56632afda797f2bdd34"),
-        (
-            "carlosvitelli89/PFLlib",
-            "390f3defc6eaa66208da63c4d0b78b939935c82e",
-            "b89a9bd16dcaf60e7ad9f394283369a74520d65902f0fb6ebbf481d2b4df1285",
-        ),
-        (
-            "thatmartinlau/PFLlib",
-            "b8def754c93144f51a01348ed8afb267c6b15509",
-            "3ab9fcdcd2be9fe3c45e0e4d6601805c5907374ae6253fe20e6c2cdbd98d9e83",
-        ),
-        (
-            FEDFTHA,
-            "313c0a90cdfa93bd3de24721c131d01d0027dd3e",
-            "4a8108b50cd71d1eb17e27f5ad5138113cd484663357a2864a7c85a24b298165",
-        ),
+        (*VITELLI, "b89a9bd16dcaf60e7ad9f394283369a74520d65902f0fb6ebbf481d2b4df1285"),
+        (*LAU, "3ab9fcdcd2be9fe3c45e0e4d6601805c5907374ae6253fe20e6c2cdbd98d9e83"),
+        (*FEDFTHA, "4a8108b50cd71d1eb17e27f5ad5138113cd484663357a2864a7c85a24b298165"),
     ),
     "cifar100": ((*FEDLORE, "763b52acdfb2de426c72d0a976663b059c0e1f41e76864e5116036622e565118"),),
 }

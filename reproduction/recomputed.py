@@ -25,6 +25,12 @@ from dpfl_mpi.graph import asymmetry, sparsity
 
 Lines = Iterator[dict[str, str]]
 DPFL = {f"DPFL (B_c = {budget})": budget for budget in paper.BUDGETS}
+CASES = {
+    "adding_gained": "only adding gains, %",
+    "removing_gained": "only removing gains, %",
+    "neither_gained": "neither gains, %",
+    "both_gained": "both gain, %",
+}
 IN_CURVES = ("Local", "FedAvg", "Ditto", "DPFL (B_c = inf)", "DPFL (B_c = 0.1N)")
 
 
@@ -141,20 +147,14 @@ def graphs(frames: Frames) -> Lines:
 
 def searches(frames: Frames) -> Lines:
     """Yield the candidates of DPFL's greedy searches, and the share of each case."""
-    cases = {
-        "adding_gained": "only adding gains, %",
-        "removing_gained": "only removing gains, %",
-        "neither_gained": "neither gains, %",
-        "both_gained": "both gain, %",
-    }
     for row, budget in DPFL.items():
         runs = frames.runs[frames.runs["row"] == row]
-        counts = runs.reindex(columns=list(cases)).dropna()
+        counts = runs.reindex(columns=list(CASES)).dropna()
         total = counts.sum().sum()
         yield {
             "B_c": f"{budget} ({len(counts)})",
             "candidates per Run": f"{total / len(counts):,.0f}",
-            **{head: f"{100 * counts[case].sum() / total:.1f}" for case, head in cases.items()},
+            **{head: f"{100 * counts[case].sum() / total:.1f}" for case, head in CASES.items()},
             "the paper's": paper.BOTH_GAIN,
         }
 
@@ -316,11 +316,8 @@ def intervals(axes: Axes, parts: Mapping[str, Parts]) -> None:
 
 
 def accuracy(frames: Frames) -> Figure:
-    parts = {}
-    for row in paper.TABLE_1:
-        of_row = paired(frames["clients"], row, "Local") if row != "Local" else []
-        if tables.comparable(of_row):
-            parts[row] = of_row
+    found = {r: paired(frames["clients"], r, "Local") for r in paper.TABLE_1 if r != "Local"}
+    parts = {row: of_row for row, of_row in found.items() if tables.comparable(of_row)}
     figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.9), width_ratios=(1.25, 1))
     intervals(left, parts)
     published = {y: paper_gap(frames, row, "Local") for y, row in enumerate(parts)}

@@ -110,19 +110,15 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
         columns |= {row: (row, RANDOM) for row in ON_FRONT_PAGE}
         for column, pair in columns.items():
             line = by_pair.get(pair)
-            out[column] = (
-                bold(tables.difference_text(line.parts), line.significant) if line else "-"
-            )
+            text = tables.difference_text(line.parts) if line else "-"
+            out[column] = bold(text, bool(line and line.significant))
         yield out
 
 
 def draw_costs(axes: Axes, runs: pd.DataFrame, parts: dict[str, Parts], looks: dict) -> None:
     """Draw differences to a random graph over models received; name `LABELLED` and the best."""
     models = runs.groupby("row", sort=False)["models"].mean()
-    points = {
-        row: float(np.mean([part.mean() for part in of_row])) for row, of_row in parts.items()
-    }
-    points[RANDOM] = 0.0
+    points = {row: tables.interval(of_row)[0] for row, of_row in parts.items()} | {RANDOM: 0.0}
     highest = -np.inf
     for row in sorted(points, key=lambda row: (models[row], -points[row])):
         colour, mark = looks[row]

@@ -117,8 +117,8 @@ def graphs(result: Result) -> pd.DataFrame:
     if len(result["graph/chosen/senders"]):
         no_omega = not len(result.chosen(0).senders) and result.last_round > 0
         rounds = range(int(no_omega), result.last_round + 1)
-    lines = [{"t": t, "graph": functools.partial(result.chosen, t)} for t in rounds]
-    return pd.DataFrame(lines, columns=["t", "graph"])
+    read = [functools.partial(result.chosen, t) for t in rounds]
+    return pd.DataFrame({"t": rounds, "graph": read})
 
 
 def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:

@@ -23,10 +23,9 @@ collect = script(FOLDER / "collect.py")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(made):
     """Return tiny results by method and seed: Local and DPFL, seeds 42 and 52."""
-    folder = tmp_path_factory.mktemp("results")
-    return {(m, s): tiny_result.tiny(folder, f"{m}{s}", m, s) for m, s in tiny_result.BEST}
+    return {key: made[key] for key in tiny_result.BEST}
 
 
 @pytest.fixture(scope="module")
