@@ -36,7 +36,7 @@ def arrays_of(
     labels, names = numbered(where, "y", y, len(samples))
     if not 2 <= len(names) <= MOST_CLASSES:
         allowed = f"allowed are 2 to {MOST_CLASSES}"
-        raise UserError(f"{where}: y holds {len(names)} different labels; {allowed}")
+        raise UserError(f"{where}: y holds {len(names)} distinct labels; {allowed}")
     owners: np.ndarray = labels
     clients: tuple[str, ...] = ()
     if client is not None:

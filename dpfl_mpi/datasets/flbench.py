@@ -56,8 +56,8 @@ def read(source: Path) -> Arrays:
     chosen = np.concatenate(rows)
     if len(np.unique(chosen)) < len(chosen):
         raise UserError(f"{source}: partition.pkl deals a sample twice")
-    held = f"{len(chosen)} of {len(y)} samples"
-    note = f"FL-bench's {source.name}, {len(clients)} clients, who hold {held}"
+    counts = f"{len(clients)} clients, who hold {len(chosen)} of {len(y)} samples"
+    note = f"FL-bench's {source.name}, {counts}"
     client, is_test = np.concatenate(owners), np.concatenate(test)
     return arrays_of(x[chosen], y[chosen], client, is_test, str(source), note)
 

@@ -1,10 +1,10 @@
 """Anyone's own samples, PFLlib's and FL-bench's folders, and what follows for a Run."""
 
-import dataclasses
 import io
 import os
 import pickle
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import h5py
@@ -91,73 +91,44 @@ def seconds(count):
     return 1.7e9 + np.arange(300) % count
 
 
-@pytest.mark.parametrize(("x", "text"), [
-    (np.stack([np.zeros(300), seconds(3)], 1), "channel) 1 too far from 0 for the 7 digits"),
-    (np.stack([seconds(300), np.zeros(300)], 1), "channel) 0"),
-    (np.repeat(seconds(3), 8).reshape(300, 2, 4), "channel) 0"),
-    (2.0**53 + np.stack([seconds(300)] * 2, 1), "channel) 0"),  # identities
-    (np.random.default_rng(0).normal(size=(300, 2)) * 1e-50, "channel) 0"),
+@pytest.mark.parametrize(("x", "column"), [
+    (np.stack([np.zeros(300), seconds(3)], 1), 1),
+    (np.repeat(seconds(3), 8).reshape(300, 2, 4), 0),
+    (np.random.default_rng(0).normal(size=(300, 2)) * 1e-50, 0),
 ])  # fmt: skip
-def test_numbers_that_float32_does_not_tell_apart_are_refused(x, text):
-    refused(f"the data: ...{text}", arrays_of, x, np.arange(300) % 3)
+def test_numbers_that_float32_does_not_tell_apart_are_refused(x, column):
+    text = f"x has numbers in column (or channel) {column} too far from 0 for the 7 digits"
+    refused(text, arrays_of, x, np.arange(300) % 3)
 
 
 def test_numbers_that_float32_tells_apart_are_read():
-    """A year in days, degrees Kelvin, a large constant, and seconds that were centred."""
-    rng, y = np.random.default_rng(0), np.arange(300) % 3
-    x = np.stack(
-        [19675 + rng.uniform(0, 365, 300), rng.normal(300, 5, 300), np.full(300, 1.7e9 + 1)], 1
-    )
-    out = arrays_of(np.c_[x, seconds(3) - seconds(3).mean()], y)
-    assert out.train_images.dtype == np.float32 and out.std[2] == 1
-    assert len(np.unique(out.train_images[:, 3])) == 3
-    assert (
-        arrays_of(np.stack([seconds(300)] * 2, 1).astype(np.float32), y).train_images.dtype
-        == np.float32
-    )
+    """A year in days, a large constant, seconds that were centred, and any float32."""
+    days, centred = np.linspace(19675, 20040, 300), seconds(3) - seconds(3).mean()
+    out = arrays_of(np.stack([days, np.full(300, 1.7e9 + 1), centred], 1), np.arange(300) % 3)
+    assert out.train_images.dtype == np.float32 and out.std[1] == 1
+    assert len(np.unique(out.train_images[:, 2])) == 3
+    arrays_of(np.stack([seconds(300)] * 2, 1).astype(np.float32), np.arange(300) % 3)
 
 
 def test_defaults_of_own_data_follow_from_the_file(tmp_path):
     """The model follows from the samples. All of the data's own clients take part but one."""
     owner = np.repeat(np.arange(7), [10, 10, 10, 10, 10, 10, 2])
     x, y = np.arange(62 * 4).reshape(62, 4), np.arange(62) % 2
-    models = {}
-    for name, samples in {
-        "t": x,
-        "v": x + 0.5,
-        "s": np.zeros((62, 8, 8)),
-        "i": np.zeros((62, 16, 16)),
-    }.items():
-        write(
-            arrays_of(samples, y, owner if name == "t" else None),
-            "arrays",
-            tmp_path / f"{name}.h5",
-            own=True,
-        )
-        models[name] = Run(dataset="arrays", data=str(tmp_path / f"{name}.h5")).resolve()
-    assert {name: run.model for name, run in models.items()} == {
-        "t": "text",
-        "v": "mlp",
-        "s": "mlp",
-        "i": "cnn",
-    }
-    assert {(run.rounds, run.augment, run.batch_size) for run in models.values()} == {
-        (20, False, 16)
-    }
-    found = {
-        name: (str(run.partition), run.clients, run.budget.number) for name, run in models.items()
-    }
-    assert found["t"] == ("natural", 6, 2) and found["v"] == (
-        "pathological",
-        20,
-        5,
-    )  # 0.25 x 6, halves up
-    run = Run(dataset="arrays", data=str(tmp_path / "t.h5"), min_samples=2)
-    assert run.resolve().clients == 6  # of two samples none is left to test
-    assert (
-        Run(dataset="arrays", data=str(tmp_path / "t.h5"), partition="dirichlet").resolve().clients
-        == 20
-    )
+    small, large = np.zeros((62, 8, 8)), np.zeros((62, 16, 16))
+    runs = []
+    for i, samples in enumerate((x, x + 0.5, small, large)):
+        path = tmp_path / f"{i}.h5"
+        write(arrays_of(samples, y, None if i else owner), "arrays", path, own=True)
+        runs.append(Run(dataset="arrays", data=str(path)))
+    resolved = [run.resolve() for run in runs]
+    assert [run.model for run in resolved] == ["text", "mlp", "mlp", "cnn"]
+    assert {(run.rounds, run.augment, run.batch_size) for run in resolved} == {(20, False, 16)}
+    found = [(str(run.partition), run.clients, run.budget.number) for run in resolved]
+    assert found[0] == ("natural", 6, 2)  # 0.25 x 6, halves up
+    assert found[1] == ("pathological", 20, 5)
+    least, other = replace(runs[0], min_samples=2), replace(runs[0], partition="dirichlet")
+    assert least.resolve().clients == 6  # of two samples none is left to test
+    assert other.resolve().clients == 20
 
 
 def test_clients_are_counted_by_number(tmp_path):
@@ -170,19 +141,15 @@ def test_clients_are_counted_by_number(tmp_path):
         assert np.array_equal(out.train_clients, np.sort(out.train_clients))
     named = arrays_of(np.zeros((36, 3)), y, client=np.array(["é", "b", "a"])[np.arange(36) % 3])
     assert named.client_names == ("a", "b", "é")
-    # bytes, as HDF5 and npz may have them
-    assert arrays_of(
-        np.zeros((36, 3)), y, client=np.array([b"a", "é".encode()])[y]
-    ).client_names == ("a", "é")
+    in_bytes = np.array([b"a", "é".encode()])[y]  # as HDF5 and npz may have them
+    assert arrays_of(np.zeros((36, 3)), y, client=in_bytes).client_names == ("a", "é")
 
 
 def test_what_the_file_says_of_a_run_holds(tmp_path):
     (tmp_path / "source").touch()
     dealt, found = {"partition": "pathological", "clients": 3, "model": "resnet"}, []
     for i, paper in enumerate(({}, dealt, {"partition": "dirichlet"})):
-        body = (
-            "return arrays_of(np.zeros((60, 16, 16)), np.arange(60) % 3, client=np.arange(60) % 5)"
-        )
+        body = "y = np.arange(60); return arrays_of(np.zeros((60, 16, 16)), y % 3, client=y % 5)"
         path = own_file(tmp_path / f"mine{i}.py", paper, body, "read(source)")
         admit("dataset", path)
         stage(path, tmp_path / "source", tmp_path / f"{i}.h5")
@@ -191,10 +158,8 @@ def test_what_the_file_says_of_a_run_holds(tmp_path):
     assert found == [("natural", 5, "cnn"), ("pathological", 3, "resnet"), ("dirichlet", 20, "cnn")]
     # the paper's Dir(0.1) is for data that say no alpha, and for the shipped ones
     mine = own_file(tmp_path / "mine.py", {"partition": "dirichlet", "dirichlet_alpha": 5.0})
-    alphas = [
-        Run(dataset=d, partition="dirichlet").resolve().dirichlet_alpha
-        for d in (mine, path, "digits")
-    ]
+    runs = [Run(dataset=name, partition="dirichlet") for name in (mine, path, "digits")]
+    alphas = [run.resolve().dirichlet_alpha for run in runs]
     assert alphas == [5.0, 0.1, 0.1]
 
 
@@ -203,17 +168,14 @@ def test_what_the_file_says_of_a_run_holds(tmp_path):
     ({"clients": 5, "partition": "natural"}, False),
     ({"clients": 3, "partition": "pathological"}, False),
 ])  # fmt: skip
-def test_clients_that_load_names_and_the_run_does_not_read_are_told(
-    tmp_path, said, capfd, paper, warned
-):
+def test_clients_that_a_run_does_not_read_are_named(tmp_path, said, capfd, paper, warned):
     """A `load` is called too late for its clients to be the default."""
     body = "y = np.arange(120) % 3; return arrays_of(np.eye(3)[y], y, client=np.arange(120) % 5)"
     path = own_file(tmp_path / "sites.py", paper, body)
     unread = "the data name each sample's client, which --partition pathological does not read"
     sentence = f"{unread}; --partition natural does"
-    assert (
-        sentence in " ".join(said(describe.main, "--dataset", path, "--no-measure").split())
-    ) == warned
+    answer = said(describe.main, "--dataset", path, "--no-measure")
+    assert (sentence in " ".join(answer.split())) == warned
     run_here(tmp_path / "a.h5", {"dataset": path, "rounds": 0}, quiet=False)
     assert (f"warning: {sentence}" in capfd.readouterr().err) == warned
 
@@ -231,11 +193,8 @@ def test_clients_that_cannot_take_part_are_counted(tmp_path, said, capfd):
     sentence = f"5 of the 9 clients in the data do not take part: {needs}"
     words = ["--dataset", "arrays", "--data", tmp_path / "a.h5", "--no-measure"]
     assert sentence in " ".join(said(describe.main, *words).split())
-    for more, warned in (
-        ({}, True),
-        ({"clients": 3}, False),
-        ({"min_samples": 4, "clients": 4}, False),
-    ):
+    enough = {"min_samples": 4, "clients": 4}
+    for more, warned in (({}, True), ({"clients": 3}, False), (enough, False)):
         run_here(tmp_path / f"{more}.h5", fields | more, quiet=False)
         assert (f"warning: {sentence}" in capfd.readouterr().err) == warned
 
@@ -262,15 +221,12 @@ def test_an_error_of_own_code_names_its_line(tmp_path, line, sentence):
     for function, arguments in (("load", []), ("read", [tmp_path])):
         helper.write_text(f"import numpy as np; make = lambda: arrays()\ndef arrays(): {line}\n")
         path.with_name("__init__.py").touch()
-        path.write_text(
-            f"from . import helper\n\n\ndef {function}(*source):\n    return helper.make()\n"
-        )
+        body = "return helper.make()"
+        path.write_text(f"from . import helper\ndef {function}(*source): {body}\n")
         admit("dataset", str(path))
         said = refused("", made_by, str(path), find("dataset", str(path)), function, *arguments)
         assert said == f"{function} of the data set mine fails: {sentence.format(helper=helper)}"
-    assert refused("", stage, str(path), tmp_path, tmp_path / "a.h5").startswith(
-        "read of the data set mine fails: "
-    )
+    refused("read of the data set mine fails: ", stage, str(path), tmp_path, tmp_path / "a.h5")
     helper.write_text("def make(): raise MemoryError\n")
     admit("dataset", str(path))
     with pytest.raises(MemoryError):
@@ -284,56 +240,29 @@ def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypa
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
 
     def advised(ask, name, data=None):
-        return refused("", lambda: ask(Run(dataset=name, data=data).resolve())).rpartition(": ")[2]
+        said = refused("", lambda: ask(Run(dataset=name, data=data).resolve()))
+        return said.rpartition("`python -m dpfl_mpi.prepare ")[2].removesuffix("`")
 
-    prepare = "`python -m dpfl_mpi.prepare"
     for name in ("arrays", "image_folder", "pfllib", "flbench", "femnist"):
-        assert (
-            advised(open_source, name)
-            == f"make it with {prepare} {name} --source PATH --out data/{name}.h5`"
-        )
-        assert (
-            advised(Run.key, name, "no.h5")
-            == f"make it with {prepare} {name} --source PATH --out no.h5`"
-        )
-    assert (
-        advised(open_source, "cinic10") == f"make it with {prepare} cinic10 --out data/cinic10.h5`"
-    )
-    assert (
-        advised(open_source, "mine.py", "no.h5")
-        == f"make it with {prepare} mine.py --source PATH --out no.h5`"
-    )
-    assert (
-        advised(open_source, "arrays", "a.npz")
-        == f"prepare one with {prepare} DATASET --source PATH`"
-    )
-    assert advised(open_source, "cinic10", "a.npz") == f"prepare one with {prepare} cinic10`"
+        assert advised(open_source, name) == f"{name} --source PATH --out data/{name}.h5"
+        assert advised(Run.key, name, "no.h5") == f"{name} --source PATH --out no.h5"
+    assert advised(open_source, "cinic10") == "cinic10 --out data/cinic10.h5"
+    assert advised(open_source, "mine.py", "no.h5") == "mine.py --source PATH --out no.h5"
+    assert advised(open_source, "arrays", "a.npz") == "DATASET --source PATH"
+    assert advised(open_source, "cinic10", "a.npz") == "cinic10"
 
 
 def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
     """Two files that differ in nothing else are two data sets. A damaged one is seen."""
-    wide = arrays_of(
-        np.random.default_rng(0).normal(size=(900, 9000)).astype(np.float32), np.arange(900) % 300
-    )
-    other = dataclasses.replace(wide, std=tuple(2 * s for s in wide.std))
-    renamed = dataclasses.replace(
-        wide, class_names=tuple(f"class {name}" for name in wide.class_names)
-    )
-    assert (
-        len(
-            {
-                write(x, "mine", tmp_path / f"{i}.h5", own=True)
-                for i, x in enumerate((wide, other, renamed))
-            }
-        )
-        == 3
-    )
+    x = np.random.default_rng(0).normal(size=(900, 9000)).astype(np.float32)
+    wide = arrays_of(x, np.arange(900) % 300)
+    other = replace(wide, std=tuple(2 * s for s in wide.std))
+    renamed = replace(wide, class_names=tuple(f"class {name}" for name in wide.class_names))
+    three = enumerate((wide, other, renamed))
+    assert len({write(x, "mine", tmp_path / f"{i}.h5", own=True) for i, x in three}) == 3
     source = in_file(tmp_path / "2.h5")
-    assert (
-        source.class_names == renamed.class_names
-        and source.std == wide.std
-        and source.labels["train"].max() == 299
-    )
+    assert (source.class_names, source.std) == (renamed.class_names, wide.std)
+    assert source.labels["train"].max() == 299
     assert np.array_equal(source.images("train", np.arange(4)), wide.train_images[:4])
     with h5py.File(tmp_path / "2.h5", "r+") as file:
         file["std"][0] *= 2
@@ -342,35 +271,20 @@ def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
 
 DAMAGED = *ARRAYS, "class_names", "client_names", "mean", "std"
 MANY, LEADS = 2**40, h5py.ExternalLink("/tmp/other.h5", "x")
-ODD = (
-    MANY,
-    -1,
-    np.full(48, MANY),
-    np.full(48, -1),
-    np.zeros((2, 2)),
-    np.full(3, np.nan),
-    b"text",
-    LEADS,
-    "rows",
-    None,
-)
+NUMBERS = MANY, -1, np.full(48, MANY), np.full(48, -1), np.zeros((2, 2)), np.full(3, np.nan)
+ODD = *NUMBERS, b"text", LEADS, "rows", None
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.parametrize("value", ODD, ids=str)
 def test_a_damaged_prepared_file_is_one_sentence(tmp_path, name, value):
     """Of another length, shape, type or range, of another file, or missing."""
-    arrays, path = (
-        arrays_of(np.arange(180.0).reshape(60, 3), np.arange(60) % 3, np.arange(60) % 5),
-        tmp_path / "a.h5",
-    )
-    write(arrays, "arrays", path, own=True)
+    path, y = tmp_path / "a.h5", np.arange(60)
+    write(arrays_of(np.arange(180.0).reshape(60, 3), y % 3, y % 5), "arrays", path, own=True)
     with h5py.File(path, "r+") as file:
         del file[name]
         if isinstance(value, str):
-            file.create_dataset(
-                name, (MANY,), "i4", chunks=(2**20,), compression="gzip", fillvalue=0
-            )
+            file.create_dataset(name, (MANY,), "i4", chunks=(2**20,), compression="gzip")
         elif value is not None:
             file[name] = value
     refused(str(path), lambda: open_source(Run(dataset="arrays", data=str(path)).resolve()))
@@ -385,9 +299,7 @@ def test_prepare_sees_that_the_code_was_edited(tmp_path):
         if classes == 3:
             stage(path, tmp_path / "source", tmp_path / "a.h5")
             assert "is there already" in stage(path, tmp_path / "source", tmp_path / "a.h5")
-    sentence = (
-        "which was made with other code (...); choose another --out, or overwrite it with --force"
-    )
+    sentence = "which was made with other code (...); choose another --out, or overwrite it"
     refused(sentence, stage, path, tmp_path / "source", tmp_path / "a.h5")
 
 
@@ -417,14 +329,14 @@ def test_one_image_in_colour_keeps_the_colour(tmp_path, first):
 def test_what_a_file_returns_is_checked(edit, text):
     good = arrays_of(np.arange(18.0).reshape(6, 3), np.arange(6) % 2, test=np.arange(6) > 3)
     check(good, "load of mine")
-    refused(f"load of mine: ...{text}", check, dataclasses.replace(good, **edit), "load of mine")
+    refused(f"load of mine: ...{text}", check, replace(good, **edit), "load of mine")
     wrong = SimpleNamespace(load=lambda: (1, 2))
     refused("mine returned a tuple; it must return Arrays", made_by, "mine", wrong, "load")
     lists = {"mean": np.zeros(3, np.float32), "class_names": (0, 1)}
-    made = made_by("mine", SimpleNamespace(load=lambda: dataclasses.replace(good, **lists)), "load")
+    made = made_by("mine", SimpleNamespace(load=lambda: replace(good, **lists)), "load")
     assert made.mean == (0.0, 0.0, 0.0) and made.class_names == ("0", "1")
     for odd in ({"note": None}, {"mean": 0.5}, {"train_images": [1]}):
-        wrong = SimpleNamespace(load=lambda odd=odd: dataclasses.replace(good, **odd))
+        wrong = SimpleNamespace(load=lambda odd=odd: replace(good, **odd))
         refused("returned Arrays with a field of another type", made_by, "mine", wrong, "load")
 
 
@@ -441,19 +353,8 @@ DATA = {
     "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     "big": np.arange(3, dtype=">i4"),
     "names": np.array(["a", "bc"]),
-    "list": [
-        1,
-        -2,
-        2**40,
-        1.5,
-        True,
-        None,
-        "text",
-        b"bytes",
-        (1, (2, 3, 4, 5)),
-        {},
-        {"k": np.float32(2.5)},
-    ],
+    "list": [1, -2, 2**40, 1.5, True, None, "text", b"bytes", (1, (2, 3, 4, 5)), {}],
+    "dict": {"k": np.float32(2.5)},
 }
 
 
@@ -462,15 +363,14 @@ def same(a, b):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return np.array_equal(a, b) and np.asarray(a).dtype.newbyteorder("=") == np.asarray(
-        b
-    ).dtype.newbyteorder("=")
+    kinds = [np.asarray(x).dtype.newbyteorder("=") for x in (a, b)]
+    return np.array_equal(a, b) and kinds[0] == kinds[1]
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_data_in_a_pickle_is_read_as_pickle_reads_it(protocol):
-    held = pickle.dumps(DATA | {"again": DATA["list"], "x again": DATA["x"]}, protocol)
-    assert same(unpickle(held, "file"), pickle.loads(held))
+    data = pickle.dumps(DATA | {"again": DATA["list"], "x again": DATA["x"]}, protocol)
+    assert same(unpickle(data, "file"), pickle.loads(data))
 
 
 class Hostile:
@@ -524,11 +424,8 @@ def test_a_pickle_with_any_byte_changed_is_data_or_one_sentence():
             seen.add("data")
         except UserError as error:
             seen.add(str(error).split(" with ")[0])
-    assert seen == {
-        "data",
-        "file holds a pickle",
-        "file holds a damaged pickle (nothing of it was executed)",
-    }
+    damaged = "file holds a damaged pickle (nothing of it was executed)"
+    assert seen == {"data", "file holds a pickle", damaged}
     laughs = [1]
     for _ in range(60):
         laughs = [laughs, laughs]
@@ -560,22 +457,17 @@ def test_pfllib_images(tmp_path, capsys):
     files = pfllib_files(image) | {"config.json": b"{}", "rawdata/x": b""}
     out = pfllib.read(folder(tmp_path / "MNIST", files))
     assert out.train_images.shape == (36, 4, 5, 3) and out.test_images.shape == (12, 4, 5, 3)
-    assert (
-        out.client_names == ("0", "1", "2", "3")
-        and np.bincount(out.train_clients).tolist() == [9] * 4
-    )
-    assert np.array_equal(
-        out.train_images[out.train_clients == 2], image(2, 9).transpose(0, 2, 3, 1)
-    )
+    assert out.client_names == ("0", "1", "2", "3")
+    assert np.bincount(out.train_clients).tolist() == [9] * 4
+    images = out.train_images[out.train_clients == 2]
+    assert np.array_equal(images, image(2, 9).transpose(0, 2, 3, 1))
     assert capsys.readouterr().err == ""
-    pfllib.read(
-        folder(tmp_path / "more", files | {"val/0.npz": b"", "val/1.npz": b"", "train/x.npz": b""})
-    )
+    more = {"val/0.npz": b"", "val/1.npz": b"", "train/x.npz": b""}
+    pfllib.read(folder(tmp_path / "more", files | more))
     unread = "files of train (1), val (2) are not read; read are train/K.npz, test/K.npz"
     assert capsys.readouterr().err == f"warning: {tmp_path / 'more'}: {unread}\n"
-    again = pfllib.read(
-        tar(tmp_path / "m.tar.gz", {f"dataset/MNIST/{k}": v for k, v in files.items()})
-    )
+    inside = {f"dataset/MNIST/{name}": data for name, data in files.items()}
+    again = pfllib.read(tar(tmp_path / "m.tar.gz", inside))
     assert np.array_equal(again.train_images, out.train_images)
     said = stage("pfllib", tmp_path / "MNIST", tmp_path / "p.h5")
     assert "36 training and 12 test images of 4x5x3, 3 classes, 4 clients" in said
@@ -598,48 +490,22 @@ def test_pfllib_texts_are_filled_up(tmp_path):
 
 def test_pfllib_refusals(tmp_path):
     files, path = pfllib_files(image), tmp_path / "touched"
-    for changed, text in (
-        (
-            {"train/1.npz": npz(np.array({"x": Hostile(path)}, object))},
-            "holds a pickle with the name posix.system",
-        ),
-        ({"train/1.npz": b"PK"}, "train/1.npz is truncated"),
-        (
-            {"train/1.npz": npz({"x": image(1, 3), "y": np.arange(4)})},
-            "holds 3 samples and labels of (4,)",
-        ),
-        (
-            {"train/1.npz": npz({"x": image(1, 2), "y": [[0], [0, 1]]})},
-            "holds labels that are no list of numbers",
-        ),
-        (
-            {"test/3.npz": npz({"x": image(1, 3)[..., :2], "y": np.arange(3)})},
-            "test/3.npz has samples of",
-        ),
-        (
-            {"test/3.npz": npz({"x": image(1, 3)[:, :2], "y": np.arange(3)})},
-            "test/3.npz has samples of",
-        ),
-        (
-            {"test/3.npz": npz({"x": image(1, 3)[:, :, :2], "y": np.arange(3)})},
-            "test/3.npz has samples of",
-        ),
-        ({"train/1.npz": npz(np.zeros(3))}, "train/1.npz holds no dictionary with x and y"),
+    x, hostile = image(1, 3), npz(np.array({"x": Hostile(path)}, object))
+    for name, data, text in (
+        ("train/1.npz", hostile, "holds a pickle with the name posix.system"),
+        ("train/1.npz", b"PK", "train/1.npz is truncated"),
+        ("train/1.npz", npz({"x": x, "y": np.arange(4)}), "holds 3 samples and labels of (4,)"),
+        ("train/1.npz", npz({"x": x[:2], "y": [[0], [0, 1]]}), "labels that are no list"),
+        ("test/3.npz", npz({"x": x[..., :2], "y": np.arange(3)}), "test/3.npz has samples of"),
+        ("test/3.npz", npz({"x": x[:, :2], "y": np.arange(3)}), "test/3.npz has samples of"),
+        ("train/1.npz", npz(np.zeros(3)), "train/1.npz holds no dictionary with x and y"),
     ):
-        unstaged(tmp_path, "pfllib", files | changed, text)
+        unstaged(tmp_path, "pfllib", files | {name: data}, text)
     assert not path.exists()
-    unstaged(
-        tmp_path,
-        "pfllib",
-        {k: v for k, v in files.items() if k != "test/2.npz"},
-        "client 2 has no file",
-    )
-    unstaged(
-        tmp_path,
-        "pfllib",
-        files | {f"b/{k}": v for k, v in files.items()},
-        "several data sets, in ., b",
-    )
+    twice = files | {f"b/{name}": data for name, data in files.items()}
+    unstaged(tmp_path, "pfllib", twice, "several data sets, in ., b")
+    del files["test/2.npz"]
+    unstaged(tmp_path, "pfllib", files, "client 2 has no file")
     unstaged(tmp_path, "pfllib", {"x": b""}, "there is no train/0.npz")
 
 
@@ -648,10 +514,8 @@ def flbench_files(indices):
     """Return data.npy, targets.npy and partition.pkl of 20 samples."""
     held = {"separation": {"train": [0, 1], "test": [0, 1], "total": 2}, "data_indices": indices}
     files = {"partition.pkl": pickle.dumps(held)}
-    for name, array in (
-        ("data.npy", np.arange(60.0).reshape(20, 3)),
-        ("targets.npy", np.arange(20) % 2),
-    ):
+    arrays = {"data.npy": np.arange(60.0).reshape(20, 3), "targets.npy": np.arange(20) % 2}
+    for name, array in arrays.items():
         np.save(out := io.BytesIO(), array)
         files[name] = out.getvalue()
     return files
@@ -665,12 +529,8 @@ def test_flbench(tmp_path):
     out = flbench.read(folder(tmp_path / "synthetic", flbench_files(indices)))
     assert out.train_images[:, 0].tolist() == [12, 15, 18, 21, 24, 27, 30, 33]
     assert out.train_clients.tolist() == [0] * 4 + [1] * 4
-    assert out.test_images[:, 0].tolist() == [0, 3, 36, 6] and out.test_labels.tolist() == [
-        0,
-        1,
-        0,
-        0,
-    ]
+    assert out.test_images[:, 0].tolist() == [0, 3, 36, 6]
+    assert out.test_labels.tolist() == [0, 1, 0, 0]
     assert out.note == "FL-bench's synthetic, 2 clients, who hold 12 of 20 samples"
     for bad, text in (
         ([{"train": [0, 20], "test": [1]}], "gives client 0 indices beyond 0 to 19"),
@@ -685,20 +545,12 @@ def test_flbench(tmp_path):
     files = flbench_files(indices)
     hostile = files | {"partition.pkl": pickle.dumps(Hostile(tmp_path / "touched"))}
     unstaged(tmp_path, "flbench", hostile, "nothing was executed")
-    for damaged, text in (
-        (files["data.npy"], "targets.npy (20, 3); one label per sample"),
-        (
-            files["targets.npy"].replace(b"}", b"{"),
-            "targets.npy is truncated, or no array of NumPy's",
-        ),
-    ):
-        unstaged(tmp_path, "flbench", files | {"targets.npy": damaged}, text)
-    unstaged(
-        tmp_path,
-        "flbench",
-        files | {"b/partition.pkl": files["partition.pkl"]},
-        "several data sets, in ., b",
-    )
+    one_label = "targets.npy (20, 3); one label per sample"
+    damaged, no_array = files["targets.npy"].replace(b"}", b"{"), "or no array of NumPy's"
+    unstaged(tmp_path, "flbench", files | {"targets.npy": files["data.npy"]}, one_label)
+    unstaged(tmp_path, "flbench", files | {"targets.npy": damaged}, no_array)
+    twice = files | {"b/partition.pkl": files["partition.pkl"]}
+    unstaged(tmp_path, "flbench", twice, "several data sets, in ., b")
     del files["data.npy"]
     unstaged(tmp_path, "flbench", files, "holds no data.npy, which FL-bench makes")
     assert not (tmp_path / "touched").exists()
