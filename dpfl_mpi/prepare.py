@@ -38,8 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in own:
         admit("dataset", name)
         if not hasattr(find("dataset", name), "read"):
-            has = "it has no read(source); run it with --dataset"
-            raise UserError(f"{name} needs no file: {has} {name}")
+            raise UserError(f"{name} has no read(source) and needs no file: run --dataset {name}")
     args = vars(parser(own).parse_args(arguments))
     module = find("dataset", args["dataset"])
     given = {f.name: args[f.name] for f in fields(module.Options) if args[f.name] is not None}
@@ -51,8 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         complain(f"interrupted: {out} is as it was")
         return INTERRUPTED
     except MemoryError:
-        more = "more memory than this machine has; use a larger one"
-        raise UserError(f"the whole data set needs {more}") from None
+        raise UserError("the data exceed this machine's memory; use a larger machine") from None
     return 0
 
 

@@ -35,8 +35,7 @@ def arrays_of(
     samples = samples_of(where, np.asarray(x))
     labels, names = numbered(where, "y", y, len(samples))
     if not 2 <= len(names) <= MOST_CLASSES:
-        allowed = f"allowed are 2 to {MOST_CLASSES}"
-        raise UserError(f"{where}: y holds {len(names)} distinct labels; {allowed}")
+        raise UserError(f"{where}: y has {len(names)} classes; allowed are 2 to {MOST_CLASSES}")
     owners: np.ndarray = labels
     clients: tuple[str, ...] = ()
     if client is not None:
@@ -52,8 +51,7 @@ def arrays_of(
         counts = f"{parts[0].sum()} training and {parts[1].sum()} test samples"
         raise UserError(f"{where} has {counts}; both are needed")
     if len(unseen := np.setdiff1d(labels[is_test], labels[~is_test])):
-        only = f"the test labels hold {names[unseen[0]]}, which no training label is"
-        raise UserError(f"{where}: {only}")
+        raise UserError(f"{where}: test has the label {names[unseen[0]]}, which training lacks")
     train_x, test_x = (samples[part] for part in parts)
     train_y, test_y = (labels[part] for part in parts)
     mean, std = moments(train_x)
@@ -121,11 +119,12 @@ def numbered(
     """
     values = aligned(where, name, values, length)
     if values.dtype.kind == "f":
-        whole = np.isfinite(values).all() and (values == np.rint(values)).all()
-        if not np.isfinite(values).all() or (name == "y" and not whole):
+        finite = np.isfinite(values).all()
+        whole = finite and (values == np.rint(values)).all()
+        if not finite or (name == "y" and not whole):
+            odd = "fractions" if finite else "a missing or infinite value"
             allowed = "whole numbers" if name == "y" else "numbers"
-            infinite = "a fraction, or a missing or infinite value"
-            raise UserError(f"{where}: {name} holds {infinite}; allowed are {allowed} or names")
+            raise UserError(f"{where}: {name} holds {odd}; allowed are {allowed} or names")
         if whole and (np.abs(values) < 2**63).all():  # larger ones would become one number
             values = values.astype(np.int64)
     names, numbers = np.unique(values, return_inverse=True)
@@ -149,8 +148,7 @@ def flags(where: str, test: np.ndarray, length: int) -> np.ndarray:
     test = aligned(where, "test", test, length)
     odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
     if len(odd):
-        allowed = "allowed are true and false, or 1 and 0"
-        raise UserError(f"{where}: test holds {text(odd[0])}; {allowed}")
+        raise UserError(f"{where}: test holds {text(odd[0])}; allowed are true, false, 1, 0")
     return test.astype(bool)
 
 

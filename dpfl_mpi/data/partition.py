@@ -219,8 +219,7 @@ def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> 
     if len(clients) != run.clients:
         raise UserError(f"{where} holds {len(clients)} clients; --clients is {run.clients}")
     if made_for not in ("", data_sha256):
-        hashes = f"sha256 {made_for[:12]}, here {data_sha256[:12]}"
-        raise UserError(f"{where} was made for other data ({hashes})")
+        raise UserError(f"{where} was made for other data, of sha256 {made_for[:12]}")
     lengths = {half: len(y) for half, y in labels.items()}
     counts = []
     for k in range(run.clients):

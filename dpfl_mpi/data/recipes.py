@@ -160,8 +160,7 @@ def natural(
         allowed = f"this {short(run.dataset)} has none: allowed are pathological, dirichlet"
         raise UserError(f"--partition natural needs a data set with clients of its own; {allowed}")
     if missing >= classes:
-        most = f"the data have {classes} classes, so at most {classes - 1}"
-        raise UserError(f"--missing_classes is {missing}; {most}")
+        raise UserError(f"--missing_classes is {missing}; allowed are at most {classes - 1}")
     least = max(run.min_samples, 3)
     count, able = who_can_take_part(clients["train"], clients["test"], least)
     if n > len(able):

@@ -278,8 +278,7 @@ def in_file(
                 raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {mend}")
             content = file.attribute("dataset", str)
             if dataset and content != short(dataset):
-                names = f"holds {content}; --dataset says {short(dataset)}"
-                raise UserError(f"--data is {path}, which {names}")
+                raise UserError(f"--data is {path}, which holds {content}, not {short(dataset)}")
             arrays = arrays_in(file, labelled)
             check(arrays, f"--data is {path}, which is damaged")
             source = source_of(

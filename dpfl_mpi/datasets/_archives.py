@@ -53,8 +53,7 @@ def in_folder(source: Path, largest: int) -> Iterator[Entry]:
             yield inside, functools.partial(read_bytes, path, largest)
         elif path.is_symlink():
             target = "a folder" if path.is_dir() else "nothing"
-            link = f"{path.name}, a link to {target}, which is not followed"
-            raise UserError(f"{source} holds {link}; copy it there")
+            raise UserError(f"{source} holds {path.name}, a link to {target}; copy it there")
         elif path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
             raise UserError(f"{source} holds {path.name}, a folder that may not be read; allow it")
 
@@ -95,8 +94,7 @@ def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             if info.flag_bits & 1:
-                encrypted = f"{info.filename} is encrypted"
-                raise UserError(f"{source}: {encrypted}; pack it without a password")
+                raise UserError(f"{source}: {info.filename} is encrypted; pack it without password")
             if not info.is_dir():
                 yield info.filename, info.file_size, functools.partial(archive.read, info)
 

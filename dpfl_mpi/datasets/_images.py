@@ -57,8 +57,7 @@ def image_splits(
                 raise UserError(f"{source} holds {path} twice; pack it anew")
             seen.add(path)
             if classes is not None and name not in classes:
-                allowed = f"allowed are {', '.join(classes)}"
-                raise UserError(f"{source}: {split} holds the class {name}; {allowed}")
+                raise UserError(f"{source}: {split} holds {name}; allowed are {', '.join(classes)}")
             colour = None if shape is None else shape[2] == 3
             pixels = decode(read(), f"{source}: {path}", colour)
             size = size or pixels.shape
@@ -69,8 +68,7 @@ def image_splits(
             channels = max(channels, pixels.shape[2])
             total += pixels.nbytes
             if 2 * total > memory():
-                more = "more images than this machine's memory"
-                raise UserError(f"{source} holds {more}; use a larger one")
+                raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
             found[split].append((name, file, pixels))
             bar.update()
     places = ", ".join(f"{split}/CLASS" for split in splits)
@@ -110,8 +108,7 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
     unreadable = refused_as(f"{where} is not a readable image", errors)
     with unreadable, Image.open(BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height > PIXELS:
-            size = f"{image.width}x{image.height} pixels"
-            raise UserError(f"{where} has {size}; allowed are {PIXELS}")
+            raise UserError(f"{where} has too many pixels; allowed are {PIXELS}")
         if getattr(image, "is_animated", False):
             frames = getattr(image, "n_frames", "several")
             raise UserError(f"{where} has {frames} frames; a sample is one image")
@@ -139,5 +136,4 @@ def to_eight_bits(image: Any, where: str) -> Any:
         if opaque.getextrema()[3][0] < 255:
             raise UserError(f"{where} has transparent pixels; put it on a background yourself")
         return image.convert("L") if image.mode in ("1", "L", "LA") else opaque.convert("RGB")
-    allowed = "allowed are grey, RGB and palettes, whose colours are fixed"
-    raise UserError(f"{where} is {image.mode}; {allowed}")
+    raise UserError(f"{where} is {image.mode}; allowed are grey, RGB and palettes")

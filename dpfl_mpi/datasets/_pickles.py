@@ -31,8 +31,7 @@ def read_npy(where: str, data: bytes, objects: bool = False) -> Any:
             file.seek(0)
             return np.lib.format.read_array(file, allow_pickle=False)
     if not objects:
-        never = "which are never read; save plain numbers and strings"
-        raise UserError(f"{where} holds pickled objects, {never}")
+        raise UserError(f"{where} holds pickled objects, which are never read")
     return unpickle(file.read(), where)
 
 

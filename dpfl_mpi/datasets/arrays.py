@@ -21,21 +21,18 @@ KNOWN = ("x", "y", "client", "test", "x_test", "y_test", "client_test")
 def read(source: Path) -> Arrays:
     with open_regular(source) as file:
         if not zipfile.is_zipfile(file):
-            allowed = "allowed is what np.savez(FILE, x=x, y=y) writes"
-            raise UserError(f"{source} is no whole npz file; {allowed}")
+            raise UserError(f"{source} is no whole npz file; np.savez(FILE, x=x, y=y) writes one")
     found: dict[str, np.ndarray] = {}
     for path, get in entries(source, memory()):
         if path.stem not in KNOWN:
-            allowed = f"allowed are {', '.join(KNOWN)}"
-            raise UserError(f"{source} holds {path.stem}, which is not read; {allowed}")
+            raise UserError(f"{source} holds {path.stem}; allowed are {', '.join(KNOWN)}")
         found[path.stem] = np.atleast_1d(read_npy(f"{source}: {path.stem}", get()))
     if not {"x", "y"} <= set(found):
         names = ", ".join(sorted(found)) or "nothing"
         raise UserError(f"{source} holds {names}; x and y are needed")
     tests = {"x_test", "y_test"} & set(found)
     if len(tests) == 1 or (tests and "test" in found):
-        either = "either x_test and y_test, or test, a flag for every sample of x"
-        raise UserError(f"{source}: the test set is {either}")
+        raise UserError(f"{source}: allowed are x_test and y_test, or test, a flag per sample")
     if tests:
         found = join_test(str(source), found)
     client, test = found.get("client"), found.get("test")

@@ -75,8 +75,7 @@ def read_binaries(
             if name in files and name not in found:
                 data, length = get(), files[name] * record
                 if len(data) != length:
-                    size = f"{len(data)} bytes, not {length}"
-                    raise UserError(f"{source}: {name} has {size}: truncated")
+                    raise UserError(f"{source}: {name} has {len(data)} bytes, not {length}")
                 rows = np.frombuffer(data, np.uint8).reshape(-1, record)
                 labels = rows[:, label_at].astype(np.int64)
                 if labels.max() >= classes:

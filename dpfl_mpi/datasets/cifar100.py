@@ -39,7 +39,6 @@ def read(source: Path, labels: str = "fine") -> Arrays:
                 break
         return Arrays(*found["train.bin"], *found["test.bin"], names, MEAN, STD)
     if labels == "coarse":
-        has = "the binary archive has them"
-        raise UserError(f"--labels is coarse, and {source} holds images by class; {has}")
+        raise UserError(f"--labels coarse needs the binary archive; {source} holds images")
     splits, names = image_splits(source, ("train", "test"), shape=(32, 32, 3))
     return Arrays(*splits["train"], *splits["test"], names, MEAN, STD)

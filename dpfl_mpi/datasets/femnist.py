@@ -111,8 +111,7 @@ def read_writer(where: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
     # 0, or three digits of n / 255
     exact = np.abs(pixels * 255 - levels) <= 0.15 * np.minimum(levels, 1)
     if not exact.all():
-        allowed = "allowed are n / 255, n from 0 to 255"
-        raise UserError(f"{where} has the pixel {pixels[~exact][0]:g}; {allowed}")
+        raise UserError(f"{where} has the pixel {pixels[~exact][0]:g}; allowed are n / 255")
     return levels.astype(np.uint8), labels.astype(np.int64)
 
 
@@ -132,8 +131,7 @@ def collect(source: Path, writers: list[Samples], classes: str, min_samples: int
     keep &= ~copies
     large = np.bincount(owner[keep], minlength=len(number)) >= least
     if not large.any():
-        few = f"no writer has {least} images of the classes {classes}"
-        raise UserError(f"{source}: {few}; a smaller --min_samples?")
+        raise UserError(f"{source}: no writer has {least} images of {classes}; lower --min_samples")
     keep &= large[owner]
     owner = (np.cumsum(large) - 1)[owner]
     train, test = keep & ~test, keep & test
@@ -197,8 +195,7 @@ def from_nist(source: Path, classes: str, min_samples: int) -> Arrays:
     chosen: dict[str, int] = {}
     for code, names in sorted(lists.items()):
         if not names:
-            missing = f"by_class/{code:x}/train_{code:x}/*.png, the images of {chr(code)}"
-            raise UserError(f"{source} holds no {missing}")
+            raise UserError(f"{source} holds no by_class/{code:x}/train_{code:x}/*.png")
         some = rng.permutation(len(names))[:PER_CLASS]
         names_of_class = np.array(sorted(names), object)[some].tolist()
         chosen |= dict.fromkeys(names_of_class, label_of[code])

@@ -37,13 +37,11 @@ def read(source: Path) -> Arrays:
             raise UserError(f"{source} holds no {name}, {makes}")
     x, y = (read_npy(f"{source}: {name}", found[name]) for name in NEEDED[:2])
     if y.ndim != 1 or x.shape[:1] != y.shape:
-        shapes = f"data.npy is {x.shape}, targets.npy {y.shape}"
-        raise UserError(f"{source}: {shapes}; one label per sample is needed")
+        raise UserError(f"{source}: targets.npy is {y.shape}, and data.npy {x.shape}")
     partition = unpickle(found["partition.pkl"], f"{source}: partition.pkl")
     clients = partition.get("data_indices") if isinstance(partition, dict) else None
     if not (isinstance(clients, list) and clients):
-        needed = "data_indices, a list of clients"
-        raise UserError(f"{source}: partition.pkl is no dictionary with {needed}")
+        raise UserError(f"{source}: partition.pkl has no data_indices, a list of clients")
     rows, owners, test = [], [], []
     for k, sets in enumerate(clients):
         known = isinstance(sets, dict) and {"train", "test"} <= set(sets)
@@ -69,6 +67,5 @@ def checked_indices(source: Path, k: int, indices: Any, samples: int) -> np.ndar
         return np.empty(0, np.int64)
     whole = out.ndim == 1 and out.dtype.kind in "iu"
     if not whole or out.min() < 0 or out.max() >= samples:
-        beyond = f"indices beyond 0 to {samples - 1}"
-        raise UserError(f"{source}: partition.pkl gives client {k} {beyond}")
+        raise UserError(f"{source}: client {k} has indices beyond 0 to {samples - 1}")
     return out.astype(np.int64)

@@ -24,8 +24,7 @@ def load(name: str, module: ModuleType) -> ModuleType:
         raise UserError(f"the model {name} has no function build; {must}")
     module.HEAD = getattr(module, "HEAD", "")  # type: ignore[attr-defined]
     if not isinstance(module.HEAD, str):
-        must = "it must be the name of the last layer"
-        raise UserError(f"HEAD of the model {name} is {module.HEAD!r}; {must}")
+        raise UserError(f"HEAD of the model {name} is {module.HEAD!r}, not the name of a layer")
     module.Options = options_of(f"the model {name}", module)  # type: ignore[attr-defined]
     return module
 
@@ -43,8 +42,7 @@ def make(run: Resolved, source: Source) -> Any:
         mend = "use --model text, or a build with a parameter vocabulary"
         raise UserError(f"--model {name} takes numbers, and these data are tokens: {mend}")
     if takes_tokens and not source.vocabulary:
-        mend = "use --model mlp"
-        raise UserError(f"--model {name} takes tokens, and these data are {source.kind}: {mend}")
+        raise UserError(f"--model {name} takes tokens, not {source.kind}: use --model mlp")
     if takes_tokens:
         keywords["vocabulary"] = source.vocabulary
     try:

@@ -533,19 +533,19 @@ def test_flbench(tmp_path):
     assert out.test_labels.tolist() == [0, 1, 0, 0]
     assert out.note == "FL-bench's synthetic, 2 clients, who hold 12 of 20 samples"
     for bad, text in (
-        ([{"train": [0, 20], "test": [1]}], "gives client 0 indices beyond 0 to 19"),
+        ([{"train": [0, 20], "test": [1]}], "client 0 has indices beyond 0 to 19"),
         ([{"train": [0, 1], "test": [1]}], "deals a sample twice"),
         ([{"train": [0, 1]}], "has no train and test of client 0"),
         ([[1, 2]], "has no train and test of client 0"),
         ([{"train": [[0], [0, 1]], "test": [2]}], "gives client 0 no list of indices"),
-        ([], "is no dictionary with data_indices, a list of clients"),
-        (np.arange(4), "is no dictionary with data_indices, a list of clients"),
+        ([], "has no data_indices, a list of clients"),
+        (np.arange(4), "has no data_indices, a list of clients"),
     ):
         unstaged(tmp_path, "flbench", flbench_files(bad), text)
     files = flbench_files(indices)
     hostile = files | {"partition.pkl": pickle.dumps(Hostile(tmp_path / "touched"))}
     unstaged(tmp_path, "flbench", hostile, "nothing was executed")
-    one_label = "targets.npy (20, 3); one label per sample"
+    one_label = "targets.npy is (20, 3), and data.npy"
     damaged, no_array = files["targets.npy"].replace(b"}", b"{"), "or no array of NumPy's"
     unstaged(tmp_path, "flbench", files | {"targets.npy": files["data.npy"]}, one_label)
     unstaged(tmp_path, "flbench", files | {"targets.npy": damaged}, no_array)

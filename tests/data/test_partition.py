@@ -337,7 +337,7 @@ def test_natural_refusals(tmp_path):
         ({"clients": 7}, source, few.format(7, 6, 5)),
         ({"min_samples": 1000}, source, few.format(4, 0, 1000)),
         ({}, replace(source, clients={}), "needs a data set with clients of its own"),
-        ({"missing_classes": 62}, source, "is 62; the data have 62 classes, so at most 61"),
+        ({"missing_classes": 62}, source, "is 62; allowed are at most 61"),
         (
             {"missing_classes": 399},
             replace(source, labels=one_class, classes=400),

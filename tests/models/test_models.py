@@ -265,7 +265,7 @@ HEADS = "--model_options.heads is 5; it must divide --model_options.width, 32"
 
 
 @pytest.mark.parametrize(("fields", "kind", "sentence"), [
-    ({"model": "text"}, VECTOR, "takes tokens, and these data are numbers: use --model mlp"),
+    ({"model": "text"}, VECTOR, "takes tokens, not numbers: use --model mlp"),
     ({"model": "cnn"}, VECTOR, "--model cnn needs images, these are vectors of 12 numbers"),
     ({"model": "cnn"}, ((15, 20, 1), "uint8"), "at least 16x16, these are 15x20"),
     (RESNET, VECTOR, "--model resnet needs images; use --model mlp for vectors"),

@@ -444,5 +444,5 @@ def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):
     result = result_of({"dataset": "trees.py", "tau_init": 0} | own.SMALL)
     declared = json.loads(str(result.file.attrs["declared"]))["dataset"]
     assert result.finished and declared == {"name": "trees", "title": "Trees"}
-    sentence = "error: digits needs no file: it has no read(source); run it with --dataset digits\n"
+    sentence = "error: digits has no read(source) and needs no file: run --dataset digits\n"
     assert said(prepare.main, "digits", code=2) == sentence

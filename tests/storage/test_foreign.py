@@ -286,5 +286,5 @@ def test_what_memory_does_not_hold(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((2000, 40), np.uint8), y=np.arange(2000) % 2)
     for module in (_images, arrays):
         monkeypatch.setattr(module, "memory", lambda: 70_000)
-    refused("holds more images than this machine's memory", image_folder.read, source)
+    refused("exceeds this machine's memory", image_folder.read, source)
     refused("x.npy has 80128 bytes; allowed are 70000", arrays.read, tmp_path / "a.npz")
