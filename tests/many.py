@@ -11,7 +11,8 @@ from dpfl_mpi import api
 from dpfl_mpi.engine.train import train
 from dpfl_mpi.errors import LONGEST, Leave, UserError
 from dpfl_mpi.mpi.start import open_world, share_settings
-from dpfl_mpi.plugins import forget
+from dpfl_mpi.plugins import LOADED
+from dpfl_mpi.plugins.code import forget_modules
 from dpfl_mpi.survival.signals import Heard
 
 
@@ -35,7 +36,8 @@ def compute(plan: str) -> None:
 
 def attempt(task, world) -> None:
     """Compute a task, only its next round if it has `stop`; write the error into a file."""
-    forget()  # as in a process of its own: no module keeps anything of a run before
+    LOADED.clear()
+    forget_modules()  # as in a process of its own: no module keeps anything of a run before
     Heard.at, Heard.name, error_text = time.monotonic() * task["stop"], "a test", ""
     try:
         with contextlib.suppress(Leave):

@@ -19,7 +19,6 @@ from dpfl_mpi.plugins.code import (
     Code,
     execute,
     failure,
-    forget_modules,
     in_module,
     in_path,
     top,
@@ -66,11 +65,8 @@ def short(name: Any) -> str:
 def admit(kind: str, name: str) -> str:
     """Check a data set, method or model, and allow `find` to execute it. Nothing is executed here.
 
-    Returns:
-        "" for a shipped one, else `code:` and the SHA-256 of its code, as the key of a Run has it.
-
-    Raises:
-        UserError: there is none, or it does not compile (with the file and the line).
+    Returns "" for a shipped one, else `code:` and the SHA-256 of its code, as the key of a Run has
+    it. A `UserError` where there is none, or it does not compile (with the file and the line).
     """
     flag = f"--{kind} is {name}"
     if not isinstance(name, str):
@@ -135,12 +131,6 @@ def find(kind: str, name: str) -> Any:
     return LOADED[key]
 
 
-def forget() -> None:
-    """Let `find` execute the code of one's own again."""
-    LOADED.clear()
-    forget_modules()
-
-
 @contextlib.contextmanager
 def failing_as(what: str, code: Code) -> Iterator[None]:
     """Turn an error inside into a sentence with the file and the line; not too little memory."""
@@ -149,7 +139,7 @@ def failing_as(what: str, code: Code) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{what} fails: {failure(error, code)}") from None
+        raise UserError(f"{what} fails: {failure(error, code.path, code.root)}") from None
 
 
 def admitted(kind: str, name: str) -> str:

@@ -1,9 +1,8 @@
 """Code of one's own: its files, their hash, and its execution.
 
-The code of a file is that file. The code of a file in a package, a folder with an `__init__.py`, is
-all of the outermost package: its modules import each other as `from . import helper`. Each content
-is imported under a name of its own. So an edited file is executed again, and there can be two files
-or packages of one name.
+The code of a file is that file, or all of its outermost package, a folder with an `__init__.py`.
+Each content is imported under a name of its own. So an edited file is executed again, and there can
+be two files or packages of one name.
 """
 
 import ast
@@ -56,11 +55,7 @@ def top(name: str) -> str:
 
 
 def in_path(flag: str, path: Path) -> Code:
-    """Return the code of a file.
-
-    Raises:
-        UserError: there is none, or it does not compile. The sentence begins with `flag`.
-    """
+    """Return the code of a file; a `UserError` begins with `flag`."""
     if not path.is_file():
         raise UserError(f"{flag}; there is no such file")
     path = path.resolve()
@@ -182,10 +177,7 @@ sys.meta_path.insert(0, Own())
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
-    """Return the module, and the object of it that is meant or the module again.
-
-    It is executed at most once per content.
-    """
+    """Return the module, executed once per content, and the object that is meant (or it again)."""
     first = top(code.name)
     version = code.sha256, code.root
     if code.installed and IMPORTED.get(first, version) != version:
@@ -197,7 +189,7 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
         module = importlib.import_module(code.name)
     except (Exception, SystemExit) as error:
         forget_modules(first)  # half executed
-        raise UserError(f"{flag}, which fails: {failure(error, code)}") from None
+        raise UserError(f"{flag}, which fails: {failure(error, code.path, code.root)}") from None
     if code_of(flag, *code[:5]).sha256 != code.sha256:
         forget_modules(first)
         raise UserError(f"{flag}, which was edited while it was read; start again")
@@ -235,12 +227,12 @@ def forget_modules(package: str = "") -> None:
         IMPORTED.pop(name, None)
 
 
-def failure(error: BaseException, code: Code) -> str:
-    """Return type and message of an error as one line, and the innermost line of this code."""
+def failure(error: BaseException, path: Path, root: Path) -> str:
+    """Return type and message of an error as one line, and its innermost line below `root`."""
     text = re.sub(rf"{OWN}[0-9a-f]{{16}}\.?", "", str(error))
     words = " ".join(text.split())[:LONGEST] or "no message"
-    place = str(code.path)
+    place = str(path)
     for frame in traceback.extract_tb(error.__traceback__):
-        if Path(frame.filename).is_relative_to(code.root):
+        if Path(frame.filename).is_relative_to(root):
             place = f"{frame.filename}, line {frame.lineno}"
     return f"{type(error).__name__}: {words} ({place})"

@@ -62,23 +62,24 @@ def sweep(args: argparse.Namespace) -> int:
         complain(line)
     load_submissions(entries, Path(job.results) / "sweeps")
     monitor = Monitor(entries)
-    states = {entry: monitor.state(entry) for entry in entries}
-    for entry in (entry for entry in entries if states[entry] == "finished"):
-        with Result(entry.path) as result:
-            check_current(result, entry.run, job)
     wanted = ("missing", "stopped", *(("failed", "unreadable") if args.retry else ()))
-    todo = [entry for entry in entries if states[entry] in wanted]
+    todo = []
+    for entry in entries:
+        state = monitor.state(entry)
+        if state in wanted:
+            todo.append(entry)
+        elif state == "finished":
+            with Result(entry.path) as result:
+                check_current(result, entry.run, job)
     if args.dry_run:
         print(preview(args, job, todo, entries))
         return 0
     if todo and not args.list and args.cluster == "slurm":
-        submit(args, job, todo, entries, monitor.queue.jobs)
-        monitor = Monitor(entries)  # the last answer does not have these jobs
+        submit(args, job, todo, entries, monitor.jobs)
     elif todo and not args.list:
         Local(args, job, todo, monitor).run()
     if args.watch:
-        pause_s = ASK_S if any(entry.on_slurm for entry in entries) else LOOK_S
-        monitor.watch(pause_s)
+        monitor.watch(ASK_S if any(entry.on_slurm for entry in entries) else LOOK_S)
     failed = report(monitor)
     for line in left_out:  # again: the first time may be hours ago
         print(f"\n{line}")
@@ -90,9 +91,9 @@ def sweep(args: argparse.Namespace) -> int:
 def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]:
     """Return how to compute the Runs, and the Runs by the tried value of --tune ("" without it)."""
     for flag, least in LEAST.items():
-        if getattr(args, flag) < least:
-            allowed = f"a whole number of at least {least}"
-            raise UserError(f"--{flag} is {getattr(args, flag)}; allowed is {allowed}")
+        if (value := getattr(args, flag)) < least:
+            allowed = f"allowed is a whole number of at least {least}"
+            raise UserError(f"--{flag} is {value}; {allowed}")
     if args.time:
         minutes(args.time)
         if args.cluster != "slurm":
@@ -122,8 +123,7 @@ def entries_of(
 ) -> tuple[list[Entry], list[str]]:
     """Return an entry for each Run, and a sentence on those whose data file is not there.
 
-    Raises:
-        UserError: it is so of all Runs, or of one where the `whole` sweep is wanted.
+    A `UserError` if it is so of all Runs, or of one where the `whole` sweep is wanted.
     """
     entries: dict[Path, Entry] = {}
     missing: Counter[str] = Counter()
@@ -156,7 +156,7 @@ def preview(
 
 def report(monitor: Monitor) -> bool:
     """Print how far all Runs are and why some failed; return whether one did."""
-    monitor.queue.ask()
+    monitor.ask()
     statuses = monitor.statuses()
     print(table(statuses), flush=True)
     failed = False

@@ -7,9 +7,8 @@ import math
 import os
 import re
 import socket
-import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,7 +29,6 @@ NOISE = (
     "srun: Job step aborted",
 )
 ASK_S = 10.0  # between two questions to Slurm, whose controller serves everybody
-ANSWER_S = 60  # that squeue has for an answer
 BLIND_S = 2 * ASK_S  # a job just submitted may be missing from the last answer
 
 
@@ -59,12 +57,9 @@ def read_submission(file: Path) -> Submission:
     with refused_as(f"{file} is damaged"):
         submission = Submission(**values)
         texts = submission.host, *submission.jobs, *submission.born.values(), *submission.stopped
-        numbers = submission.jobs.values()
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError
-        if not all(re.fullmatch("[A-Za-z0-9_]{1,32}", number) for number in numbers):
-            raise ValueError
-        if not math.isfinite(submission.submitted):
+        numbers = [re.fullmatch("[A-Za-z0-9_]{1,32}", job) for job in submission.jobs.values()]
+        right = all(numbers) and all(isinstance(text, str) for text in texts)
+        if not right or not math.isfinite(submission.submitted):
             raise ValueError
         return submission
 
@@ -185,42 +180,3 @@ class Entry:
         if not errors and self.error:  # damaged after its job had finished
             errors = [self.error]
         return "\n".join((errors or lines)[-LOG_LINES:])
-
-
-class Queue:
-    """The numbers of the jobs that Slurm still has; array tasks are JOB_TASK.
-
-    Slurm is asked only if a Run went there. It must answer the first time; later its last answer
-    holds if it is silent.
-    """
-
-    def __init__(self, entries: Iterable[Entry]):
-        self.entries, self.answered = entries, False
-        self.jobs: set[str] = set()
-        self.age_s = 0.0  # of the answer
-        self.ask()
-
-    def ask(self) -> None:
-        self.age_s = 0.0
-        if not any(e.on_slurm and e.recorded().state != "finished" for e in self.entries):
-            return
-        command = ["squeue", "--me", "-h", "-r", "-o", "%i %F_%K"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            reason = str(error)
-        else:
-            if done.returncode == 0:
-                self.jobs, self.answered = set(done.stdout.split()), True
-                return
-            reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        if not self.answered:
-            what = f"squeue does not say which jobs are alive ({reason})"
-            raise UserError(f"{what}; try again when it answers")
-
-    def pause(self, seconds: float) -> None:
-        """Sleep, then ask again if the answer is old."""
-        time.sleep(seconds)
-        self.age_s += seconds
-        if self.age_s >= ASK_S:
-            self.ask()

@@ -116,22 +116,18 @@ class Local:
         return len(self.going()) >= self.at_once or not self.ready()
 
     def going(self) -> list[Process]:
-        going = [process for process in self.begun if process.goes_on()]
         stopped = sum(process.stopped for process in self.begun)
         if stopped != self.stopped:
             self.stopped = stopped
             self.save()  # or the table would call them failed
-        return going
+        return [process for process in self.begun if process.goes_on()]
 
     def ready(self) -> list[Entry]:
         """Return the Runs to begin whose base, if any, is neither computed nor waited for."""
-        return [entry for entry in self.left if not self.awaits_base(entry)]
-
-    def awaits_base(self, entry: Entry) -> bool:
-        base = self.base_of.get(entry.path.name)
-        if base is None:
-            return False
-        return base in self.left or self.monitor.state(base) in ("running", "waiting")
+        bases = self.base_of.values()
+        running = [base for base in bases if self.monitor.state(base) in ("running", "waiting")]
+        coming = [*self.left, *running]
+        return [entry for entry in self.left if self.base_of.get(entry.path.name) not in coming]
 
     def may_begin(self, entry: Entry) -> bool:
         """Return whether no other sweep has begun a Run meanwhile, and its base has not failed."""
@@ -171,9 +167,7 @@ class Local:
         with contextlib.suppress(UserError):  # it may be this that failed
             self.save()
         end = time.monotonic() + LEAVING_S
-        while any(busy(process) for process in self.begun) and time.monotonic() < end:
+        while time.monotonic() < end and any(
+            Lock(process.entry.path).taken() or process.goes_on() for process in self.begun
+        ):
             time.sleep(LOOK_S / 5)
-
-
-def busy(process: Process) -> bool:
-    return Lock(process.entry.path).taken() or process.goes_on()

@@ -129,12 +129,6 @@ def sbatch_text(args: argparse.Namespace, tasks: int) -> str:
             os.environ["PATH"] = before
 
 
-def awaiting(todo: Sequence[Entry], base_of: Mapping[str, Entry], jobs: set[str]) -> set[str]:
-    """Return the names of the Runs whose base is to be computed first, now or by a job of Slurm's."""
-    alive = {name for name, base in base_of.items() if base.on_slurm and base.alive(jobs)}
-    return alive | {name for name, base in base_of.items() if base in todo}
-
-
 def submit(
     args: argparse.Namespace,
     job: Job,
@@ -151,9 +145,9 @@ def submit(
         why = "Slurm replaces % in the names of logs: its path must have none"
         raise UserError(f"--results is {job.results}; {why}")
     base_of = bases(entries)
-    names = awaiting(todo, base_of, jobs)
-    first = [entry for entry in todo if entry.path.name not in names]
-    after = [entry for entry in todo if entry.path.name in names]
+    coming = [e for e in base_of.values() if e in todo or (e.on_slurm and e.alive(jobs))]
+    first = [entry for entry in todo if base_of.get(entry.path.name) not in coming]
+    after = [entry for entry in todo if entry not in first]
     folder = new_folder(job)
     lines = [flags_of(entry, job, base_of) for entry in first]
     with refusals():
@@ -162,8 +156,8 @@ def submit(
     Submission("slurm", numbers).save(folder)
     for entry in after:
         base = base_of[entry.path.name]
-        awaited = numbers.get(base.path.name, base.job)
-        wait = {"dependency": f"afterok:{awaited}", "kill_on_invalid_dep": "yes"}
+        number = numbers.get(base.path.name, base.job)
+        wait = {"dependency": f"afterok:{number}", "kill_on_invalid_dep": "yes"}
         with refusals(len(numbers)):
             one = executor(args, folder, **wait).submit(compute, flags_of(entry, job, base_of))
         numbers[entry.path.name] = one.job_id

@@ -3,15 +3,18 @@
 import contextlib
 import math
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.survival.signals import handled
-from dpfl_mpi.sweep.entries import Entry, Queue, Status
+from dpfl_mpi.sweep.entries import ASK_S, Entry, Status
 
 HEADER = ("run", "state", "round", "test %")
+ANSWER_S = 60  # that squeue has for an answer
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: list[int] = []
 
@@ -34,17 +37,44 @@ def table(statuses: Sequence[Status]) -> str:
 
 
 class Monitor:
-    """Looks at the Runs of a sweep; prints a line whenever one changes its state."""
+    """Looks at the Runs of a sweep; prints a line whenever one changes its state.
+
+    Slurm is asked only if a Run went there. It must answer the first time; later its last answer
+    holds if it is silent.
+    """
 
     def __init__(self, entries: Sequence[Entry]):
-        self.entries, self.queue = entries, Queue(entries)
+        self.entries = entries
         self.states: dict[str, str] = {}  # by the name of the Run, as last shown
+        self.jobs: set[str] = set()  # that Slurm still has; array tasks are JOB_TASK
+        self.answered = False
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask Slurm for its jobs."""
+        self.age_s = 0.0  # of the answer
+        if not any(e.on_slurm and e.recorded().state != "finished" for e in self.entries):
+            return
+        command = ["squeue", "--me", "-h", "-r", "-o", "%i %F_%K"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = str(error)
+        else:
+            if done.returncode == 0:
+                self.jobs = set(done.stdout.split())
+                self.answered = True
+                return
+            reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        if not self.answered:
+            what = f"squeue does not say which jobs are alive ({reason})"
+            raise UserError(f"{what}; try again when it answers")
 
     def state(self, entry: Entry) -> str:
-        return entry.status(self.queue.jobs).state
+        return entry.status(self.jobs).state
 
     def statuses(self) -> list[Status]:
-        return [entry.status(self.queue.jobs) for entry in self.entries]
+        return [entry.status(self.jobs) for entry in self.entries]
 
     def watch(self, pause_s: float, busy: Callable[[], bool] | None = None) -> None:
         """Print changes until `busy` returns False; by default until no Run waits or runs."""
@@ -58,7 +88,10 @@ class Monitor:
                 going = any(status.state in ("waiting", "running") for status in statuses)
             if not going:
                 return
-            self.queue.pause(pause_s)
+            time.sleep(pause_s)
+            self.age_s += pause_s
+            if self.age_s >= ASK_S:
+                self.ask()
 
     def show(self, statuses: Sequence[Status]) -> None:
         for status in statuses:

@@ -5,18 +5,18 @@ import dataclasses
 import itertools
 import runpy
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.errors import LONGEST, UserError
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import admit, find
+from dpfl_mpi.plugins.code import failure
 from dpfl_mpi.results.result import mean, result_of
 from dpfl_mpi.settings import Job, Run
-from dpfl_mpi.settings.command_line import Parser, add_flags
+from dpfl_mpi.settings.command_line import EPILOG, Parser, add_flags
 from dpfl_mpi.settings.fields import fields, read
 from dpfl_mpi.sweep.entries import Entry
 
@@ -33,43 +33,40 @@ def words(text: str) -> list[Any]:
     return found
 
 
-def seeds(text: str) -> list[int]:
-    found = words(text)
-    for word in found:
-        if not (word.isascii() and word.isdigit()):
-            allowed = "allowed are whole numbers, separated by commas"
-            raise UserError(f"--seeds has {word}; {allowed}")
-    return [int(word) for word in found]
-
-
 def parser(description: str) -> Parser:
     """Return the parser of a sweep's own flags and those of its Runs."""
-    out = Parser(prog="python -m dpfl_mpi.sweep", description=description)
-    add = out.add_argument
-    add("file", type=Path, nargs="?", help="a file whose list RUNS is wanted, such as of analysis/")
+    usage = "python -m dpfl_mpi.sweep [FILE] [--FLAG VALUE ...] [--SETTING VALUE ...]"
+    out = Parser(usage=usage, description=description, epilog=EPILOG)
+    add = out.add_argument_group("which Runs").add_argument
+    text = "Python file with a list RUNS, such as those of analysis/"
+    add("file", type=Path, nargs="?", metavar="FILE", help=text)
     for flag, field in GRID.items():
-        text = f"a Run for each --{field}; of a file, its Runs with these"
-        kind = seeds if flag == "seeds" else words
-        add(f"--{flag}", type=kind, metavar="A,B,...", help=text)
-    tune = "a Run for each value; picks by validation accuracy"
-    add("--tune", metavar="METHOD.NAME=A,B", help=tune)
+        text = f"a Run for each --{field}; with FILE, only its Runs that have one of these"
+        add(f"--{flag}", type=words, metavar="A,B,...", help=text)
+    text = "try each value of an option or a setting; report the best by validation accuracy"
+    add("--tune", metavar="METHOD.NAME=A,B", help=text)
+    add = out.add_argument_group("what to do").add_argument
     add("--list", action="store_true", help="print how far the Runs are; submit nothing")
-    add("--watch", action="store_true", help="print changes until no Run waits or runs")
     add("--dry_run", action="store_true", help="print what would be submitted")
     add("--retry", action="store_true", help="submit failed Runs again, from their checkpoints")
-    add("--cluster", choices=("slurm", "local"), default="local", help="where [local]")
-    most = "most jobs at once [by cores and GPUs; 256 on slurm]"
-    add("--max_parallel", type=int, default=0, help=most)
-    add("--ranks", type=int, default=1, help="MPI ranks (per node, on slurm) [1]")
-    add("--nodes", type=int, default=1, help="nodes per job on slurm [1]")
-    add("--cpus", type=int, default=1, help="threads per rank [1]")
-    add("--gpus", type=int, help="GPUs per node on slurm; here per Run [1 if there are any]")
-    limit = f"time limit of a job on slurm: minutes, H:MM:SS or D-H:MM:SS [{MINUTES}]"
-    add("--time", help=limit)
-    add("--slurm_partition", metavar="NAME", help="Slurm partition (--partition is a Run's)")
-    add("--slurm_account", "--account", metavar="NAME", help="Slurm account")
-    more = "any other option of sbatch, repeatable"
-    add("--sbatch", action="append", default=[], metavar="NAME=VALUE", help=more)
+    add("--watch", action="store_true", help="print changes until no Run waits or runs")
+    add = out.add_argument_group("where the Runs are computed").add_argument
+    text = "on this machine, or as jobs of Slurm [local]"
+    add("--cluster", choices=("local", "slurm"), default="local", metavar="local|slurm", help=text)
+    text = "most Runs at once (0: by cores and GPUs; 256 on Slurm) [0]"
+    add("--max_parallel", type=int, default=0, metavar="N", help=text)
+    add("--ranks", type=int, default=1, metavar="N", help="MPI ranks; on Slurm, per node [1]")
+    add("--cpus", type=int, default=1, metavar="N", help="threads per rank [1]")
+    text = "GPUs per Run; on Slurm, per node [1 if there are any]"
+    add("--gpus", type=int, metavar="N", help=text)
+    add("--nodes", type=int, default=1, metavar="N", help="Slurm: nodes per job [1]")
+    text = f"Slurm: time limit of a job in minutes, or as H:MM:SS or D-H:MM:SS [{MINUTES}]"
+    add("--time", metavar="LIMIT", help=text)
+    text = "Slurm: partition (--partition is that of the data)"
+    add("--slurm_partition", metavar="NAME", help=text)
+    add("--slurm_account", "--account", metavar="NAME", help="Slurm: account")
+    text = "Slurm: any other option of sbatch, repeatable"
+    add("--sbatch", action="append", default=[], metavar="NAME=VALUE", help=text)
     add_flags(out)
     return out
 
@@ -84,11 +81,7 @@ def runs_of(file: Path) -> list[Run]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == str(file)]
-        text = " ".join(str(error).split())[:LONGEST]
-        why = f"{type(error).__name__}: {text} ({file}{''.join(lines[-1:])})"
-        raise UserError(f"{file}, which fails: {why}") from None
+        raise UserError(f"{file}, which fails: {failure(error, file, file)}") from None
     finally:
         sys.path.remove(folder)
     if not isinstance(runs, list) or not all(isinstance(run, Run) for run in runs):
@@ -98,7 +91,8 @@ def runs_of(file: Path) -> list[Run]:
 
 def axes(args: argparse.Namespace) -> dict[str, list[Any]]:
     """Return the values of the flags of `GRID` that are given, by the field of Run."""
-    return {field: getattr(args, flag) for flag, field in GRID.items() if getattr(args, flag)}
+    given = {field: getattr(args, flag) or () for flag, field in GRID.items()}
+    return {f: [read(Run, f, value) for value in values] for f, values in given.items() if values}
 
 
 def grid(args: argparse.Namespace, base: Run) -> list[Run]:
@@ -111,25 +105,17 @@ def grid(args: argparse.Namespace, base: Run) -> list[Run]:
 def only(runs: list[Run], args: argparse.Namespace) -> list[Run]:
     """Return the Runs of a file that have one of the values of each flag of the grid.
 
-    A method that reads no budget has every budget.
-
-    Raises:
-        UserError: no Run has a value.
+    A method that reads no budget has every budget. A value that no Run has is a `UserError`.
     """
     flags = {field: flag for flag, field in GRID.items()}
     for field, values in axes(args).items():
         has = {value: [run for run in runs if same(run, field, value)] for value in values}
         for value in (value for value, found in has.items() if not found):
-            names = sorted({value_of(run, field) for run in runs})
+            names = sorted({str(getattr(run.resolve(), field)) for run in runs})
             there = f"the Runs of {args.file} have {', '.join(names)}"
             raise UserError(f"--{flags[field]} has {value}; {there}")
         runs = [run for run in runs if any(run in found for found in has.values())]
     return runs
-
-
-def value_of(run: Run, field: str) -> str:
-    value = getattr(run, field)
-    return str(run.resolve().budget if value is None else value)
 
 
 def same(run: Run, field: str, value: Any) -> bool:
@@ -142,8 +128,7 @@ def same(run: Run, field: str, value: Any) -> bool:
 def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
     """Return the base of each fine-tuned Run, by the name of its result, if the sweep has it.
 
-    The base is the same Run with --finetune_epochs 0, which keeps its models. The tuned Run starts
-    from them: the rounds are computed once.
+    The base is the same Run with --finetune_epochs 0. The tuned Run starts from its models.
     """
     by_path = {entry.path: entry for entry in entries}
     tuned = [entry for entry in entries if entry.run.finetune_epochs]
@@ -153,10 +138,7 @@ def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 # tuning -------------------------------------------------------------------------------------------
 def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
-    """Return the Runs of each value of `--tune METHOD.NAME=a,b,c`.
-
-    NAME is an option of the method or a field of Run.
-    """
+    """Return the Runs of each value of `--tune`; NAME is an option of the method or a field."""
     name, _, values = tune.partition("=")
     method, _, field = name.rpartition(".")  # a method may be a file: path/to/mine.py.lam
     if not (method and field and values.strip(", ")):

@@ -12,7 +12,7 @@ import starts
 from starts import script
 
 from dpfl_mpi.sweep import __main__ as sweep
-from dpfl_mpi.sweep import entries, local
+from dpfl_mpi.sweep import entries, local, table
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def pauses(monkeypatch) -> Callable[[Callable[[float], Any]], list[float]]:
         slept: list[float] = []
         own = {"sleep": lambda seconds: (slept.append(seconds), sleep(seconds))}
         clock = SimpleNamespace(**vars(time) | own)
-        monkeypatch.setattr(entries, "time", clock)
-        monkeypatch.setattr(local, "time", clock)
+        for module in (table, local):
+            monkeypatch.setattr(module, "time", clock)
         return slept
 
     return replace

@@ -31,7 +31,7 @@ def test_time_limits():
     ("--results FILE", "nothing can be written there: Not a directory"),
     ("--clints 3", "clints"),
     ("--rounds ten", "--rounds is"),
-    ("--seeds 1,x", "--seeds has x; allowed are whole numbers, separated by commas"),
+    ("--seeds 1,x", "--seed is x; allowed is a whole number from 0 to 4294967295"),
     ("--methods ,", "--methods: ',' holds none; allowed are values, separated by commas"),
     ("a.py b.py", "b.py"),
     ("--cluster", "--cluster"),
