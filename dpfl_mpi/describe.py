@@ -156,7 +156,7 @@ def plan_text(run: Resolved, plan: Needs) -> str:
     ranks, nodes = len(plan.clients), int(plan.node.max()) + 1
     method = short(run.method)
     if run.found("method").topology == "graph":
-        method += f", B_c = {run.said_budget}"
+        method += f", B_c = {run.typed_budget}"
     size = f"{run.rounds} rounds, {plan.parameters} parameters per model"
     lines = [f"plan       {ranks} ranks on {nodes} node(s), {method}, {size}"]
     lines += [rank_text(plan, r) for r in range(min(ranks, 12))]

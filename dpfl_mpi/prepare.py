@@ -23,7 +23,7 @@ from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, digest, in_file, made_by
 from dpfl_mpi.errors import INTERRUPTED, UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.plugins import admit, admitted, find, shipped, short
 from dpfl_mpi.settings.command_line import Parser
-from dpfl_mpi.settings.fields import choices, chosen, fields, types
+from dpfl_mpi.settings.fields import choices, fields, options_given, types
 from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import check_apart, explained, reason, remove_leftovers, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as, sha256
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = vars(parser(own).parse_args(arguments))
     module = find("dataset", args["dataset"])
     given = {f.name: args[f.name] for f in fields(module.Options) if args[f.name] is not None}
-    options = chosen("", f"the data set {args['dataset']}", module.Options, given)
+    options = options_given("", f"the data set {args['dataset']}", module.Options, given)
     out = args["out"] or default_out(module, options)
     try:
         print(prepare(args["dataset"], args["source"], out, options, args["force"]))

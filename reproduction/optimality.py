@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
         all_found = [models.search(k, most[k], args.orders) for k in clients]
     if not all_found:
         raise UserError(f"{args.result}: no client is scored: all have flipped labels or lie")
-    print(report(all_found, run.said_budget, args.orders))
+    print(report(all_found, run.typed_budget, args.orders))
     if run.reach:
         print("here a client may choose any other; in the run it reached fewer (--reach)")
     if run.metric == "batch":

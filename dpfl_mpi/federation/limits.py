@@ -72,7 +72,7 @@ def limits_of(run: Resolved, world: World) -> Limits:
 
     def on_root() -> dict[str, np.ndarray]:
         most = run.budget.of_clients(run.clients, run.budget_counts_self, run.seed)
-        arrays = {"most_senders": np.minimum(most, run.asked)}
+        arrays = {"most_senders": np.minimum(most, run.most_asked)}
         arrays["available"] = np.zeros((0, run.clients), np.int64)
         arrays["events"] = np.zeros((0, 3))
         if run.available:

@@ -79,7 +79,7 @@ def draw_row(panels: Sequence[Axes], result: Result, name: str) -> tuple[pd.Data
     histogram.locator_params(axis="y", integer=True)
     run, mean = result.run, share.mean() if len(share) else 0
     text = (
-        f"{setting(run)}, B_c = {run.said_budget}, seed {run.seed}, {name}: "
+        f"{setting(run)}, B_c = {run.typed_budget}, seed {run.seed}, {name}: "
         f"in round {last} benign clients have {mean:.1f} % flipped collaborators (mean over "
         f"{len(share)} clients with any); of all their edges {line[0]:.1f} % come from flipped "
         f"ones in Omega, {line[-1]:.1f} % in round {last}, {by_chance:.1f} % by chance"

@@ -36,7 +36,7 @@ def row_name(run: Resolved) -> str:
         return method_name(run)
     share = f"{budget_order(run) / run.clients:.3g}N"
     as_in_paper = run.clients == paper.CLIENTS and share in paper.BUDGETS
-    return f"{method_name(run)} (B_c = {share if as_in_paper else run.said_budget})"
+    return f"{method_name(run)} (B_c = {share if as_in_paper else run.typed_budget})"
 
 
 def own_data(run: Resolved) -> bool:

@@ -124,7 +124,7 @@ def needs_of(
         steps=per_rank(-(-train // run.batch_size) * epochs),
         data=per_rank(train) * to_train + per_rank(val + test) * to_score + whole,
         rows=rows,
-        sketches=comparison_bytes(n) * (run.asked < run.clients - 1),
+        sketches=comparison_bytes(n) * (run.most_asked < run.clients - 1),
         results=results,
         window=window * (packed or row),
         passes=passes,
@@ -138,7 +138,7 @@ def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
     method = run.found("method")
     groups = 1 if run.network or run.codec or run.send else placement.waves(k_r)
     searching = -(-k_r // groups)  # clients that search Omega at once, with two sums in 64 bits
-    some_only = run.reach is not None or run.asked < run.clients - 1
+    some_only = run.reach is not None or run.most_asked < run.clients - 1
     search = 4 * searching + 2 * k_r * some_only
     return {
         "model": k_r * method.models,

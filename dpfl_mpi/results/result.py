@@ -355,7 +355,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
 def title(result: Result) -> str:
     """Return the settings that matter most, as one line."""
     run = result.run
-    budget = f"B_c = {run.said_budget}, " if result.method.topology == "graph" else ""
+    budget = f"B_c = {run.typed_budget}, " if result.method.topology == "graph" else ""
     where = f"{short(run.method)} on {short(run.dataset)}, {run.partition}"
     return f"{where}, {run.clients} clients, {budget}{run.rounds} rounds, seed {run.seed}"
 

@@ -1,7 +1,4 @@
-"""The command line: one flag per field of `Run` and `Job`.
-
-`given` returns what it says, by name. What it leaves open is not in there.
-"""
+"""The command line: one flag per field of `Run` and `Job`."""
 
 import argparse
 import contextlib
@@ -22,11 +19,14 @@ from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, read_text
 
 # what the help shows for a value, by type or by name
 PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P", "candidates": "M"}
+PLACEHOLDERS |= dict.fromkeys(("data", "graphs", "available", "out", "callback"), "FILE")
+PLACEHOLDERS |= {Any: "VALUE", dict[str, Any]: "...", "results": "FOLDER", "log": "WHERE"}
 SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}
 HELP = ("-h", "--help")
 EPILOG = (
-    "Where no default is shown it is the paper's value for the data set; --print_config shows the "
-    "values that a run would use. `python -m dpfl_mpi.testing FILE` checks code of your own."
+    "Where no default is shown it is the paper's value for the data set; `python -m dpfl_mpi "
+    "--print_config` shows the values that a run would use. `python -m dpfl_mpi.testing FILE` "
+    "checks code of your own."
 )
 
 
@@ -69,13 +69,13 @@ class Config(argparse.Action):
 
 
 @contextlib.contextmanager
-def naming_lines(said: Mapping[str, Any]) -> Iterator[None]:
+def naming_lines(settings: Mapping[str, Any]) -> Iterator[None]:
     """Let a `UserError` about a setting of --config begin with the file and the line."""
     try:
         yield
     except UserError as error:
         flag = re.match(r"--(\w*)", str(error))
-        where = (said.get("config") or {}).get(flag and flag[1])
+        where = (settings.get("config") or {}).get(flag and flag[1])
         if not where:
             raise
         raise UserError(f"--config is {where}: {error}") from None
@@ -128,12 +128,10 @@ def lines_of(path: Path, node: Any) -> dict[str, str]:
 
 
 def unknown(name: str, text: str, before: str = "--") -> UserError:
-    """Return the error of a setting that does not exist, with the one that may be meant.
-
-    That is one of a similar name, or whose help begins with the name. `before` stands before it.
-    """
+    """Return the error of a setting that does not exist, with the one that may be meant."""
     known = [*SCHEMA, "config", "print_config"]
     close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
+    # or its help begins with the name
     words = re.compile(re.escape(re.sub("[-_]", " ", name)) + r"\b", re.IGNORECASE)
     for f in (*fields(Run), *fields(Job)):
         if len(name) > 3 and words.match(f.metadata["help"]):
@@ -177,10 +175,10 @@ def parser() -> Parser:
     return out
 
 
-def add_options(parser: argparse.ArgumentParser, said: Mapping[str, Any]) -> None:
+def add_options(parser: argparse.ArgumentParser, settings: Mapping[str, Any]) -> None:
     """Add the options of the method and the model of a command line to what the help shows."""
     for kind, field in (("method", "options"), ("model", "model_options")):
-        name = said.get(kind)
+        name = settings.get(kind)
         if not name:
             continue
         admit(kind, name)
@@ -196,9 +194,9 @@ def add_options(parser: argparse.ArgumentParser, said: Mapping[str, Any]) -> Non
 
 
 def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return what a command line says, by name; a mistake is a `UserError`.
+    """Return what a command line says, by name; what it leaves open is not in there.
 
-    Settings have their types, other flags of the parser are as they are.
+    Settings have their types. A mistake is a `UserError`.
     """
     if {*HELP} & {*arguments}:
         others, _ = parser.parse_known_args([word for word in arguments if word not in HELP])
@@ -212,20 +210,22 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
     if odd:
         flag = odd[0].partition("=")[0].removeprefix("--").removeprefix("no-")
         raise unknown(flag, f"unrecognized arguments: {' '.join(odd)}")
-    said: dict[str, Any] = vars(known)
-    for flag in [flag for flag in said if "." in flag]:
+    settings: dict[str, Any] = vars(known)
+    for flag in [flag for flag in settings if "." in flag]:
         field, _, option = flag.partition(".")
-        value, options = said.pop(flag), said.get(field) or {}
-        said[field] = {**options, option: value} if isinstance(options, Mapping) else options
-    in_files = (said.get("config") or {}).items()  # flags that come later win
-    said["config"] = {name: where for name, (value, where) in in_files if said[name] is value}
-    with naming_lines(said):
-        return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in said.items()}
+        value, options = settings.pop(flag), settings.get(field) or {}
+        settings[field] = {**options, option: value} if isinstance(options, Mapping) else options
+    in_files = (settings.get("config") or {}).items()  # flags that come later win
+    settings["config"] = {
+        name: where for name, (value, where) in in_files if settings[name] is value
+    }
+    with naming_lines(settings):
+        return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in settings.items()}
 
 
-def run_and_job(said: Mapping[str, Any]) -> tuple[Run, Job]:
+def run_and_job(settings: Mapping[str, Any]) -> tuple[Run, Job]:
     """Return the Run and the Job of settings by name. The Job is checked, the Run is not."""
-    run, job = ({n: v for n, v in said.items() if SCHEMA.get(n) is kind} for kind in (Run, Job))
+    run, job = ({n: v for n, v in settings.items() if SCHEMA.get(n) is kind} for kind in (Run, Job))
     out = Job(**job)
     check(out)
     return Run(**run), out

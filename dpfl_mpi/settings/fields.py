@@ -1,8 +1,7 @@
 """Fields of a settings dataclass: each has its default, its help and its range.
 
-The range of a number is in the field's metadata: `low` and `high` are allowed themselves, `above`
-and `below` are not. Named choices are the field's type, `Literal["a", "b"]`. A field whose default
-is `None` may be left open.
+Named choices are the field's type, `Literal["a", "b"]`. A field whose default is `None` may be left
+open.
 """
 
 import dataclasses
@@ -13,7 +12,6 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import find, short
 from dpfl_mpi.settings.values import number, written
 from dpfl_mpi.storage.foreign import encodable
 
@@ -25,9 +23,9 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 def field(group: str, default: Any, text: str, **limits: Any) -> Any:
     """Return a dataclass field with the group and the help that the command line shows.
 
-    `limits` are low, high, above, below; `valid`, a function that returns whether a text is right;
-    `what`, the words for what is allowed; `of`, the partitions that read the field; `when`, another
-    field and its values with which this one is read.
+    `limits` are low and high, which are allowed themselves; above and below, which are not; `valid`,
+    a function that returns whether a text is right; `what`, the words for what is allowed; `of`, the
+    partitions that read the field; `when`, another field and its values with which this one is read.
     """
     return dataclasses.field(default=default, metadata={"group": group, "help": text, **limits})
 
@@ -64,10 +62,7 @@ def choices(kind: Any) -> tuple[str, ...]:
 
 
 def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
-    """Raise `UserError` for the first field of another type or, with `ranges`, out of its range.
-
-    `prefix` comes before the name of the field.
-    """
+    """Raise `UserError` for the first field of another type or, with `ranges`, out of its range."""
     schema: type = type(settings)
     kinds = types(schema)
     for f in fields(settings):
@@ -147,37 +142,10 @@ def options_of(whose: str, module: Any) -> type:
     raise UserError(f"Options of {whose} must be a dataclass; {what}")
 
 
-def method_options(
-    method: str, schema: type, given: Mapping[str, Any] | None, tuned: bool
-) -> dict[str, Any]:
-    """Return all options of a method by name, checked, with defaults filled in.
-
-    Options that only fine-tuning reads have their defaults, unless the Run is `tuned`.
-    """
-    out = chosen("options.", f"the method {method}", schema, given)
-    for f in dataclasses.fields(schema):
-        if f.metadata.get("tuning") and not tuned:
-            out[f.name] = f.default
-    return out
-
-
-def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options of a model that differ from its defaults, checked, or None.
-
-    The model's file is loaded only if any are given.
-    """
-    if not given:
-        return None
-    schema = find("model", model).Options
-    out = chosen("model_options.", f"the model {short(model)}", schema, given)
-    defaults = {f.name: f.default for f in dataclasses.fields(schema)}
-    return {name: value for name, value in out.items() if value != defaults[name]} or None
-
-
-def chosen(
+def options_given(
     prefix: str, whose: str, schema: type, given: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return all options of a dataclass of them by name, checked, as `read` returns them."""
+    """Return all options of a method or a model by name, checked, with defaults filled in."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         what = f"names and values, as --{prefix}NAME VALUE"

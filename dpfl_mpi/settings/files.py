@@ -45,8 +45,8 @@ def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 that stands for a file's content.
 
-    Of a prepared data file it is the one stored in it, of a result that of its graphs (a result
-    that is computed again has the same graphs, but other seconds), else that of the bytes.
+    A prepared data file stores it. Of a result it is that of its graphs: one that is computed again
+    has other seconds.
     """
     if path.suffix not in (".h5", ".hdf5"):
         return sha256(path)
@@ -76,9 +76,9 @@ def no_data(dataset: str, path: str | Path) -> UserError:
 def who_can_take_part(
     train_clients: np.ndarray, test_clients: np.ndarray, least: int
 ) -> tuple[int, np.ndarray]:
-    """Return how many clients the data have, and which of them can take part.
+    """Return how many clients the data have, and which have at least `least` samples to take part.
 
-    These have at least `least` samples (and 3): 2 to train and 1 to test.
+    Whatever `least` is, they need 2 to train and 1 to test.
     """
     parts = train_clients, test_clients
     count = 1 + max(int(part.max(initial=-1)) for part in parts)
@@ -90,8 +90,7 @@ def who_can_take_part(
 def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
     """Return the defaults of a Run that follow from a prepared file of one's own data.
 
-    These are the model and, if the data name clients, the partition `natural`; with `natural` also
-    the number of clients that have at least `least` samples.
+    These are the model, the partition if the data name clients, and with `natural` how many.
     """
     parts = ("train/clients", "test/clients")
     what = f"which is not a file of dpfl_mpi: prepare one with {prepare_command()}"
@@ -114,10 +113,7 @@ def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
 
 
 def partition_file(path: str) -> dict[str, Any]:
-    """Return what a partition file holds; `clients` is a list of at least one.
-
-    Its entries are not checked (see `data.partition.from_file`).
-    """
+    """Return what a partition file holds; `clients` is a list of at least one, not checked."""
     if not is_file(path):
         make = f"`python -m dpfl_mpi.describe --save {path}` makes one"
         raise UserError(f"--partition is file:{path}; there is no such file ({make})")

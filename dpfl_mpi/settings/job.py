@@ -48,7 +48,7 @@ class Job:
         valid=file_name, what=FILE_NAME)
     save_models: bool = JOB(
         None, "keep each client's best model (default: if small, 1 MB each, 100 MB in all)")
-    mixed: bool = JOB(False, "score the averaged models too (/mixed)")
+    mixed: bool = JOB(False, "score the averaged models, too (/mixed)")
     fresh: bool = JOB(False, "compute again although there is a result")
     block: int = JOB(
         0, "clients per tensor program (0: all on a GPU); 2 or more: PyTorch, "
@@ -58,9 +58,9 @@ class Job:
         "GPU: torch, compiled, or auto: recorded")
     window_gb: float = JOB(4.0, "most memory of a rank's RMA window, GiB", above=0)
     checkpoint_every: Any = JOB("5min", "rounds (3), time (90s, 5min, 2h) or never")
-    grace: float = JOB(25.0, "seconds to end in after USR1, USR2, TERM or INT", **SECONDS)
+    grace: float = JOB(25.0, "seconds to end the round in after USR1, USR2, TERM or INT", **SECONDS)
     watchdog: float = JOB(
-        0.0, "print all stacks and end after so many seconds without a round (0: never)",
+        0.0, "end, with all stacks printed, after so many seconds without a round (0: never)",
         **SECONDS)
     quiet: bool = JOB(False, "print nothing")
     log: str | None = JOB(None, f"log each round to {LOGS}", valid=log_name, what=LOGS)

@@ -1,8 +1,7 @@
 """`Run` says what decides the numbers, one documented field per entry. `resolve` makes it a value.
 
-A `Run` is the key of its result: `Run(...).resolve().path("results")` is the file, on a cluster and
-on a laptop alike. So this room imports neither torch nor MPI, and neither do the data sets and
-methods that it asks for their defaults.
+It names its result, `Run(...).resolve().path("results")`, on a laptop, too. So this room imports
+neither torch nor MPI, and neither do the data sets and methods that it asks for their defaults.
 """
 
 import dataclasses
@@ -83,13 +82,13 @@ class Run:
     clients: int = DATA(None, "number of clients N", low=1)
     partition_seed: int = DATA(None, "seed of the partition (that of --seed)", **SEEDS)
 
-    model: str = MODEL(None, f"{{names}}, or {FORMS}; cnn is the paper's")
+    model: str = MODEL(None, f"the network: {{names}}, or {FORMS}; cnn is the paper's")
     precision: Literal["float32", "tf32", "bf16"] = MODEL(
         "float32", "precision of matrix products; tf32 needs a GPU")
     init: Literal["kaiming", "torch", "own"] = MODEL(
         "kaiming", "initial weights: fan-in with gain sqrt 2, PyTorch's, or those of the model")
 
-    method: str = METHOD("dpfl", f"{{names}}, or {FORMS}")
+    method: str = METHOD("dpfl", f"the method: {{names}}, or {FORMS}")
     preset: Literal["paper", "authors_code"] = METHOD(
         "paper", "defaults from the paper, or from its authors' code")
     rounds: int = METHOD(None, "communication rounds T after preprocessing", low=0)
@@ -106,7 +105,7 @@ class Run:
         "reuse", "other rounds: average over the last choice, or do not average")
     ggc_repeats: int = GRAPH(
         1, "m: searches per choice; the one with the best reward counts", low=1, high=999)
-    omega_period: Any = GRAPH("inf", "search Omega again every so many rounds")
+    omega_period: Any = GRAPH("inf", "P: search Omega again every P rounds")
     candidates: Any = GRAPH("inf", "M: search Omega among only the M most similar clients")
     graphs: str | None = GRAPH(None, "result whose graphs replay and random_graph use")
 
@@ -116,7 +115,7 @@ class Run:
     available: Any = LIMITS(None, "file with a line per round, 0 or 1 per client")
     flip_share: float = LIMITS(0.0, "share of the clients with labels C - 1 - y", **SHARE)
     flipped_run_ggc: bool = LIMITS(True, "clients with flipped labels choose and average too")
-    attack: Any = LIMITS(None, "KIND:SHARE of the clients that lie (docs/experiments.md)")
+    attack: Any = LIMITS(None, "KIND:SHARE, how many clients attack, and how (docs/experiments.md)")
     drift: Any = LIMITS(None, "SHARE:ROUND, clients whose classes change in that round")
     newcomers: float = LIMITS(
         0.0, "share of the clients that join after the last round", low=0, below=1, what="a share")
@@ -154,7 +153,7 @@ class Run:
     augment: bool = OPTIMISER(None, "crop and flip training images")
 
     metric: Literal["sample", "batch"] = SCORING(
-        "sample", "average over images, or over mini-batches as the authors' code")
+        "sample", "average over images, or over mini-batches as in the authors' code")
     search_share: float = SCORING(
         1.0, "share of the validation images that only the search uses", **SOME)
     patience: int = SCORING(
@@ -173,17 +172,15 @@ class Run:
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> "Resolved":
         """Return the Run with all defaults filled in, its fields checked and its files read.
 
-        Files in `gone` are not read: it has their SHA-256, as `Resolved.contents` of a result.
-
-        Raises:
-            UserError: a field has a value that is not allowed.
+        Files in `gone` are not read: it has their SHA-256, as `Resolved.contents` of a result. A
+        value that is not allowed is a `UserError`.
         """
         code = {kind: admit(kind, getattr(self, kind)) for kind in ("dataset", "method")}
         dataset, method = find("dataset", self.dataset), find("method", self.method)
         check(self)
         filled = filled_in(self, dataset, method)
         code["model"] = admit("model", filled["model"])
-        filled["model_options"] = schema.model_options(filled["model"], self.model_options)
+        filled["model_options"] = model_options(filled["model"], self.model_options)
         filled = only_read(filled)
         budget = parse("budget", filled["budget"])
         filled = {
@@ -210,10 +207,7 @@ class Run:
         return dataclasses.replace(run, finetune_epochs=0, options=run.options | run.tuning)
 
     def slug(self) -> str:
-        """Return the name of the result: `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`.
-
-        `-B<b>` is there where the method reads the budget.
-        """
+        """Return the name of the result: `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`."""
         run = self.resolve()
         text = json.dumps({"numerics": NUMERICS, **run.key()}, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -226,10 +220,7 @@ class Run:
         return Path(folder) / f"{self.slug()}.h5"
 
     def key(self) -> dict[str, Any]:
-        """Return the fields that decide numbers and differ from the schema's defaults.
-
-        So a later field orphans no result. The Run's files are read.
-        """
+        """Return the fields that decide numbers and differ from the schema's defaults."""
         return self.resolve().key()
 
     def to_json(self) -> str:
@@ -251,9 +242,8 @@ class Run:
 class Resolved(Run):
     """A Run that is a value: complete, checked, and its files are read.
 
-    `None` are only fields that its partition does not read, and files that it does not name. On
-    other ranks than root, and of a stored result, what its files hold is a `LookupError`. To change
-    a field, change the Run and resolve it again.
+    `None` are only fields that its partition does not read, and files that it does not name. What
+    its files hold is known on root alone, and not of a stored result: else a `LookupError`.
     """
 
     # SHA-256 of its files and its code, by field, as `key` has them
@@ -278,27 +268,21 @@ class Resolved(Run):
         return self
 
     def found(self, kind: str) -> Any:
-        """Return its `dataset`, `method` or `model` (which imports torch).
-
-        Code of one's own that this process was not asked to execute is a `UserError`.
-        """
+        """Return its `dataset`, `method` or `model`, as `plugins.find` does."""
         return find(kind, getattr(self, kind))
 
     @property
     def most_senders(self) -> int:
-        """The most senders that any client may average with.
-
-        That is B_c - 1 if B_c counts the client's own model, and at most `asked`.
-        """
-        return min(self.budget.most(self.clients, self.budget_counts_self), self.asked)
+        """The most senders that any client may average with: by B_c, and at most `most_asked`."""
+        return min(self.budget.most(self.clients, self.budget_counts_self), self.most_asked)
 
     @property
-    def asked(self) -> int:
+    def most_asked(self) -> int:
         """The most clients that a client asks for their models before it chooses."""
         return int(min(self.clients - 1, self.candidates))
 
     @property
-    def said_budget(self) -> str:
+    def typed_budget(self) -> str:
         """B_c as it was typed: a share of the clients, or as `budget` has it."""
         return str(self.declared.get("budget", {}).get("name", self.budget))
 
@@ -336,12 +320,30 @@ def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
         filled[name] = filled[name] and str(filled[name]).removeprefix("file:")
     for name, value in defaults_of(run, dataset, method).items():
         filled[name] = value if filled[name] is None else filled[name]
-    filled["options"] = schema.method_options(
-        short(run.method), method.options, run.options, tuned=run.finetune_epochs > 0
-    )
+    whose = f"the method {short(run.method)}"
+    options = schema.options_given("options.", whose, method.options, run.options)
+    if run.finetune_epochs == 0:
+        options |= tuning_of(method)
+    filled["options"] = options
     unread = [f for f in fields(run) if f.name in method.unread]
     filled |= {f.name: UNREAD.get(f.name, f.default) for f in unread}
     return filled | {"partition": parse("partition", filled["partition"])}
+
+
+def tuning_of(method: Any) -> dict[str, Any]:
+    """Return the defaults of a method's options that only fine-tuning reads."""
+    options = dataclasses.fields(method.options)
+    return {f.name: f.default for f in options if f.metadata.get("tuning")}
+
+
+def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the options of a model that differ from its defaults, or None."""
+    if not given:
+        return None  # without loading the file of the model
+    options = find("model", model).Options
+    out = schema.options_given("model_options.", f"the model {short(model)}", options, given)
+    defaults = {f.name: f.default for f in dataclasses.fields(options)}
+    return {name: value for name, value in out.items() if value != defaults[name]} or None
 
 
 def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
@@ -417,6 +419,8 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
     lies = filled["attack"] and filled["attack"].falsifies
     whole = method.asks_all or method.every_row
     steps = f"takes steps of its own, allowed is {', '.join(method.optimizers)}"
+    honest = f"sends more than models; allowed are {', '.join(HONEST)}"
+    more = "sends more than models, of the same round: allowed is 0"
     clocks = "--network is not given: without clocks nothing is late, allowed is 0"
     candidates = filled["candidates"] < math.inf
     # a field, when its value is a mistake, and the rest of the sentence
@@ -424,18 +428,10 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
         ("candidates", candidates and not asks, "asks for no models to choose: allowed is inf"),
         ("optimizer", filled["optimizer"] not in method.optimizers, steps),
         ("finetune_epochs", not method.finetunes, "is scored by more than its model: allowed is 0"),
-        (
-            "attack",
-            lies and not method.sends_models,
-            f"sends more than models; allowed are {', '.join(HONEST)}",
-        ),
+        ("attack", lies and not method.sends_models, honest),
         ("staleness", not filled["network"], clocks),
         ("staleness", method.topology == "server", "has a server that waits for all: allowed is 0"),
-        (
-            "staleness",
-            not method.sends_models,
-            "sends more than models, of the same round: allowed is 0",
-        ),
+        ("staleness", not method.sends_models, more),
         ("send", method.sends, "says itself what it sends: allowed is all"),
         ("codec", not graph, "sends nothing along a graph: allowed is none"),
         ("send", not graph, "sends nothing along a graph: allowed is all"),
@@ -450,29 +446,18 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
 def facts(
     filled: Mapping[str, Any], code: Mapping[str, str], method: Any, dataset: ModuleType
 ) -> dict[str, dict[str, Any]]:
-    """Return what readers of a result must know without executing its code, by kind of code.
-
-    The short name of what is not shipped, its title, and what `Method` says. `unread` are fields
-    that the method does not read, `tuning` the defaults of options that only tuning reads.
-    """
+    """Return what readers of a result must know without executing its code, by kind of code."""
     out: dict[str, dict[str, Any]] = {k: {"name": short(filled[k])} for k in ("method", *code)}
     about = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
     out["method"] |= {n: value for n, value in about.items() if isinstance(value, str | int)}
-    options = dataclasses.fields(method.options)
-    out["method"] |= {
-        "unread": sorted(method.unread),
-        "tuning": {f.name: f.default for f in options if f.metadata.get("tuning")},
-    }
+    out["method"] |= {"unread": sorted(method.unread), "tuning": tuning_of(method)}
     if "dataset" in out:
         out["dataset"]["title"] = dataset.TITLE
     return out
 
 
 def stored_run(attributes: Mapping[str, Any]) -> tuple[Resolved, dict[str, Any]]:
-    """Return the Run and the key that a result or a checkpoint keeps.
-
-    Damaged ones are a `ValueError`, those of another version a `UserError`.
-    """
+    """Return the Run and the key that a result keeps; damaged ones are a `ValueError`."""
     key = json.loads(str(attributes["key"]))
     declared = json.loads(str(attributes.get("declared", "{}")))
     run = Resolved.from_json(str(attributes["run"]))

@@ -1,8 +1,7 @@
-"""Settings that are written as a short text. Each is parsed once, into a frozen value.
+"""Settings that are written as a short text, each parsed into a frozen value.
 
-`SETTINGS` is the table of what may be written. `parse` reads the text alone. `with_file` reads the
-file that a text names. A mistake is a `UserError` that says what is allowed. A text names a file
-only where it is written as a path: `file:PATH`, or with a slash or a suffix such as `.txt`.
+`SETTINGS` is the table of what may be written, `SHAPES` of what a file may hold that a text names.
+A mistake is a `UserError` that says what is allowed.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ import numpy as np
 
 from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.foreign import TEXT, Unreadable, read_text, refused_as
+from dpfl_mpi.storage.foreign import Unreadable, read_text, refused_as
 
 SHARE, WHOLE = r"[0-9]{0,9}\.?[0-9]{1,18}", "[0-9]{1,18}"
 POSITIVE = "0*[1-9][0-9]{0,17}"
@@ -61,17 +60,15 @@ def whole(word: str) -> bool:
 
 
 def nearest(share: float | str, count: int) -> int:
-    """Return a share of a count as the nearest whole number, halves up.
-
-    The fraction is exact: as floats 0.29 * 50 is below 14.5.
-    """
+    """Return a share of a count as the nearest whole number, halves up."""
+    # exact: as floats 0.29 * 50 is below 14.5
     return math.floor(Fraction(str(share)) * count + Fraction(1, 2))
 
 
 # the values ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Text:
-    """A setting that is written as a text; `str` returns the text of the flag and of the key.
+    """A setting that is written as a text; `str` returns that of the flag and of the key.
 
     The fields of its form are attributes: of `0.5:10` for --drift `share` and `round`.
     """
@@ -87,7 +84,6 @@ class Text:
         return self.text
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field of its form."""
         if name in vars(self).get("fields", ()):
             return self.fields[name]
         raise AttributeError(f"{self.text} has no {name}")
@@ -98,6 +94,13 @@ class Text:
         if self.path and self.content is None:
             raise LookupError(f"{self.path} was not read on this rank")
         return self.content
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a time such as 90s, 5min or 2h; inf of another setting, such as never."""
+        return (
+            float(self.fields[self.kind] * SECONDS[self.kind]) if self.kind in SECONDS else math.inf
+        )
 
     @property
     def falsifies(self) -> bool:
@@ -118,10 +121,7 @@ class Budget(Text):
         return Budget("inf", "inf") if free and self.number != 1 else self
 
     def most(self, clients: int, counts_self: bool) -> int:
-        """Return the most models that any client may receive for one average.
-
-        A `LookupError` where they are in a file that was not read on this rank.
-        """
+        """Return the most models that any client may receive for one average."""
         if self.kind == "file" and "high" not in self.fields:
             raise LookupError(f"{self.path} was not read on this rank")
         most = self.fields.get("high", self.fields.get("number", clients))
@@ -139,31 +139,13 @@ class Budget(Text):
         return np.minimum(budgets - counts_self, clients - 1)
 
 
-class Every(Text):
-    """How often a checkpoint is written."""
-
-    @property
-    def unit(self) -> str:
-        """Either rounds, seconds or never."""
-        return "seconds" if self.kind == "time" else self.kind
-
-    @property
-    def amount(self) -> float:
-        """How many rounds or seconds."""
-        times = SECONDS[self.text.lstrip("0123456789.")] if self.kind == "time" else 1
-        return float(self.fields.get(self.kind, 0) * times)
-
-
+# the table ----------------------------------------------------------------------------------------
 def count(text: str, kind: str, fields: Mapping[str, int]) -> float:
-    """Return a number of rounds or clients, or inf."""
     return fields.get("number", math.inf)
 
 
-# the table ----------------------------------------------------------------------------------------
 class Setting(NamedTuple):
-    """How a setting may be written: FIELD in braces, or FILE; none and all change nothing."""
-
-    forms: str
+    forms: str  # a field in braces, or FILE; none and all change nothing
     allowed: str  # {most} is the number of clients or rounds, {last} is one less
     make: Callable[..., Any] = Text
 
@@ -188,11 +170,12 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any], float, float | None]] = {
     "names": (r"(?!none$)[^\s,=]+(?:,[^\s,=]+)*", str, 0, math.inf),
     "round": (WHOLE, int, 1, None),
     "rounds": (WHOLE, int, 1, math.inf),
-    "time": (r"[0-9]{1,9}\.?[0-9]{0,9}", float, 0, math.inf),
 }
+FIELDS |= {unit: (r"[0-9]{1,9}\.?[0-9]{0,9}", float, 0, math.inf) for unit in SECONDS}
+AT_LEAST_1 = "is a whole number of {} of at least 1"
 SETTINGS = {
     "partition": Setting(
-        " ".join((*PARTITIONS, "FILE")), f"are {', '.join(PARTITIONS)} or file:PATH"
+        f"{' '.join(PARTITIONS)} FILE", f"are {', '.join(PARTITIONS)} or file:PATH"
     ),
     "budget": Setting(
         "inf {number} {fraction}N uniform:{low}:{high} FILE",
@@ -200,12 +183,8 @@ SETTINGS = {
         "for a budget per client uniform:LOW:HIGH, or a file",
         Budget,
     ),
-    "omega_period": Setting(
-        "inf {number}", "is a whole number of rounds of at least 1, or inf", count
-    ),
-    "candidates": Setting(
-        "inf {number}", "is a whole number of clients of at least 1, or inf", count
-    ),
+    "omega_period": Setting("inf {number}", f"{AT_LEAST_1.format('rounds')}, or inf", count),
+    "candidates": Setting("inf {number}", f"{AT_LEAST_1.format('clients')}, or inf", count),
     "reach": Setting(
         "geometric:{radius} sites:{sites} groups:{groups} FILE",
         "are geometric:R with R above 0, sites:S with S from 1 to {most}, groups of clients "
@@ -222,7 +201,7 @@ SETTINGS = {
         "is SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {most}",
     ),
     "network": Setting(
-        " ".join((*NETWORKS, "FILE")),
+        f"{' '.join(NETWORKS)} FILE",
         f"are {', '.join(NETWORKS)}, or a file with a line per client: {', '.join(SPEEDS)}",
     ),
     "churn": Setting(
@@ -238,9 +217,8 @@ SETTINGS = {
         "are all, layers=body, layers=head or layers=NAMES with commas",
     ),
     "checkpoint_every": Setting(
-        "never {rounds} {time}s {time}min {time}h",
+        "never {rounds} {s}s {min}min {h}h",
         "is a number of rounds such as 3, a time such as 90s, 5min or 2h, or never",
-        Every,
     ),
 }
 PARSED = tuple(name for name in SETTINGS if name != "checkpoint_every")  # fields of a Run
@@ -337,41 +315,22 @@ def check_network(table: np.ndarray, clients: int, rounds: int) -> str:
 
 
 class Shape(NamedTuple):
-    """What a file must hold, in terms of N clients and T rounds."""
-
     line: str  # a pattern
-    lines: str  # how many: "N", "T" or more, or "" for any number
+    lines: str  # how many: "N" clients, "T" rounds or more, or "" for any number
     what: str
     check: Callable[[np.ndarray, int, int], str] = lambda table, clients, rounds: ""
 
 
-SPEED = f"(?:{NUMBER})"
+TWO_CLIENTS = "lines of two client numbers from 0 to {last}: receiver sender"
+ZEROS_AND_ONES = "at least {T} lines (rounds) of {N} (clients) zeros or ones"
+EVENTS = "lines of a time, a client, and join or leave"
+FIVE_NUMBERS = f"{{N}} lines (clients) of 5 numbers: {', '.join(SPEEDS)}"
 SHAPES = {
     "budget": Shape(f"inf|{POSITIVE}", "N", "{N} numbers: whole and at least 1, or inf"),
-    "reach": Shape(
-        f"{WHOLE} {WHOLE}",
-        "",
-        "lines of two client numbers from 0 to {last}: receiver sender",
-        check_reach,
-    ),
-    "available": Shape(
-        "[01]( [01])*",
-        "T",
-        "at least {T} lines (rounds) of {N} (clients) zeros or ones",
-        check_available,
-    ),
-    "churn": Shape(
-        f"{SHARE} {WHOLE} (join|leave)",
-        "",
-        "lines of a time, a client, and join or leave",
-        check_churn,
-    ),
-    "network": Shape(
-        f"{SPEED}( {SPEED}){{4}}",
-        "N",
-        f"{{N}} lines (clients) of 5 numbers: {', '.join(SPEEDS)}",
-        check_network,
-    ),
+    "reach": Shape(f"{WHOLE} {WHOLE}", "", TWO_CLIENTS, check_reach),
+    "available": Shape("[01]( [01])*", "T", ZEROS_AND_ONES, check_available),
+    "churn": Shape(f"{SHARE} {WHOLE} (join|leave)", "", EVENTS, check_churn),
+    "network": Shape(f"({NUMBER})( ({NUMBER})){{4}}", "N", FIVE_NUMBERS, check_network),
 }
 
 
@@ -383,7 +342,7 @@ def with_file(name: str, value: Any, clients: int, rounds: int) -> Any:
         raise UserError(f"--{name} is {value.path}; there is no such file, {what}")
     unreadable = f"--{name} is {value.path}, which is not a readable text file"
     with refused_as(unreadable, (Unreadable,)):
-        text = read_text(Path(value.path), TEXT).removeprefix("\ufeff")
+        text = read_text(Path(value.path)).removeprefix("\ufeff")
     lines = [words for part in text.splitlines() if (words := part.replace(",", " ").split())]
     if name == "network" and lines[:1] == [list(SPEEDS)]:  # names above the columns
         del lines[0]

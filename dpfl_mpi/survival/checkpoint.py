@@ -110,8 +110,10 @@ class Checkpoints:
         on every rank where one could not write; the generation before stays.
         """
         start, every = time.perf_counter(), self.job.checkpoint_every
-        due = every.unit == "seconds" and time.monotonic() - self.last >= every.amount
-        due = due or (every.unit == "rounds" and parts.round % every.amount == 0)
+        if every.kind == "rounds":
+            due = parts.round % every.rounds == 0
+        else:
+            due = time.monotonic() - self.last >= every.seconds
         due = due and self.world.root  # by its clock
         votes = self.world.sum_int64(np.array([due, stop], np.int64))
         if not votes.any():

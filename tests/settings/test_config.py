@@ -33,10 +33,9 @@ def budget_name(budget, clients, counts_self):
 
 @pytest.mark.parametrize(("name", "clients", "budgets"), [
     (10, 100, [10, "10", "0.1N"]), (20, 100, [".2N", "0.20N"]), (99, 100, [99]), (1, 1, [1]),
-    (4, 35, ["0.1N"]), (3, 25, ["0.1N"]), (1, 100,
-     [1, "0.001N"]),  # 3.5 and 2.5: halves go up; at least 1
-    ("inf", 100,
-     ["1N", "inf", ".inf", 1000, 100]),  # .inf as YAML writes it; 100: k itself and all 99 others
+    (4, 35, ["0.1N"]), (3, 25, ["0.1N"]), (1, 100, [1, "0.001N"]),  # halves go up; at least 1
+    # .inf as YAML writes it; 100: k itself and all 99 others
+    ("inf", 100, ["1N", "inf", ".inf", 1000, 100]),
 ])  # fmt: skip
 def test_budget_name(name, clients, budgets):
     assert {budget_name(budget, clients, counts_self=True) for budget in budgets} == {name}
@@ -58,10 +57,8 @@ def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):
     for name in (*bare.values(), "2.txt"):
         (tmp_path / name).write_text("2 " * 32)
     assert Run(**bare).resolve().key() == before
-    named = [
-        Run(budget=text).resolve()
-        for text in ("file:inf", "./inf", "2.txt", str(tmp_path / "2.txt"))
-    ]
+    texts = ("file:inf", "./inf", "2.txt", str(tmp_path / "2.txt"))
+    named = [Run(budget=text).resolve() for text in texts]
     assert {run.key()["budget"] for run in named} == {hashlib.sha256(b"2 " * 32).hexdigest()}
     assert [str(run.budget) for run in named[:3]] == ["file:inf", "./inf", "2.txt"]
 
@@ -71,9 +68,8 @@ def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):
 def test_a_share_is_the_nearest_whole_number(clients, percent):
     """Against integer arithmetic: floor((percent * N + 50) / 100)."""
     nearest = max(1, (percent * clients + 50) // 100)
-    assert budget_name(f"{percent / 100}N", clients, True) == (
-        "inf" if nearest >= clients and nearest > 1 else nearest
-    )
+    name = "inf" if nearest >= clients and nearest > 1 else nearest
+    assert budget_name(f"{percent / 100}N", clients, True) == name
 
 
 def test_paper_settings_of_cifar10():
@@ -89,9 +85,8 @@ def test_paper_settings_of_cifar10():
         "data": "data/cifar10.h5",
     }  # fmt: skip
     assert {name: as_dict(run)[name] for name in expected} == expected
-    assert (
-        Run(dataset="cifar10", method="local").resolve().rounds == 100
-    )  # preprocessing costs DPFL two rounds
+    # preprocessing costs DPFL two rounds
+    assert Run(dataset="cifar10", method="local").resolve().rounds == 100
     cinic10 = ("cinic10", 200, 48, 10, 5, 0.01, 16, True)
     femnist = ("femnist", 100, 48, 4, 2, 0.001, 10, False)
     for dataset, *values in (cinic10, femnist):
@@ -109,17 +104,12 @@ def test_authors_code_is_the_other_column():
     assert differ == {"preset", "weight_decay", "lr_decay", "tau_init", "rounds", "batch_size"}
     found = (code.weight_decay, code.lr_decay, code.tau_init, code.batch_size)
     assert found == (1e-4, 0.998, 15, 32)
-    for name, epochs in (
-        ("cifar10", 500),
-        ("cinic10", 250),
-        ("femnist", 100),
-    ):  # as many as the baselines
-        dpfl, local = (
-            Run(dataset=name, preset="authors_code", method=m).resolve() for m in ("dpfl", "local")
-        )
-        assert (
-            dpfl.tau_init + dpfl.rounds * dpfl.tau_train == epochs == local.rounds * local.tau_train
-        )
+    # as many epochs as the baselines
+    for name, epochs in {"cifar10": 500, "cinic10": 250, "femnist": 100}.items():
+        runs = [Run(dataset=name, preset="authors_code", method=m) for m in ("dpfl", "local")]
+        dpfl, local = (run.resolve() for run in runs)
+        assert dpfl.tau_init + dpfl.rounds * dpfl.tau_train == epochs
+        assert local.rounds * local.tau_train == epochs
     assert Run(dataset="cifar10", preset="authors_code", batch_size=16).resolve().batch_size == 16
     assert Run(dataset="femnist", preset="authors_code").resolve().partition.kind == "fedrep"
 
@@ -205,7 +195,7 @@ def test_the_name_says_what_it_is(tmp_path):
 def test_a_budget_is_told_as_it_was_typed_and_names_only_who_reads_it():
     budgets = (3, "0.25N", ".25N", "0.15N", "inf")
     runs = {budget: Run(clients=20, budget=budget).resolve() for budget in budgets}
-    assert [run.said_budget for run in runs.values()] == ["3", "0.25N", ".25N", "0.15N", "inf"]
+    assert [run.typed_budget for run in runs.values()] == ["3", "0.25N", ".25N", "0.15N", "inf"]
     assert runs["0.15N"].slug() == runs[3].slug() and runs["0.15N"] == runs[3]
     assert Run().slug() == "digits-pathological-dpfl-B8-s42-300df09d"
     assert Run(method="local").slug() == "digits-pathological-local-s42-43263022"
@@ -214,9 +204,8 @@ def test_a_budget_is_told_as_it_was_typed_and_names_only_who_reads_it():
 def test_a_later_field_orphans_nothing(monkeypatch):
     """A new field at its default changes no name. Another value, or other numerics, does."""
     field = dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""})
-    later = dataclasses.make_dataclass(
-        "Later", [("sparsity", float, field)], bases=(Resolved,), frozen=True
-    )
+    new = [("sparsity", float, field)]
+    later = dataclasses.make_dataclass("Later", new, bases=(Resolved,), frozen=True)
     run = Run(dataset="cifar10", budget=20, weight_decay=0.0).resolve()
     newer = json.dumps(json.loads(run.to_json()) | {"sparsity": 0.5})
     refused("another version of dpfl_mpi: it does not know sparsity", Run.from_json, newer)
@@ -285,9 +274,8 @@ def test_a_word_in_a_config_is_read_as_after_its_flag(name, tmp_path, capfd, mon
 
 def test_a_number_in_a_config_is_decimal(tmp_path, said):
     path = tmp_path / "run.yaml"
-    path.write_text(
-        "seed: 010\nresults: 010\nrounds: 9\nquiet: true\nmethod: fedprox\noptions: {mu: 1e-3}\n"
-    )
+    text = "seed: 010\nresults: 010\nrounds: 9\nquiet: true\nmethod: fedprox\n"
+    path.write_text(f"{text}options: {{mu: 1e-3}}\n")
     run, job = parse([f"--config={path}"])
     found = (run.seed, job.results, run.rounds, job.quiet, run.options["mu"])
     assert found == (10, "010", 9, True, 0.001)
@@ -310,8 +298,8 @@ def test_a_number_is_in_the_digits_0_to_9(name, digits, said):
 
 
 @pytest.mark.parametrize(("name", "line", "lines"), [
-    ("network", "{} 0 1 1 0", 4), ("budget", "{}", 4), ("reach", "{} 0", 1), ("churn", "{} 0 leave",
-     1), ("churn", "1 {} leave", 1),
+    ("network", "{} 0 1 1 0", 4), ("budget", "{}", 4), ("reach", "{} 0", 1),
+    ("churn", "{} 0 leave", 1), ("churn", "1 {} leave", 1),
 ])  # fmt: skip
 def test_a_number_in_a_file_is_in_the_digits_0_to_9(name, line, lines, tmp_path):
     path = tmp_path / "table.txt"
@@ -320,10 +308,8 @@ def test_a_number_in_a_file_is_in_the_digits_0_to_9(name, line, lines, tmp_path)
     Run(clients=4, **more | {name: str(path)}).resolve()
     for digits in ("٣", "1_0"):
         path.write_text(f"{line.format(1)}\n" * (lines - 1) + line.format(digits))
-        refused(
-            f"--{name} is {path}, which must hold",
-            Run(clients=4, **more | {name: str(path)}).resolve,
-        )
+        run = Run(clients=4, **more | {name: str(path)})
+        refused(f"--{name} is {path}, which must hold", run.resolve)
 
 
 @pytest.mark.parametrize(("module", "words"), [
@@ -379,10 +365,8 @@ def test_a_mistake_in_a_config_is_told_with_its_line(text, words, sentence, tmp_
 def test_help_lists_the_options_of_a_method_and_a_model(said):
     text = " ".join(said(parse, "--help", "--method=fedprox", "--model=resnet").split())
     assert "--options.mu X weight of the proximal term (the paper's lambda): a number of" in text
-    assert (
-        "--model_options.blocks X residual blocks of a stage: a whole number from 1 to 100 [2]"
-        in text
-    )
+    blocks = "residual blocks of a stage: a whole number from 1 to 100 [2]"
+    assert f"--model_options.blocks X {blocks}" in text
 
 
 def test_help_fits_a_terminal(said, monkeypatch):
@@ -393,9 +377,8 @@ def test_help_fits_a_terminal(said, monkeypatch):
     for settings in (Run, Job):
         for f in dataclasses.fields(settings):
             assert f"--{f.name}" in text or f"--[no-]{f.name}" in text, f.name
-            words = f.metadata["help"].format(
-                names=", ".join(names(f.name)) if f.name in plugins.KINDS else ""
-            )
+            known = ", ".join(names(f.name)) if f.name in plugins.KINDS else ""
+            words = f.metadata["help"].format(names=known)
             assert words in " ".join(text.split()), f.name
             assert f"{f.metadata['group']}:" in text
     for symbol in ("B_c", "tau_init", "tau_train", "P:", "m:", " N", " T ", "eta"):
@@ -406,7 +389,6 @@ def test_print_config_and_help_are_for_one_rank_and_refuses_what_a_run_would(sai
     monkeypatch.setenv("PMI_RANK", "1")
     assert said(parse, "--print_config") == said(parse, "--help") == ""
     monkeypatch.setenv("PMI_RANK", "0")
-    assert said(parse, "--print_config", "--budget=0", code=2).startswith(
-        "error: --budget is 0; allowed"
-    )
+    told = said(parse, "--print_config", "--budget=0", code=2)
+    assert told.startswith("error: --budget is 0; allowed")
     assert yaml.safe_load(said(parse, "--print_config", "--method=local"))["rounds"] == 22

@@ -27,10 +27,8 @@ N, T = 6, 2
 def folder(tmp_path_factory):
     """One file of each kind that a Run can name, and another of the same name under `other`."""
     out = tmp_path_factory.mktemp("named")
-    for at, budget, reach, there, seed in (
-        (out, 3, "0 1\n1 0\n", "1", 42),
-        (out / "other", 2, "2 1\n", "0", 7),
-    ):
+    one, two = (out, 3, "0 1\n1 0\n", "1", 42), (out / "other", 2, "2 1\n", "0", 7)
+    for at, budget, reach, there, seed in (one, two):
         at.mkdir(exist_ok=True)
         (at / "budget.txt").write_text(f"{budget}\n" * N)
         (at / "reach.txt").write_text(reach)
