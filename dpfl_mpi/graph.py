@@ -32,15 +32,13 @@ class CollaborationGraph:
     def from_edges(cls, n: int, receivers: np.ndarray, senders: np.ndarray) -> Self:
         """Return the graph of n clients with these edges `[E]`, in any order.
 
-        Raises:
-            UserError: a sender is no client.
+        A sender that is no client is a `UserError`.
         """
         if len(senders) and not 0 <= senders.min() <= senders.max() < n:
             wrong = senders[(senders < 0) | (senders >= n)][0]
             raise UserError(f"a graph has the sender {wrong}; clients are 0 to {n - 1}")
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(receivers, minlength=n))]).astype(
-            np.int64
-        )
+        degrees = np.bincount(receivers, minlength=n)
+        indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
         return cls(indptr, np.sort(receivers * n + senders) % max(n, 1))
 
     @classmethod
@@ -113,9 +111,7 @@ def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> Collaboratio
         edges -= {(receivers[a], senders[a]), (receivers[b], senders[b])}
         edges |= {one, two}
         senders[a], senders[b] = senders[b], senders[a]
-    return CollaborationGraph.from_edges(
-        graph.n, np.array(receivers, np.int64), np.array(senders, np.int64)
-    )
+    return CollaborationGraph.from_edges(graph.n, np.array(receivers, int), np.array(senders, int))
 
 
 def sparsity(adjacency: np.ndarray) -> float:

@@ -21,13 +21,6 @@ from dpfl_mpi.errors import UserError
 ABANDONED_S = 86400.0  # a temporary file of an unknown process is abandoned after this time
 
 
-def pid_space() -> str:
-    """Return what numbers the processes: a container has numbers of its own. "" if unknown."""
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""
-
-
 def system(path: str) -> str:
     """Return the text of a file in /proc, "" where it is not there, or not ours to read."""
     with contextlib.suppress(OSError):
@@ -40,17 +33,24 @@ def boot() -> str:
     return system("/proc/sys/kernel/random/boot_id").strip()
 
 
+def pid_space() -> str:
+    """Return what numbers the processes: a container of this machine, "" where it is unknown."""
+    space = ""
+    with contextlib.suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return f"{space} {boot()}"
+
+
 def place() -> str:
     """Return eight digits for the machine and the container, whose processes /proc knows."""
-    text = f"{socket.gethostname()} {pid_space()} {boot()}"
+    text = f"{socket.gethostname()} {pid_space()}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def temporary(path: Path) -> Path:
     """Return a fresh name under which this process makes `path`: hidden, in the same folder.
 
-    Nobody can foresee it: in a folder that a group writes to, a link may wait under a name that can
-    be foreseen. A long name is cut.
+    Nobody can foresee it, and have a link wait there. A long name is cut.
     """
     token = secrets.token_hex(6)
     return path.with_name(f".{path.name[:40]}.{place()}.{os.getpid()}.{token}.part")
@@ -70,8 +70,7 @@ def time_at(path: Path) -> float:
 def replacing(path: Path) -> Iterator[Path]:
     """Give the temporary name of a new file to write to; afterwards it replaces `path`, whole.
 
-    The folder is made if it is missing. Only a regular file is replaced: root could replace a
-    device.
+    The folder is made if it is missing. Only a regular file is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
@@ -109,12 +108,11 @@ def checkpoints_of(results: Path) -> Path:
 
 def manifests(folder: Path) -> list[Path]:
     """Return the manifests in such a folder, the newest first. A generation without one is none."""
-    found = folder.glob("*.manifest.h5") if folder.is_dir() else ()
 
     def age(path: Path) -> tuple[str, int]:
         return path.name.partition(".")[0].zfill(12), path.lstat().st_mtime_ns
 
-    return sorted(found, key=age, reverse=True)
+    return sorted(folder.glob("*.manifest.h5"), key=age, reverse=True)
 
 
 def write_csv(out: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -139,12 +137,10 @@ def check_apart(out: str | Path | None, *read: str | Path | None, flag: str = "-
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files of `path` that killed processes left.
 
-    The processes of another host, or before this machine was started, are unknown: their files go
-    once they are a day old.
+    Those of another host, or of before this machine was started, go once they are a day old.
     """
-    name = re.compile(
-        re.escape(f".{path.name[:40]}.") + r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part"
-    )
+    ending = r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part"
+    name = re.compile(re.escape(f".{path.name[:40]}.") + ending)
     here = place() if boot() else ""
     for part in path.parent.iterdir() if path.parent.is_dir() else ():
         found = name.fullmatch(part.name)

@@ -1,9 +1,8 @@
 """The one place that reads files which somebody else may have written, damaged, or replaced.
 
-Whatever is wrong is `Unreadable`, a `UserError`: one sentence with the file and, of an HDF5 file,
-the array. A file must be a regular one, because a pipe or a device may never end. No more bytes are
-read than its reader allows. Arrays have the type, shape and range that their reader asks for, and
-lie in the file itself: HDF5 can name arrays of other files.
+Whatever is wrong is `Unreadable`: one sentence with the file and, of an HDF5 file, the array. A pipe
+or a device may never end: only regular files are read, up to a number of bytes. Arrays have the
+type, shape and range that their reader asks for, and lie in the file itself.
 """
 
 import hashlib
@@ -216,10 +215,7 @@ class Hdf5(AbstractContextManager["Hdf5"]):
             return [str(text) for text in item.asstr()[:]]
 
     def attribute(self, name: str, kind: type, group: str = "/", default: Any = None) -> Any:
-        """Return an attribute as `kind`: str, int, float, bool, or tuple for a list.
-
-        Where there is none it is the `default`, if one is given.
-        """
+        """Return an attribute as `kind`: str, int, float, bool, or tuple for a list."""
         with self.reading(f"the attribute {name}"):
             attributes = self.file[group].attrs if group in self.file else {}
             if default is not None and name not in attributes:

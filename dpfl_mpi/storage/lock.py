@@ -22,17 +22,18 @@ PATIENCE = 5.0  # seconds that a new run waits: the launcher of a killed run end
 
 def myself() -> dict[str, Any]:
     """Return who would own a lock: the process, machine and container, and the Slurm job."""
-    me = {"host": socket.gethostname(), "pid": os.getpid(), "born": born(os.getpid())}
-    me["space"] = f"{pid_space()} {boot()}"  # two machines or containers may have one host name
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
-    return me | {"slurm_job": os.environ.get("SLURM_JOB_ID", ""), "restarts": restarts}
+    return {
+        "host": socket.gethostname(),
+        "space": pid_space(),  # two machines or containers may have one host name
+        "pid": os.getpid(),
+        "born": born(os.getpid()),
+        "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
+        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
+    }
 
 
 def born(pid: int | str) -> str:
-    """Return when a process started, in ticks since boot, "" where there is none.
-
-    Its number may be that of another process later.
-    """
+    """Return when a process started, in ticks since boot, "" where there is none."""
     fields = system(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields and fields[0] not in "ZX" else ""  # a zombie writes no more
 
@@ -60,10 +61,8 @@ def owner_of(text: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         owner = json.loads(text)
         kinds = {name: type(value) for name, value in myself().items()}
-        if not isinstance(owner, dict) or {n: type(owner.get(n)) for n in kinds} != kinds:
-            return {}
-        if 0 < owner["pid"] < 2**31:
-            return owner
+        right = isinstance(owner, dict) and {n: type(owner.get(n)) for n in kinds} == kinds
+        return owner if right and 0 < owner["pid"] < 2**31 else {}
     return {}
 
 
@@ -71,7 +70,7 @@ class Lock:
     """A lock file, made with O_EXCL. On root only.
 
     If another run takes the lock that this one holds, `on_lost` is called with a sentence, from
-    `check` or from the thread that touches the file. It ends this run: two would write one file.
+    `check` or the thread that touches the file. It ends this run.
     """
 
     def __init__(self, results: Path, on_lost: Callable[[str], None] = lambda text: None):
@@ -114,8 +113,7 @@ class Lock:
     def _make(self) -> bool:
         self.text = json.dumps(myself())
         with contextlib.suppress(FileExistsError), open(self.path, "x") as out:
-            out.write(self.text)
-            return True
+            return bool(out.write(self.text))
         return False
 
     def _move_away(self, text: str) -> None:
