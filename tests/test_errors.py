@@ -115,9 +115,8 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
     for flags in ALLOWED[allowed].split(", "):
         *before, name, value = f"--{flags}".split()
         sentence = refused(capfd, *before, f"{name}={value}").replace(f"'{value}'", value)
-        assert re.match(
-            rf"error: {name} is {value}; allowed (is|are) {re.escape(allowed)}", sentence
-        ), sentence
+        words = rf"error: {name} is {value}; allowed (is|are) {re.escape(allowed)}"
+        assert re.match(words, sentence), sentence
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -230,18 +229,14 @@ IN_TIME = 60  # seconds
 def test_ranks_print_once(tmp_path, digits_file):
     for name in ("budgets", "mine.py"):
         (tmp_path / name).write_text("1 2\n")
-    small = to_flags(SMALL)
+    small, data = to_flags(SMALL), f"--data={digits_file}"
     for words, arguments in (
         ("must hold 6 numbers", [*small, f"--budget={tmp_path}/budgets"]),
-        (
-            "which does not compile",
-            [*small, f"--data={digits_file}", f"--callback={tmp_path}/mine.py"],
-        ),
-        ("diverged in round 0", [*small, f"--data={digits_file}", "--lr=1e6"]),
+        ("which does not compile", [*small, data, f"--callback={tmp_path}/mine.py"]),
+        ("diverged in round 0", [*small, data, "--lr=1e6"]),
     ):
-        done = mpirun(
-            2, "-m", "dpfl_mpi", "--quiet", "--results", tmp_path, *arguments, timeout=IN_TIME
-        )
+        command = ["-m", "dpfl_mpi", "--quiet", "--results", tmp_path, *arguments]
+        done = mpirun(2, *command, timeout=IN_TIME)
         assert words in one_sentence(done.stderr) and done.stdout == "" and done.returncode != 0
 
 
@@ -322,15 +317,13 @@ def test_a_rank_that_cannot_start_lets_root_speak_first(tmp_path):
     assert (done.returncode, done.stderr) == (3, "") and time.monotonic() - begun > 5
 
 
-@pytest.mark.parametrize(
-    "given, used", [(None, "1"), ("", "1"), ("4", "4"), ("4,2", "4"), ("0", "1"), ("many", "1")]
-)
-def test_threads_are_a_number_whatever_the_site_sets(monkeypatch, given, used):
-    monkeypatch.setenv("OMP_NUM_THREADS", given or "")
-    if given is None:
-        monkeypatch.delenv("OMP_NUM_THREADS")
-    set_environment()
-    assert os.environ["OMP_NUM_THREADS"] == used
+def test_threads_are_a_number_whatever_the_site_sets(monkeypatch):
+    for given, used in {"": "1", "4": "4", "4,2": "4", "0": "1", "many": "1", None: "1"}.items():
+        monkeypatch.setenv("OMP_NUM_THREADS", given or "")
+        if given is None:
+            monkeypatch.delenv("OMP_NUM_THREADS")
+        set_environment()
+        assert os.environ["OMP_NUM_THREADS"] == used
 
 
 def test_a_damaged_result_that_is_found_is_one_sentence(tmp_path, said):

@@ -145,15 +145,13 @@ def package(tmp_path, monkeypatch):
     """An installed package `lab` that announces one of each kind; executing it leaves a mark."""
     site = tmp_path / "site"
     mark = MARK.format(str(tmp_path / "executed"))
-    gossip = own.METHOD
-    texts = {"gossip": gossip, "nets": own.MODEL, "trees": own.DATA}
+    texts = {"gossip": own.METHOD, "nets": own.MODEL, "trees": own.DATA}
     parts = {
         "helper": "SCALE = 1.0\n",
         "parts": "from torch import nn\n\ndef hidden(i):\n    return nn.Linear(i, 8)\n",
     }
-    own.write(
-        site / "lab", __init__="", **{name: mark + text for name, text in (texts | parts).items()}
-    )
+    marked = {name: mark + text for name, text in (texts | parts).items()}
+    own.write(site / "lab", __init__="", **marked)
     points = "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n"
     points += "[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
     announce(site, "lab", points + "[dpfl_mpi.datasets]\nlab_trees = lab.trees\n")
@@ -163,11 +161,8 @@ def package(tmp_path, monkeypatch):
 
 def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, said):
     """Listing and admitting them executes nothing; a shipped name wins over an announced one."""
-    assert (
-        names("method")[-1] == "lab_gossip"
-        and "lab_net" in names("model")
-        and "lab_trees" in names("dataset")
-    )
+    assert names("method")[-1] == "lab_gossip"
+    assert "lab_net" in names("model") and "lab_trees" in names("dataset")
     assert "lab_gossip" in said(parse, "--help")
     assert admit("method", "fedavg") == "" and find("method", "fedavg").title == "FedAvg"
     assert admit("model", "lab_net").startswith("code:")
@@ -191,12 +186,8 @@ def test_module_and_object_and_one_name_of_two_packages(package, tmp_path, monke
     refused(f"--model is {named}; the module lab.nets has no build_it", find, "model", named)
     announce(tmp_path / "second", "den", "[dpfl_mpi.methods]\nlab_gossip = den.method\n")
     monkeypatch.syspath_prepend(tmp_path / "second")
-    refused(
-        "a name that den (den.method) and lab (lab.gossip) announce; write",
-        admit,
-        "method",
-        "lab_gossip",
-    )
+    two = "a name that den (den.method) and lab (lab.gossip) announce; write"
+    refused(two, admit, "method", "lab_gossip")
 
 
 @pytest.mark.parametrize("method, text, sentence", [
@@ -233,9 +224,7 @@ def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentenc
 def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
     """Of the file, of what it imports, and of its FILES: of a method, a model and a data set."""
     texts = {"mine": own.METHOD, "nets/net": own.MODEL, "trees": own.DATA}
-    files = {
-        name: f'{text}FILES = ["{name.removeprefix("nets/")}.pt"]\n' for name, text in texts.items()
-    }
+    files = {n: f'{text}FILES = ["{n.rpartition("/")[2]}.pt"]\n' for n, text in texts.items()}
     a, b = (own.folder(tmp_path / place, **files) for place in "ab")
     for at in (a, b):
         for name in texts:
@@ -248,11 +237,8 @@ def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
     assert first.slug().startswith("trees-pathological-mine-s42-") and run(b).slug() == first.slug()
     assert first.key()["method"] == admit("method", str(a / "mine.py")) != str(a / "mine.py")
     slugs = [first.slug()]
-    for name in (
-        "helper.py",
-        "nets/parts.py",
-        *(f"{name}.{end}" for name in texts for end in ("py", "pt")),
-    ):
+    own_files = [f"{name}.{end}" for name in texts for end in ("py", "pt")]
+    for name in ("helper.py", "nets/parts.py", *own_files):
         with (a / name).open("a") as file:
             file.write("# edited\n")
         slugs.append(run(a).slug())
@@ -264,10 +250,8 @@ def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_pat
     at = own.folder(tmp_path)
     old = run_of(at)
     (at / "helper.py").write_text("SCALE = 2.0\n")
-    said, fields = (
-        f"the name of another Run; this is {run_of(at).slug()}",
-        {"method": str(at / "mine.py")} | own.SMALL,
-    )
+    fields = {"method": str(at / "mine.py")} | own.SMALL
+    said = f"the name of another Run; this is {run_of(at).slug()}"
     refused(said, run_here, old.path(tmp_path), fields)
     assert not old.path(tmp_path).exists()
     run_here(tmp_path / "mine-s42-20261126.h5", fields)  # a date is no other Run
@@ -277,11 +261,9 @@ def test_options_are_declared_as_the_shipped_ones(tmp_path):
     mine = own.folder(tmp_path) / "mine.py"
     assert parse([f"--method={mine}", "--options.scale=2"])[0].options == {"scale": 2.0}
     tried = wanted.trials([Run()], f"{mine}.scale=0.5,1")
-    assert [run.resolve().options for runs in tried.values() for run in runs] == [
-        {"scale": 0.5},
-        {"scale": 1},
-    ]
-    assert len({run.resolve().slug() for runs in tried.values() for run in runs}) == 2
+    runs = [run.resolve() for runs in tried.values() for run in runs]
+    assert [run.options for run in runs] == [{"scale": 0.5}, {"scale": 1}]
+    assert runs[0].slug() != runs[1].slug()
 
 
 # what results say, and who executes ---------------------------------------------------------------
@@ -336,15 +318,13 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said):
         assert figure_names.row_name(result.run) == "Mine"
         (row,) = accuracy_table.measure(of_results([result])).to_dict("records")
         assert (row["method"], row["setting"]) == ("Mine", "Trees Patho(2)")
-        assert row["mean"] == pytest.approx(
-            100 * result.test_acc, rel=1e-14
-        )  # summed in another order
+        mean = 100 * result.test_acc
+        assert row["mean"] == pytest.approx(mean, rel=1e-14)  # summed in another order
         assert set(learning_curves.draw(of_results([result])).data["method"]) == {"Mine"}
     assert "mine on trees, finished" in said(show.main, alone)
     assert said(show.main, "--cite", alone).endswith("\n\n@misc{mine, title = {Mine}}\n")
-    refused(
-        "executed only where a command line or a Run names it", find, "method", result.run.method
-    )
+    why = "executed only where a command line or a Run names it"
+    refused(why, find, "method", result.run.method)
 
 
 def test_a_number_that_no_method_can_declare_is_refused(alone):
@@ -359,19 +339,15 @@ def test_a_number_that_no_method_can_declare_is_refused(alone):
 
 def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
     model = f"--model={outside[0]}/nets/net.py"
+    both = "name them with --model (nets/net.py) and --dataset (trees.py)"
     for words, sentence in (
-        (
-            [],
-            "model and data set are code of their own; "
-            "name them with --model (nets/net.py) and --dataset (trees.py)",
-        ),
+        ([], f"model and data set are code of their own; {both}"),
         (["--model=nets/net.py"], "--model is nets/net.py; other code than the run's"),
         ([model], "the run's data set is code of its own; name it with --dataset (trees.py)"),
     ):
         assert sentence in said(evaluate.main, alone, *words, code=2)
-    assert "the same for 4 of 4 clients" in said(
-        evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py"
-    )
+    text = said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
+    assert "the same for 4 of 4 clients" in text
 
 
 def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
@@ -383,14 +359,11 @@ def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
     other = {"method": str(edited / "mine.py"), "dataset": str(at / "trees.py")}
     third = {"method": str(at / "mine.py"), "dataset": str(edited / "trees.py")}
     with Result(path) as first:
-        rows = accuracy_table.measure(
-            of_results([first, result_of(fields | other), result_of(fields | third)])
-        )
+        results = [first, result_of(fields | other), result_of(fields | third)]
+        rows = accuracy_table.measure(of_results(results))
     assert len(rows) == 3 and list(rows["n"]) == [1, 1, 1]
-    assert (
-        rows["setting"].nunique() == 2
-        and len(set(zip(rows["setting"], rows["method"], strict=True))) == 3
-    )
+    assert rows["setting"].nunique() == 2
+    assert len(set(zip(rows["setting"], rows["method"], strict=True))) == 3
     assert sum(name.startswith("Mine, method mine [") for name in rows["method"]) == 2
 
 
@@ -418,10 +391,8 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
     done = mpirun(2, tmp_path / "script.py", a, b, "--method=mine.py", *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("error: rank 1 on ") and done.stderr.count("\n") == 1
-    assert (
-        "--method is mine.py, of which this is another version than the one that root read"
-        in done.stderr
-    )
+    what = "of which this is another version than the one that root read"
+    assert f"--method is mine.py, {what}" in done.stderr
     own.folder(a, **{"nets/parts": "raise ValueError('no such layer')\n"})
     done = mpirun(2, tmp_path / "script.py", a, a, "--model=nets/net.py", *words)
     what = f"ValueError: no such layer ({a}/nets/parts.py, line 1)"
@@ -432,14 +403,12 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
 # what else takes names ----------------------------------------------------------------------------
 def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):
     """A data set with `read` is staged under its short name; its data count by their content."""
-    text = 'SOURCE, NO_DOWNLOAD = "a file", "none"\n' + own.DATA.replace(
-        "TITLE = None", 'TITLE = "data/trees.h5"'
-    )
+    text = own.DATA.replace("TITLE = None", 'TITLE = "data/trees.h5"')
+    text = f'SOURCE, NO_DOWNLOAD = "a file", "none"\n{text}'
     own.folder(tmp_path, trees=text.replace("def load():", "def read(source):"))
     monkeypatch.chdir(tmp_path)
-    assert "data/trees.h5: 240 training and 80 test" in said(
-        prepare.main, "trees.py", "--source=helper.py"
-    )
+    text = said(prepare.main, "trees.py", "--source=helper.py")
+    assert "data/trees.h5: 240 training and 80 test" in text
     assert len(Run(dataset="trees.py", **own.SMALL).resolve().contents["data"]) == 64
     result = result_of({"dataset": "trees.py", "tau_init": 0} | own.SMALL)
     declared = json.loads(str(result.file.attrs["declared"]))["dataset"]

@@ -62,17 +62,12 @@ def test_nothing_is_written_through_a_link(tmp_path):
 # images -------------------------------------------------------------------------------------------
 def deep_png(values: bytes) -> bytes:  # which Pillow opens as 8 bits
     def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
+        checksum = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + checksum
 
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + head
-        + chunk(b"IDAT", zlib.compress(b"\0" + values))
-        + chunk(b"IEND", b"")
-    )
+    pixels = chunk(b"IDAT", zlib.compress(b"\0" + values))
+    return b"\x89PNG\r\n\x1a\n" + head + pixels + chunk(b"IEND", b"")
 
 
 GREY = np.array([[0, 17], [128, 255]], np.uint8)
@@ -149,16 +144,11 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
     """Any byte of any array, and of what the file says about its Run."""
     path = tiny_result.make(tmp_path / "r.h5")
     with Result(path) as result:
-        arrays_of = {
-            name: result[name].tobytes() for name in result.names() if name != "meta/starts"
-        }
+        names = {*result.names()} - {"meta/starts"}
     with h5py.File(path) as file:
-        places = {
-            n: file[n].id.get_chunk_info(0) for n in arrays_of if file[n].chunks and file[n].size
-        }
-        assert all(file[n].fletcher32 for n in places) and set(places) == {
-            n for n in arrays_of if file[n].size
-        }
+        filled = {name for name in names if file[name].size}
+        assert all(file[name].chunks and file[name].fletcher32 for name in filled)
+        places = {name: file[name].id.get_chunk_info(0) for name in filled}
     raw = path.read_bytes()
 
     def flipped(at: int) -> Path:
@@ -170,11 +160,8 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
                 refused(f"is damaged: {name} cannot be read", result.__getitem__, name)
     with h5py.File(path) as file:
         accuracy = struct.pack("<d", file.attrs["test_acc"])
-    for at in (
-        raw.index(b'"preset": "paper"') + 14,
-        raw.index(b'"device": "cpu"') + 12,
-        raw.index(accuracy),
-    ):
+    texts = raw.index(b'"preset": "paper"') + 14, raw.index(b'"device": "cpu"') + 12
+    for at in (*texts, raw.index(accuracy)):
         refused("is not a result of dpfl_mpi, or it is damaged", Result, flipped(at))
 
 
@@ -184,13 +171,10 @@ def test_no_link_to_another_place_is_followed(tmp_path):
     other = tiny_result.make(tmp_path / "other.h5")
     layout = h5py.VirtualLayout((3,), "f8")
     layout[:] = h5py.VirtualSource(str(other), "best/test_acc", (6,))[:3]
-    for name, make in (
-        ("external", lambda file: h5py.ExternalLink(str(tmp_path / "pipe"), "/x")),
-        ("soft", lambda file: h5py.SoftLink("/meta")),
-    ):
-        path = Path(shutil.copy(other, tmp_path / f"{name}.h5"))
+    for link in (h5py.ExternalLink(str(tmp_path / "pipe"), "/x"), h5py.SoftLink("/meta")):
+        path = Path(shutil.copy(other, tmp_path / "linked.h5"))
         with h5py.File(path, "r+") as file:
-            file["odd"] = make(file)
+            file["odd"] = link
         refused("is damaged: odd leads to another place", Result, path)
     path = Path(shutil.copy(other, tmp_path / "virtual.h5"))
     with h5py.File(path, "r+") as file:
@@ -216,9 +200,10 @@ def test_one_damaged_submission_of_a_sweep(tmp_path, capsys, text):
     assert capsys.readouterr().err.count("the jobs of that submission are not known") == 1
 
 
-@pytest.mark.parametrize(
-    "out", ["/", ".", "..", "a/..", "", "x" * 247 + ".h5", "a\0b", "a\udcff.h5"]
-)
+NAMES = ["/", ".", "..", "a/..", "", "x" * 247 + ".h5", "a\0b", "a\udcff.h5"]
+
+
+@pytest.mark.parametrize("out", NAMES)
 def test_names_that_no_result_can_have(tmp_path, monkeypatch, said, out):
     monkeypatch.chdir(tmp_path)
     assert said(start.parse, f"--out={out}", code=2).startswith("error: --out is ")
@@ -245,10 +230,7 @@ def test_an_encrypted_archive_and_one_without_arrays(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 4), np.uint8), y=np.arange(9) % 2)
     for file, read in ((path, image_folder.read), (tmp_path / "a.npz", arrays.read)):
         raw = bytearray(file.read_bytes())
-        for mark, flag in (
-            (b"PK\x03\x04", 6),
-            (b"PK\x01\x02", 8),
-        ):  # the flag of encryption in both lists
+        for mark, flag in {b"PK\x03\x04": 6, b"PK\x01\x02": 8}.items():  # of encryption
             for at in [i for i in range(len(raw)) if raw[i : i + 4] == mark]:
                 raw[at + flag] |= 1
         file.write_bytes(raw)
@@ -277,10 +259,7 @@ def test_what_memory_does_not_hold(tmp_path, monkeypatch):
     (tmp_path / "large").write_bytes(bytes(101))
     refused("is too large; allowed are 100 bytes", foreign.read_bytes, tmp_path / "large", 100)
     assert foreign.sha256(tmp_path / "large") == hashlib.sha256(bytes(101)).hexdigest()
-    for most in (
-        101,
-        2**46,
-    ):  # more than all memory, as a manifest's bound may be: most systems refuse that at once
+    for most in (101, 2**46):  # more than all memory: most systems refuse that at once
         assert foreign.read_bytes(tmp_path / "large", most) == bytes(101)
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), 20))
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((2000, 40), np.uint8), y=np.arange(2000) % 2)

@@ -44,10 +44,8 @@ from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.sweep.entries import Entry, load_submissions
 
 CASES = int(os.environ.get("DPFL_FUZZ_CASES", "32"))  # per reader
-SECONDS, MEMORY = (
-    20,
-    2**31,
-)  # that a case may take; address space beyond that of the process when it starts
+SECONDS = 20  # that a case may take
+MEMORY = 2**31  # address space of a case, beyond that of the process when it starts
 TEXTS = (
     "", "\0", "../" * 9 + "etc/passwd", "/dev/zero", "\udc80", "é\u202e", "9" * 400, "-1", "1e400",
     "nan", "inf", "null", "true", "{}", "[]", "[" * 3000, '{"a":' * 3000, "&a [" + "*a," * 30 + "]",
@@ -67,10 +65,8 @@ def damage(files: dict[str, bytes], folder: Path, rng: np.random.Generator) -> N
     path = folder / sorted(files)[rng.integers(len(files))]
     how = rng.integers(10)
     if how < 4 and h5py.is_hdf5(path):
-        with (
-            contextlib.suppress(KeyError, ValueError, OSError, TypeError),
-            h5py.File(path, "r+") as file,
-        ):
+        errors = contextlib.suppress(KeyError, ValueError, OSError, TypeError)
+        with errors, h5py.File(path, "r+") as file:
             in_hdf5(file, rng)
     elif how < 5:
         replace(path, rng)
@@ -129,9 +125,8 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
         if rng.random() < 0.2:
             del item.attrs[attribute]
         elif rng.random() < 0.4 and isinstance(item.attrs[attribute], str):
-            item.attrs[attribute] = in_bytes(item.attrs[attribute].encode(), rng).decode(
-                "utf-8", "surrogateescape"
-            )
+            text = in_bytes(item.attrs[attribute].encode(), rng)
+            item.attrs[attribute] = text.decode("utf-8", "surrogateescape")
         else:
             item.attrs[attribute] = values[rng.integers(len(values))]
         return
@@ -155,17 +150,13 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
     elif how == 4:
         file.create_group(name)
     elif how == 5:
-        file[name] = (
-            h5py.ExternalLink("/etc/passwd", "/x")
-            if rng.random() < 0.5
-            else h5py.SoftLink("/" + name)
-        )
+        links = h5py.SoftLink("/" + name), h5py.ExternalLink("/etc/passwd", "/x")
+        file[name] = links[rng.random() < 0.5]
     elif how == 6:
         file.create_dataset(name, shape or (1,), h5py.vlen_dtype(np.int32))
     elif how == 7:
-        file.create_dataset(
-            name, shape or (1,), "f8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)]
-        )
+        raw = [("/dev/zero", 0, h5py.h5f.UNLIMITED)]
+        file.create_dataset(name, shape or (1,), "f8", external=raw)
 
 
 # the readers --------------------------------------------------------------------------------------
@@ -174,22 +165,13 @@ def result(folder: Path) -> Reader:
 
     def read(where: Path) -> None:
         with Result(where / "r.h5") as it:
-            assert (
-                isinstance(it.state, str)
-                and isinstance(it.finished, bool)
-                and isinstance(it.test_acc, float)
-            )
-            assert it.benign.dtype == bool and isinstance(it.last_round, int)
+            kinds = {"state": str, "finished": bool, "test_acc": float, "last_round": int}
+            assert all(isinstance(getattr(it, name), kind) for name, kind in kinds.items())
+            assert it.benign.dtype == bool
             for name in it.names():
                 assert isinstance(it[name], np.ndarray)
-            (
-                it.mean("round/test_acc"),
-                it.omega(),
-                it.graph(0),
-                it.chosen(it.last_round),
-                it.starts(),
-                it.state_dict(1),
-            )
+            it.mean("round/test_acc"), it.omega(), it.graph(0), it.chosen(it.last_round)
+            it.starts(), it.state_dict(1)
         summary(where / "r.h5")
         for command in (show.main, export.main):
             if code := command([str(where / "r.h5")]):
@@ -204,14 +186,8 @@ def data(folder: Path) -> Reader:
     prepare.write(femnist.read(files_in(folder / "leaf", leaf(4, 10))), "femnist", folder / "d.h5")
 
     def read(where: Path) -> None:
-        fields = small(
-            dataset="femnist",
-            data=str(where / "d.h5"),
-            partition="dirichlet",
-            min_samples=2,
-            clients=3,
-        )
-        run = Run(**fields).resolve()
+        fields = {"dataset": "femnist", "data": str(where / "d.h5"), "partition": "dirichlet"}
+        run = Run(**small(**fields, min_samples=2, clients=3)).resolve()
         source = open_source(run)
         deal(run, source)
         for part, labels in source.labels.items():
@@ -223,11 +199,9 @@ def data(folder: Path) -> Reader:
 
 def partition(folder: Path) -> Reader:
     path = folder / "p.json"
-    words = (
-        f"--dataset image_folder --data {starts.data()} --clients 3 --min_per_class 1 --save {path}"
-    )
+    words = f"--dataset image_folder --data {starts.data()} --clients 3 --min_per_class 1"
     with contextlib.redirect_stdout(None):
-        describe.main(words.split())
+        describe.main([*words.split(), "--save", str(path)])
 
     def read(where: Path) -> None:
         run = Run(**small(partition=f"file:{where / 'p.json'}", clients=None)).resolve()
@@ -240,9 +214,8 @@ def checkpoint(folder: Path) -> Reader:
     starts.cut_after(2, folder / "r.h5")
     job = Job(out=str(folder / "r.h5"), quiet=True)
     fed = federation(small(), out=job.out)
-    kept = {
-        f"r.h5.checkpoint/{p.name}": p.read_bytes() for p in (folder / "r.h5.checkpoint").iterdir()
-    }
+    there = (folder / "r.h5.checkpoint").iterdir()
+    kept = {f"r.h5.checkpoint/{path.name}": path.read_bytes() for path in there}
     kept |= {"r.h5.checkpoint/begun_from": b"3\n"}
 
     def read(where: Path) -> None:
@@ -267,14 +240,8 @@ def lock(folder: Path) -> Reader:
 
 
 def jobs(folder: Path) -> Reader:
-    entry = {
-        "cluster": "local",
-        "submitted": 3.0,
-        "jobs": {"r.h5": "123"},
-        "host": "h",
-        "born": {"r.h5": "1"},
-    }
-    text = json.dumps(entry).encode()
+    numbers = {"jobs": {"r.h5": "123"}, "born": {"r.h5": "1"}}
+    text = json.dumps({"cluster": "local", "submitted": 3.0, "host": "h"} | numbers).encode()
     run = Run(**small()).resolve()
 
     def read(where: Path) -> None:
@@ -310,12 +277,8 @@ def image(folder: Path) -> Reader:
 
 
 def npz(folder: Path) -> Reader:
-    np.savez(
-        folder / "a.npz",
-        x=np.zeros((20, 4), np.uint8),
-        y=np.arange(20) % 2,
-        client=np.array(["a", "b"] * 10),
-    )
+    clients = np.array(["a", "b"] * 10)
+    np.savez(folder / "a.npz", x=np.zeros((20, 4), np.uint8), y=np.arange(20) % 2, client=clients)
     return {"a.npz": (folder / "a.npz").read_bytes()}, lambda where: arrays.read(where / "a.npz")
 
 
@@ -331,11 +294,8 @@ def limit(folder: Path) -> Reader:
 
 
 def config(folder: Path) -> Reader:
-    fields = small(clients=4, rounds=3, method="fedprox") | {
-        "quiet": True,
-        "out": "x.h5",
-        "options": {"mu": 0.1},
-    }
+    fields = small(clients=4, rounds=3, method="fedprox")
+    fields |= {"quiet": True, "out": "x.h5", "options": {"mu": 0.1}}
     text = "".join(f"{k}: {json.dumps(v)}\n" for k, v in fields.items() if v is not None)
     return {"c.yaml": text.encode()}, lambda where: start.parse(["--config", str(where / "c.yaml")])
 
@@ -350,9 +310,8 @@ def settings(folder: Path) -> Reader:
         if rng.random() < 0.5:
             start.parse([f"--{name}={text}"])
             return
-        value = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"][
-            rng.integers(8)
-        ]
+        values = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"]
+        value = values[rng.integers(8)]
         if name in {f.name for f in dataclasses.fields(Run)}:
             run = Run(**small() | {name: value}).resolve()
             run.path(), limits.limits_of(run, World(MPI.COMM_SELF))
@@ -365,22 +324,9 @@ def shards(folder: Path) -> Reader:
     return leaf(2, 4), femnist.read
 
 
-ALL = (
-    result,
-    data,
-    partition,
-    checkpoint,
-    lock,
-    jobs,
-    archive,
-    image,
-    npz,
-    shards,
-    limit,
-    config,
-    settings,
-)
-READERS: dict[str, Callable[[Path], Reader]] = {make.__name__: make for make in ALL}
+OURS = (result, data, partition, checkpoint, lock, jobs, limit, config, settings)
+SOURCES = (archive, image, npz, shards)
+READERS: dict[str, Callable[[Path], Reader]] = {make.__name__: make for make in (*OURS, *SOURCES)}
 
 
 # the cases ----------------------------------------------------------------------------------------
@@ -391,14 +337,9 @@ def outcome(name: str, reader, folder: Path, number: int) -> str:
     try:
         read(folder)
     except (UserError, SystemExit) as error:
-        text = "" if isinstance(error, SystemExit) else str(error)
-        return (
-            "exit code"
-            if text == "" and error.code != 2
-            else "several lines"
-            if "\n" in text
-            else ""
-        )
+        if isinstance(error, SystemExit):
+            return "" if error.code == 2 else "exit code"
+        return "several lines" if "\n" in str(error) or not str(error) else ""
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)
         mine = [f for f in where if "dpfl_mpi" in f.filename and "tests" not in f.filename] or where
