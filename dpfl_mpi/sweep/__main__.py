@@ -75,7 +75,7 @@ def sweep(args: argparse.Namespace) -> int:
         print(preview(args, job, todo, entries))
         return 0
     if todo and not args.list and args.cluster == "slurm":
-        submit(args, job, todo, entries, monitor.jobs)
+        submit(args, job, todo, monitor)
     elif todo and not args.list:
         Local(args, job, todo, monitor).run()
     if args.watch:

@@ -21,6 +21,7 @@ from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
+from dpfl_mpi.sweep.table import Monitor
 from dpfl_mpi.sweep.wanted import MINUTES, bases
 
 WARNING_S = 120  # before the end of a job, or half of a shorter one
@@ -129,14 +130,8 @@ def sbatch_text(args: argparse.Namespace, tasks: int) -> str:
             os.environ["PATH"] = before
 
 
-def submit(
-    args: argparse.Namespace,
-    job: Job,
-    todo: Sequence[Entry],
-    entries: Sequence[Entry],
-    jobs: set[str],
-) -> None:
-    """Submit `todo` of a sweep's entries; `jobs` are those that Slurm still has.
+def submit(args: argparse.Namespace, job: Job, todo: Sequence[Entry], monitor: Monitor) -> None:
+    """Submit these of a sweep's Runs.
 
     One array comes first. Each Run that goes on from another's models is a job after it, which
     waits until that one has ended well; Slurm cancels it if that one fails.
@@ -144,7 +139,7 @@ def submit(
     if "%" in str(Path(job.results).resolve()):
         why = "Slurm replaces % in the names of logs: its path must have none"
         raise UserError(f"--results is {job.results}; {why}")
-    base_of = bases(entries)
+    base_of, jobs = bases(monitor.entries), monitor.jobs
     coming = [e for e in base_of.values() if e in todo or (e.on_slurm and e.alive(jobs))]
     first = [entry for entry in todo if base_of.get(entry.path.name) not in coming]
     after = [entry for entry in todo if entry not in first]
@@ -162,7 +157,7 @@ def submit(
             one = executor(args, folder, **wait).submit(compute, flags_of(entry, job, base_of))
         numbers[entry.path.name] = one.job_id
         Submission("slurm", numbers).save(folder)
-    load_submissions(entries, folder.parent)
+    load_submissions(monitor.entries, folder.parent)
     number = next(iter(numbers.values())).split("_")[0]
     what = f"{len(array)} jobs as array {number}" if len(array) > 1 else f"job {number}"
     later = len(numbers) - max(1, len(array))
