@@ -205,7 +205,7 @@ def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> N
 def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> Partition:
     """Return the partition of `--partition file:PATH`; `UserError` if it does not fit the data.
 
-    Only `clients`, `pooled` and `data_sha256` are read; p follows from the numbers of samples.
+    Without `p` in the file, p follows from the numbers of samples.
     """
     where, content = f"--partition is {run.partition}, which", partition_file(run.partition.path)
     with refused_as(NO_PARTITION.format(run.partition.path)):
@@ -214,8 +214,10 @@ def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> 
             raise TypeError  # true, 1.0 and "1" are not indices
         parts = {part: [np.asarray(c[part], np.int64) for c in clients] for part in PARTS}
         pooled, made_for = content.get("pooled", False), content.get("data_sha256", "")
-        if (type(pooled), type(made_for)) != (bool, str):
+        written = content.get("partition_sha256", "")
+        if (type(pooled), type(made_for), type(written)) != (bool, str, str):
             raise TypeError
+        p = np.asarray(content.get("p", ()), np.float64).reshape(-1)
     if len(clients) != run.clients:
         raise UserError(f"{where} holds {len(clients)} clients; --clients is {run.clients}")
     if made_for not in ("", data_sha256):
@@ -227,7 +229,16 @@ def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> 
         check_client(f"{where} gives client {k}", client, lengths, pooled)
         pool = np.concatenate([client["train"], client["val"]])
         counts.append(np.bincount(labels["train"][pool], minlength=classes))
-    return assemble(parts, np.asarray(counts), weights(run.found("dataset"), parts), pooled)
+    partition = assemble(parts, np.asarray(counts), weights(run.found("dataset"), parts), pooled)
+    if written not in ("", partition.sha256()):
+        edit = "to use it so, take out its partition_sha256 and p"
+        raise UserError(f"{where} was changed since it was written: {edit}")
+    if not len(p):
+        return partition
+    if len(p) != run.clients or not (np.isfinite(p).all() and (p > 0).all()):
+        raise UserError(f"{where} holds a p that is not one positive number for each client")
+    # dividing by a sum beside 1 would move the last bit
+    return replace(partition, p=p if abs(p.sum() - 1) < 1e-9 else p / p.sum())
 
 
 def check_client(where: str, client: ByName, lengths: dict[str, int], pooled: bool) -> None:

@@ -405,6 +405,7 @@ def test_saved_partition_is_the_same_partition(tmp_path, kind):
     assert not list(tmp_path.glob(".*"))
     edited = json.loads((tmp_path / "p.json").read_text())
     edited["clients"][0]["train"].pop()
+    del edited["partition_sha256"], edited["p"]
     (tmp_path / "p.json").write_text(json.dumps(edited))
     less = deal(Run(dataset="femnist", partition=f"file:{tmp_path / 'p.json'}").resolve(), source)
     assert len(less.of("train", 0)) == len(dealt.of("train", 0)) - 1
@@ -428,6 +429,9 @@ ODD = "is not a partition"
     (lambda d: d["clients"][2]["val"].append(d["clients"][2]["train"][0]), "both train and val"),
     (lambda d: d["clients"][2]["test"].append(d["clients"][2]["train"][0]), "both train and test"),
     (lambda d: d.update(data_sha256="0" * 64), "was made for other data"),
+    (lambda d: d["clients"][1]["test"].pop(), "was changed since it was written"),
+    (lambda d: d.update(p=[0.5, 0.5, 0]), "a p that is not one positive number for each client"),
+    (lambda d: d.update(p=[1]), "a p that is not one positive number for each client"),
 ])  # fmt: skip
 def test_an_edited_partition_file(tmp_path, edit, text):
     run, source, path = fedrep(clients=3), letters(), tmp_path / "p.json"
@@ -436,6 +440,15 @@ def test_an_edited_partition_file(tmp_path, edit, text):
     edited = edit(data)
     path.write_text(edited if isinstance(edited, str) else json.dumps(data))
     refused(text, lambda: deal(Run(dataset="femnist", partition=f"file:{path}").resolve(), source))
+
+
+def test_p_of_a_partition_file_is_taken(tmp_path):
+    run, source, path = fedrep(clients=3), letters(), tmp_path / "p.json"
+    save(deal(run, source), path, run, source.sha256)
+    content = json.loads(path.read_text()) | {"p": [1, 2, 1]}
+    path.write_text(json.dumps(content))
+    from_file = deal(Run(dataset="femnist", partition=f"file:{path}").resolve(), source)
+    assert from_file.p.tolist() == [0.25, 0.5, 0.25]
 
 
 def test_motivation_has_the_papers_counts(tmp_path):
