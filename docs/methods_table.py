@@ -7,6 +7,8 @@ paragraph that begins with `Paper:`, in the docstring or in a comment.
 
 import ast
 import dataclasses
+import functools
+import operator
 import re
 from pathlib import Path
 
@@ -55,7 +57,7 @@ def tables() -> dict[str, str]:
     return {
         "methods": "\n".join([head, *map(line, names)]),
         "departures": "\n".join(
-            ["| `--method` | the paper |\n|---|---|", *sum(map(departures, names), [])]
+            ["| `--method` | the paper |\n|---|---|", *functools.reduce(operator.iadd, map(departures, names), [])]
         ),
     }
 

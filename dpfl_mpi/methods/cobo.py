@@ -64,8 +64,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     x = fed.local_opt(x, epochs=fed.run.tau_train, gradient=gradient)
     fed.evaluate(x)
     collaborators = []
-    for i, k in enumerate(fed.ids):
-        others = fed.active & (np.arange(fed.n) != k)
+    for i, client in enumerate(fed.ids):
+        others = fed.active & (np.arange(fed.n) != client)
         collaborators.append(np.flatnonzero((w[i] > 0) & others))
     return {"client": {"x": x, "w": w}, "shared": {"chosen": fed.collect(collaborators)}}
 

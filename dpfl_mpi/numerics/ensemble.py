@@ -176,7 +176,8 @@ class Ensemble:
         """
         if layers == "normalisation":
             norms = [name for name, part in self.module.named_modules() if isinstance(part, NORMS)]
-            has_weights = lambda norm: any(name.startswith(f"{norm}.") for name in self.names)
+            def has_weights(norm):
+                return any(name.startswith(f"{norm}.") for name in self.names)
             layers = ",".join(filter(has_weights, norms)) or "none"
         row = self.zeros(1)
         views = self.layers(row)

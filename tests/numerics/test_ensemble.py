@@ -193,5 +193,6 @@ def test_sketches_and_who_is_nearest():
     for most in (1, 2, 7, 60):
         nearest = sketches.nearest(ids, found, among.__getitem__, most)
         for k, chosen in zip(ids, nearest, strict=True):
-            by_cosine = lambda j, own=expected[k]: (-alike(own, expected[j]), j)
+            def by_cosine(j, own=expected[k]):
+                return (-alike(own, expected[j]), j)
             assert chosen.tolist() == sorted(sorted(among[k].tolist(), key=by_cosine)[:most])

@@ -14,9 +14,9 @@ SAME_ROUND = "sends more than models, of the same round: allowed is 0"
 SERVER = "waits for all: allowed is 0"
 # what a method says of --staleness
 LATE = dict.fromkeys(names("method"), SERVER)
-LATE |= dict.fromkeys("dac fedsim dfedpgp facade sketch nearest".split(), SAME_ROUND)
+LATE |= dict.fromkeys(["dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest"], SAME_ROUND)
 LATE |= dict.fromkeys(
-    "dpfl dpfl_choice random_graph pairwise oracle pens pfedsv local".split(), WORKS
+    ["dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle", "pens", "pfedsv", "local"], WORKS
 )
 del LATE["replay"]  # whose graphs are given
 GRAPH = [name for name in LATE if find("method", name).topology == "graph"]
