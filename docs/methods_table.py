@@ -7,8 +7,6 @@ paragraph that begins with `Paper:`, in the docstring or in a comment.
 
 import ast
 import dataclasses
-import functools
-import operator
 import re
 from pathlib import Path
 
@@ -53,13 +51,12 @@ def departures(name: str) -> list[str]:
 def tables() -> dict[str, str]:
     """Return both tables, by the mark that they stand behind."""
     names = shipped("method")
-    head = "| `--method` | what it is | shared | personal | scored | options |\n|---|---|---|---|---|---|"
-    return {
-        "methods": "\n".join([head, *map(line, names)]),
-        "departures": "\n".join(
-            ["| `--method` | the paper |\n|---|---|", *functools.reduce(operator.iadd, map(departures, names), [])]
-        ),
-    }
+    columns = ("`--method`", "what it is", "shared", "personal", "scored", "options")
+    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    said = ["| `--method` | the paper |\n|---|---|"]
+    for name in names:
+        said += departures(name)
+    return {"methods": "\n".join([head, *map(line, names)]), "departures": "\n".join(said)}
 
 
 def page() -> str:

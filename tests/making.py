@@ -31,12 +31,14 @@ def stored(image, kind="PNG", **how):
 def images(splits, classes, each=3, size=(32, 32), channels=3, seed=0):
     """Return {SPLIT/CLASS/0.png: bytes}."""
     rng, shape = np.random.default_rng(seed), (*size, 3) if channels == 3 else size
-    places = [f"{split}/{name}/{i}.png" for split in splits for name in classes for i in range(each)]
+    places = [
+        f"{split}/{name}/{i}.png" for split in splits for name in classes for i in range(each)
+    ]
     return {place: stored(rng.integers(0, 256, shape, np.uint8)) for place in places}
 
 
 def labelled(path, sizes, shape, noise):
-    """Write a prepared file of so many training and test images of this shape `[H, W, C]` in four classes that a model can tell apart; return it."""
+    """Write a prepared file of images `[H, W, C]` in four classes that a model can learn."""
     from dpfl_mpi import prepare
     from dpfl_mpi.data.source import Arrays
 
@@ -45,8 +47,13 @@ def labelled(path, sizes, shape, noise):
     parts = []
     for m in sizes:
         labels = np.arange(m) % 4
-        parts += [np.clip(patterns[labels] + rng.normal(0, noise, (m, *shape)), 0, 255).astype(np.uint8), labels]
-    prepare.write(Arrays(*parts, tuple("abcd"), (0.5,) * channels, (0.25,) * channels), "image_folder", path)
+        parts += [
+            np.clip(patterns[labels] + rng.normal(0, noise, (m, *shape)), 0, 255).astype(np.uint8),
+            labels,
+        ]
+    prepare.write(
+        Arrays(*parts, tuple("abcd"), (0.5,) * channels, (0.25,) * channels), "image_folder", path
+    )
     return path
 
 
@@ -54,7 +61,7 @@ WILD = 2  # the client of `wild` whose model diverges
 
 
 def wild(path, clients):
-    """Write a prepared file of 8x8 samples of so many clients; those of `WILD` are far too large."""
+    """Write a prepared file of 8x8 samples of clients; those of `WILD` are far too large."""
     from dpfl_mpi import prepare
     from dpfl_mpi.data.own import arrays_of
 
@@ -104,18 +111,24 @@ def zipped(path, files):
 
 
 def leaf(writers=6, each=20, labels=62, seed=0):
-    """Return {train/a.json: bytes, test/a.json: bytes}: writers f00... with a copy of one image each, two shards to train."""
+    """Return LEAF's shards by name: writers f00... with a second copy of one image each."""
     rng = np.random.default_rng(seed)
     shards = {"train/a.json": {}, "train/b.json": {}, "test/a.json": {}}
     for k in range(writers):
         x = (rng.integers(0, 256, (each, 784)) / 255).round(6).tolist()
         y = rng.integers(0, labels, each).tolist()
         cut = each - each // 5
-        train = {"x": [*x[:cut], x[0]], "y": [*y[:cut], y[0]]}  # LEAF lists an image of each writer twice
+        train = {
+            "x": [*x[:cut], x[0]],
+            "y": [*y[:cut], y[0]],
+        }  # LEAF lists an image of each writer twice
         shards["train/a.json" if k % 2 else "train/b.json"][f"f{k:02}"] = train
         shards["test/a.json"][f"f{k:02}"] = {"x": x[cut:], "y": y[cut:]}
     counts = {name: [len(d["y"]) for d in data.values()] for name, data in shards.items()}
-    whole = {n: {"users": list(data), "num_samples": counts[n], "user_data": data} for n, data in shards.items()}
+    whole = {
+        n: {"users": list(data), "num_samples": counts[n], "user_data": data}
+        for n, data in shards.items()
+    }
     return {name: json.dumps(shard).encode() for name, shard in whole.items()}
 
 

@@ -1,6 +1,8 @@
-"""Algorithms 2 and 3 line by line in plain Python, with nothing of dpfl_mpi; Algorithm 1 is `twin_dpfl` in tests/methods/twins.py.
+"""Algorithms 2 and 3 line by line in plain Python, with nothing of dpfl_mpi.
 
-Sets are Python sets of client numbers, k included, as the paper writes them; a model is a float64 vector.
+Algorithm 1 is `twin_dpfl` in tests/methods/twins.py.
+
+Sets are Python sets of client numbers, k included, as in the paper; a model is a float64 vector.
 """
 
 from __future__ import annotations
@@ -27,19 +29,27 @@ def average(p: np.ndarray, w: Sequence[Model], members: set[int]) -> Model:
 def probability(a: float, b: float) -> float:
     """Return the probability to add a candidate."""
     if a == 0 and b == 0:
-        return 1.0  # Paper: a / (a + b) is undefined here; the appendix's third case adds with probability 1
+        # Paper: a / (a + b) is undefined here; the third case of the appendix always adds
+        return 1.0
     return a / (a + b)
 
 
 def ggc(
-    k: int, S: Sequence[int], w: Sequence[Model], p: np.ndarray, R: Reward, B_c: float, coins: Sequence[float]
+    k: int,
+    S: Sequence[int],
+    w: Sequence[Model],
+    p: np.ndarray,
+    R: Reward,
+    B_c: float,
+    coins: Sequence[float],
 ) -> set[int]:
     """Return X of Algorithm 2; `S` is in its shuffled order."""
     # Paper: where S = [N] it contains k; k is no candidate, else p_k w_k would be counted twice
     assert k not in S
     X, Y = {k}, set(S) | {k}  # line 1
     for j, coin in zip(S, coins, strict=False):  # line 2
-        # Paper: lines 13-15 stop after the loop; the budget counts k and is tested before each candidate, the first included
+        # Paper: lines 13-15 stop after the loop; the budget counts k and is tested before each
+        # candidate, also the first
         if len(X) >= B_c:
             break
         R_X = R(average(p, w, X))  # line 3
@@ -57,9 +67,15 @@ def ggc(
 
 
 def bggc(
-    k: int, S: Sequence[int], w: Sequence[Model], p: np.ndarray, R: Reward, B_c: float, coins: Sequence[float]
+    k: int,
+    S: Sequence[int],
+    w: Sequence[Model],
+    p: np.ndarray,
+    R: Reward,
+    B_c: float,
+    coins: Sequence[float],
 ) -> set[int]:
-    """Return X of Algorithm 3; `S` is in its shuffled order. At most B_c models are held at a time."""
+    """Return X of Algorithm 3; `S` is in its shuffled order."""
     assert k not in S  # Paper: as in ggc
     n = len(S)
     width = int(min(max(B_c, 1), max(n, 1)))

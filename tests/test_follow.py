@@ -130,7 +130,8 @@ NOT_PLAIN = "--callback is {}, which has no function on_round(result, t), withou
     ("x = 1", [], NOT_PLAIN),
     ("async def on_round(result, t): pass", [], NOT_PLAIN),
     ("def on_round(result, t): yield t", [], NOT_PLAIN),
-    ("def on_round(", [], "--callback is {}, which does not compile: '(' was never closed ({}, line 1)"),
+    ("def on_round(", [],
+     "--callback is {}, which does not compile: '(' was never closed ({}, line 1)"),
     (None, [], "--callback is {}; there is no such file"),
     ("def on_round(result, t): pass", ["--log=x"], f"--log is 'x'; allowed is {LOGS}"),
 ])  # fmt: skip

@@ -114,7 +114,7 @@ class Record:
     def series(
         self, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]], **more: Any
     ) -> None:
-        """Write `more` arrays and the notes `[K]` after each of these numbers of local epochs, in a group."""
+        """Write `more` arrays and the notes `[K]` after each of these local epochs, in a group."""
         stacked = {name: np.stack([note[name] for note in notes], 1) for name in notes[0]}
         arrays = {f"{group}/{name}": values for name, values in {"epochs": epochs, **more}.items()}
         for name, values in self.parts.members.gather(stacked).items():

@@ -1,7 +1,7 @@
 """Find the launch line that starts one MPI world here, and start a Run with it in a Slurm job.
 
-`python -m dpfl_mpi.mpi.launcher` prints the line; `... launcher run FLAGS` is what slurm/train.sbatch
-calls; `... launcher --open_mpi` prints the settings that Open MPI needs on a single machine.
+`python -m dpfl_mpi.mpi.launcher` prints the line. With `run FLAGS`, as in slurm/train.sbatch, it
+starts a Run. With `--open_mpi` it prints the settings that Open MPI needs on a single machine.
 """
 
 import contextlib

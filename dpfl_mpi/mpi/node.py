@@ -60,7 +60,7 @@ def mapped(pid: str) -> set[str]:
 
 
 def remove_left() -> None:
-    """Remove MPI's files in /dev/shm that `kill -9` left: old ones of this user, mapped by nobody."""
+    """Remove old files of MPI in /dev/shm: of this user, left by `kill -9`, mapped by nobody."""
     left = []
     for path in (path for name in MPI_NAMES for path in Path("/dev/shm").glob(name)):
         with contextlib.suppress(OSError):

@@ -23,9 +23,9 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 def field(group: str, default: Any, text: str, **limits: Any) -> Any:
     """Return a dataclass field with the group and the help that the command line shows.
 
-    `limits` are low and high, which are allowed themselves; above and below, which are not; `valid`,
-    a function that returns whether a text is right; `what`, the words for what is allowed; `of`, the
-    partitions that read the field; `when`, another field and its values with which this one is read.
+    `limits` are low and high (allowed themselves), above and below (not allowed); `valid`, a check
+    of a text; `what`, the words for what is allowed; `of`, the partitions that read the field;
+    `when`, another field and its values with which this one is read.
     """
     return dataclasses.field(default=default, metadata={"group": group, "help": text, **limits})
 

@@ -1,6 +1,6 @@
 """The one place that reads files which somebody else may have written, damaged, or replaced.
 
-Whatever is wrong is `Unreadable`: one sentence with the file and, of an HDF5 file, the array. A pipe
+Whatever is wrong is `Unreadable`: one sentence with the file and, in HDF5, the array. A pipe
 or a device may never end: only regular files are read, up to a number of bytes. Arrays have the
 type, shape and range that their reader asks for, and lie in the file itself.
 """

@@ -40,7 +40,7 @@ POLL_MS = 200  # between two looks at the clock; a signal is seen at once
 
 
 class Heard:
-    """The first request to leave. Nothing withdraws it: Slurm sends CONT right after its warning."""
+    """The first request to leave. Nothing withdraws it: Slurm sends CONT after its warning."""
 
     at = 0.0  # monotonic time of the request, 0 before it
     name = ""

@@ -34,7 +34,7 @@ BLIND_S = 2 * ASK_S  # a job just submitted may be missing from the last answer
 
 @dataclass(frozen=True)
 class Submission:
-    """Which Runs, by the names of their results, went to which jobs: `jobs.json` beside the logs."""
+    """Which Runs, by the names of their results, went to which jobs: `jobs.json`."""
 
     cluster: str  # "slurm" or "local"
     jobs: Mapping[str, str]  # on this machine: process numbers

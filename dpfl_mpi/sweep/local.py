@@ -79,7 +79,7 @@ class Process:
 
 
 class Local:
-    """Computes Runs here: of all `entries` those that are `left` to begin; `begun` have a process."""
+    """Computes Runs here: `left` of all `entries` are to begin, `begun` have a process."""
 
     def __init__(self, args: Namespace, job: Job, todo: Sequence[Entry], monitor: Monitor):
         self.args, self.job, self.monitor = args, job, monitor

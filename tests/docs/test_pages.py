@@ -1,4 +1,4 @@
-"""The pages on code of one's own: the file that each shows runs, each mistake of its table says what stands there. The notebook runs."""
+"""The pages: the files that they show run, and mistakes say what their tables say."""
 
 import ast
 import dataclasses
@@ -30,7 +30,7 @@ FIELDS = {"clients": 5, "rounds": 2, "tau_train": 1, "budget": 3}
 SCORED = "tau_train)\n    fed.evaluate(w)\n"
 RETURN = '    return {"client": {"w": w}, "shared": {"chosen": chosen}}\n'
 COLLECT = "fed.collect([fed"
-# of each page: a part of the mistake's text, and what is written instead of what in the page's file, or which fields are given
+# of each file: a part of the mistake's text, and what is replaced by what, or the fields given
 GOSSIP = {
     "no such file": {"method": "nowhere/gossip.py"},
     "without its colon": ("def round(fed, state, t):", "def round(fed, state, t)"),
@@ -72,12 +72,29 @@ GOSSIP = {
     "fed.ids[0]": (RETURN, RETURN.replace('"chosen": chosen', '"mine": int(fed.ids[0])')),
 }
 UNTOLD = {  # mistakes that are not on the page, and their sentences
-    "a set": (COLLECT, "fed.collect([{1, 2} if k == 3 else fed", "given a set for client 3; it takes for each of this"),
-    "half a client": (COLLECT, "fed.collect([[0.5] if k == 3 else fed", "given a list for client 3; it takes for each"),
-    "too few": ("for k in fed.ids", "for k in fed.ids[1:]", "given senders for 4 clients; this rank has 5"),
-    "not a number": (RETURN, RETURN.replace("w}", 'w * float("nan")}'), "or mend what gossip computes beside the verbs"),
+    "a set": (
+        COLLECT,
+        "fed.collect([{1, 2} if k == 3 else fed",
+        "given a set for client 3; it takes for each of this",
+    ),
+    "half a client": (
+        COLLECT,
+        "fed.collect([[0.5] if k == 3 else fed",
+        "given a list for client 3; it takes for each",
+    ),
+    "too few": (
+        "for k in fed.ids",
+        "for k in fed.ids[1:]",
+        "given senders for 4 clients; this rank has 5",
+    ),
+    "not a number": (
+        RETURN,
+        RETURN.replace("w}", 'w * float("nan")}'),
+        "or mend what gossip computes beside the verbs",
+    ),
 }  # fmt: skip
-BUILD = "def build(shape, classes, layers, dropout):\n    return Net(shape[2], classes, layers, dropout)"
+BUILD = """def build(shape, classes, layers, dropout):
+    return Net(shape[2], classes, layers, dropout)"""
 LAST = "        self.head = nn.Linear(widths[-1], classes)\n"
 NET = {
     "called `make`": ("def build(", "def make("),
@@ -138,7 +155,7 @@ def table(file):
 
 
 def fields_of(tmp_path, file, change):
-    """Write a file of the pages, with a text replaced or as it is, and return the fields of a Run of it."""
+    """Write a file of the pages, with a text replaced or not; return the fields of its Run."""
     path, text = tmp_path / f"{file}.py", own.example(file)
     given = change if isinstance(change, dict) else {}
     assert given or change[0] in text
@@ -189,7 +206,7 @@ def test_every_mistake_of_the_pages_is_made_here():
 
 
 def test_the_method_of_the_page_runs(tmp_path, result_of):
-    """From a folder of its own; its graph has B_c - 1 senders per client, and at keep = 1 it is every client alone."""
+    """Its graph has B_c - 1 senders per client, and with keep = 1 every client is alone."""
     method = FIELDS | {
         "method": str(own.write(tmp_path, gossip=own.example("gossip")) / "gossip.py")
     }
@@ -254,13 +271,15 @@ def test_tau_init_is_read_where_a_method_preprocesses_alone(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "instead", "error"), [
-    (AVERAGE, "    fed.gather(w)\n", "AttributeError: 'Federation' object has no attribute 'gather'"),
-    (AVERAGE, "    fed.average(w, graf=chosen)\n", "TypeError: Sums.average() got an unexpected keyword"),
+    (AVERAGE, "    fed.gather(w)\n",
+     "AttributeError: 'Federation' object has no attribute 'gather'"),
+    (AVERAGE, "    fed.average(w, graf=chosen)\n",
+     "TypeError: Sums.average() got an unexpected keyword"),
     ('1 - fed.options["keep"]', '1 - fed.options["scal"]', "KeyError: 'scal'"),
     ("    mean = ", "    1 / (4 not in fed.ids)\n    mean = ", "ZeroDivisionError"),
 ], ids=["verb", "keyword", "option", "on one rank"])  # fmt: skip
 def test_a_mistake_of_pythons_ends_in_the_line_of_the_file(tmp_path, text, instead, error):
-    """On ranks one traceback, the line and the error at its end, exit code 1; nothing runs after it, though a launcher may need a moment."""
+    """On ranks too: one traceback with the line and the error at its end, exit code 1."""
     fields = fields_of(tmp_path, "gossip", (text, instead))
     if "fed.ids" in instead:
         done = mpirun(2, "-m", "dpfl_mpi", *to_flags(fields), cwd=tmp_path)
@@ -300,7 +319,7 @@ def test_rows_that_nobody_counts_are_told(tmp_path, result_of, capsys, counted):
 
 
 def test_the_figure_of_the_page_draws(tmp_path):
-    """From a folder of its own; its numbers are checked by hand; one sentence for a wrong `draw`."""
+    """Its numbers are checked by hand; a wrong `draw` is one sentence."""
     for method in ("local", "fedavg"):
         run_here(tmp_path / f"{method}.h5", FIELDS | {"method": method, "budget": None})
     file = own.write(tmp_path, nine_in_ten=own.example("nine_in_ten")) / "nine_in_ten.py"
@@ -336,7 +355,7 @@ def test_the_figure_of_the_page_draws(tmp_path):
 
 
 def test_the_model_of_the_page_runs(tmp_path, result_of):
-    """A GroupNorm network leaves chance: its norms start at 1; FedRep keeps its head; an option is another Run."""
+    """A GroupNorm network beats chance; FedRep keeps its head; an option is another Run."""
     path = text_file(tmp_path / "net.py", own.example("net"))
     fields = FIELDS | {"model": path, "classes_per_client": 2, "lr": 0.05, "tau_train": 3}
     result = result_of(fields | {"method": "fedrep"}, save_models=True)
@@ -350,7 +369,12 @@ def test_the_model_of_the_page_runs(tmp_path, result_of):
     )
     plugins.ADMITTED.clear()
     with Result(result.path) as result:
-        refused("own; name it with --model ..., in Python model(result, k, code=...)", api.model, result, 1)
+        refused(
+            "own; name it with --model ..., in Python model(result, k, code=...)",
+            api.model,
+            result,
+            1,
+        )
         assert torch.equal(outputs, api.model(result, 1, code=str(path))(images))
     deep = result_of(fields | {"rounds": 0, "tau_init": 0, "model_options": {"layers": 3}})
     parameters = (9 + 1 + 2) * 16 + (16 * 9 + 1 + 2) * 32 + (32 * 9 + 1 + 2) * 64 + 65 * 10
@@ -377,7 +401,7 @@ def test_the_tables_of_methods_are_those_of_the_files():
 
 
 def test_the_first_page_shows_the_default_run(tmp_path):
-    """Its picture holds the numbers of the drawing that the printed command makes; what it says the run prints is printed."""
+    """Its picture holds the numbers of the drawing; the lines that it shows are printed."""
     graph_evolution = pytest.importorskip("dpfl_mpi.figures.graph_evolution")
     frames, image = pytest.importorskip("dpfl_mpi.figures.frames"), pytest.importorskip("PIL.Image")
     if not native.LIBRARY.exists():  # PyTorch has other last bits, and so a few other edges
@@ -391,7 +415,7 @@ def test_the_first_page_shows_the_default_run(tmp_path):
 
 
 def test_every_picture_of_the_site_is_found_from_its_page(monkeypatch):
-    """What the hook makes of the pages that lie elsewhere; `.ci/run` builds the site. Without the pictures their descriptions stay."""
+    """The hook finds them also for pages that lie elsewhere; without them descriptions stay."""
     named = {"exceptions": {"PluginError": ValueError}, "structure.files": {"File": None}}
     for name, holds in named.items():  # of MkDocs, which is not installed for the tests
         monkeypatch.setitem(sys.modules, f"mkdocs.{name}", SimpleNamespace(**holds))
@@ -427,7 +451,7 @@ def test_every_picture_of_the_site_is_found_from_its_page(monkeypatch):
 
 @pytest.mark.usefixtures("terminal")
 def test_the_notebook(tmp_path):
-    """It runs from its first cell to its last, and what it shows is of the cells as they are. On one rank: its time is that of its starts."""
+    """It runs to its last cell, and its stored outputs are those of its cells."""
     nbformat, nbclient, *_ = map(
         pytest.importorskip, ("nbformat", "nbclient", "ipykernel", "matplotlib")
     )

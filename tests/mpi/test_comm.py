@@ -255,7 +255,7 @@ def test_rma_without_shared_memory():
     assert (done.returncode, done.stdout.count("done")) == (0, 3), done.stderr
 
 
-# memory that a node still gives: cgroups of both versions, on a faked /sys -------------------------
+# memory that a node still gives: cgroups of both versions, on a faked /sys ------------------------
 GB = 10**9
 VERSION_2 = "memory.max", "memory.current", "inactive_file"
 VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"

@@ -41,7 +41,8 @@ def test_a_stream_depends_on_its_key_alone():
         streams.stream(1, streams.AUGMENT, 2, 3),
     )
     assert not any(np.array_equal(first, other.random(4)) for other in others)
-    purposes = [getattr(streams, name) for name in ["INIT", "ORDER", "AUGMENT", "CANDIDATES", "COIN"]]
+    names = ["INIT", "ORDER", "AUGMENT", "CANDIDATES", "COIN"]
+    purposes = [getattr(streams, name) for name in names]
     assert purposes == [1, 2, 3, 4, 5]  # a purpose never changes its number: results depend on it
     # a pinned value: the generator behind all numbers has not changed
     twin = np.random.Generator(np.random.Philox(np.random.SeedSequence((42, 2, 7, 0))))

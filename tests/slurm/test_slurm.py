@@ -89,7 +89,7 @@ class Jobs:
         return self.field(job, "JobState")
 
     def until(self, job: str, *wanted: str) -> None:
-        """Wait until a job is in one of these states; fail with its log where it ended otherwise."""
+        """Wait until a job is in one of these states; fail with its log if it ends otherwise."""
         end = time.monotonic() + SECONDS
         while (state := self.state(job)) not in wanted:
             over = state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED")
