@@ -15,7 +15,7 @@ import sys
 import traceback
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ PACKAGE = "dpfl_mpi"  # never the user's code
 OWN = "dpfl_mpi_own_"  # before the hash, in the names of modules
 # hash and place of an installed MODULE when it was imported, by its outermost package
 IMPORTED: dict[str, tuple[str, Path]] = {}
+ROOTS: dict[str, Path] = {}  # the file or the folder of what is not installed, by `top(Code.name)`
 
 
 class Code(NamedTuple):
@@ -164,10 +165,16 @@ class FromSource(SourceFileLoader):
 
 
 class Own(MetaPathFinder):
-    """Finds the modules of a package of one's own."""
+    """Finds the files and packages in `ROOTS`, and the modules of these packages."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if path and name.startswith(OWN) else None
+        if name in ROOTS:
+            root = ROOTS[name]
+            places = [str(root)] if root.is_dir() else None
+            file = root / "__init__.py" if places else root
+            spec = spec_from_file_location(name, file, submodule_search_locations=places)
+        else:
+            spec = PathFinder.find_spec(name, path) if top(name) in ROOTS else None
         if spec and isinstance(spec.loader, SourceFileLoader) and spec.origin:
             spec.loader = FromSource(name, spec.origin)
         return spec
@@ -184,8 +191,8 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
         forget_modules(first)
     importlib.invalidate_caches()  # a file may be younger than the list of its folder
     try:
-        if not code.installed and first not in sys.modules:
-            load_root(first, code)
+        if not code.installed:
+            ROOTS[first] = code.root
         module = importlib.import_module(code.name)
     except (Exception, SystemExit) as error:
         forget_modules(first)  # half executed
@@ -206,21 +213,9 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     return module, found
 
 
-def load_root(name: str, code: Code) -> None:
-    """Execute the file, or the `__init__.py` of the package, as the module of this name."""
-    package = code.root.is_dir()
-    path = str(code.root / "__init__.py" if package else code.path)
-    places = [str(code.root)] if package else None
-    loader = FromSource(name, path)
-    spec = spec_from_file_location(name, path, loader=loader, submodule_search_locations=places)
-    assert spec
-    sys.modules[name] = module = module_from_spec(spec)
-    loader.exec_module(module)
-
-
 def forget_modules(package: str = "") -> None:
     """Forget what was executed of a package, or of all code of one's own."""
-    gone = {package} if package else {*IMPORTED, *(n for n in sys.modules if n.startswith(OWN))}
+    gone = {package} if package else {*IMPORTED, *ROOTS}
     for name in [name for name in sys.modules if top(name) in gone]:
         del sys.modules[name]
     for name in gone:
