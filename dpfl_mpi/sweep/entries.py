@@ -159,13 +159,12 @@ class Entry:
 
     def alive(self, jobs: set[str]) -> bool:
         """Return whether its job or process goes on; on other hosts only the lock tells."""
-        if not self.submission:
+        if self.submission is None:
             return False
         if self.on_slurm:
             return self.job in jobs or time.time() - self.submission.submitted < BLIND_S
-        if self.submission.host != socket.gethostname():
-            return False
-        return born(self.job) == self.submission.born.get(self.path.name) != ""
+        here = self.submission.host == socket.gethostname()
+        return here and born(self.job) == self.submission.born.get(self.path.name) != ""
 
     def log(self) -> str:
         """Return the Run's own error messages, or else the end of its log."""

@@ -62,20 +62,20 @@ class Process:
                 command, env=env, stdin=DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         self.born = born(self.process.pid)
-        self.told_to_leave = False
+        self.leaving = False
 
     def goes_on(self) -> bool:
         return self.process.poll() is None
 
     def leave(self) -> None:
         """Tell it to keep a checkpoint at the end of the round and leave."""
-        self.told_to_leave = True
+        self.leaving = True
         self.process.send_signal(signal.SIGUSR1)
 
     @property
     def stopped(self) -> bool:
         """Whether it left in order, or is about to."""
-        return self.told_to_leave or self.process.poll() == REQUEUE
+        return self.leaving or self.process.poll() == REQUEUE
 
 
 class Local:
@@ -124,9 +124,9 @@ class Local:
 
     def ready(self) -> list[Entry]:
         """Return the Runs to begin whose base, if any, is neither computed nor waited for."""
-        bases = self.base_of.values()
-        running = [base for base in bases if self.monitor.state(base) in ("running", "waiting")]
-        coming = [*self.left, *running]
+        going = ("running", "waiting")
+        coming = [base for base in self.base_of.values() if self.monitor.state(base) in going]
+        coming += self.left
         return [entry for entry in self.left if self.base_of.get(entry.path.name) not in coming]
 
     def may_begin(self, entry: Entry) -> bool:
