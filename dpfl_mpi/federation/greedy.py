@@ -23,7 +23,10 @@ class Greedy:
     def __init__(
         self, sums: Sums, neighbours: Neighbours, draws: Draws, *, rule: Rule, repeats: int
     ):
-        """Search by a rule; of so many `repeats`, with other orders and coins, the best counts."""
+        """Search by `rule`, `repeats` times with different orders and coins.
+
+        The best result is kept.
+        """
         self.sums, self.neighbours, self.draws = sums, neighbours, draws
         self.rule, self.repeats = rule, repeats
         self.members, self.mail, self.blocks = sums.members, sums.mail, sums.blocks
@@ -49,7 +52,7 @@ class Greedy:
         repeats, graph = [], received.graph
         for repeat in range(self.repeats):
             searches = self.searches(starts, w_KW, self.members.most_senders, repeat)  # line 1
-            whole = self._orders(searches, graph, repeat, losses_KN)
+            whole = self._candidate_orders(searches, graph, repeat, losses_KN)
             orders = [order.next(len(graph.of(order.k))) for order in whole]
             for here, batch in received.passes(orders):
                 consider(searches, here, batch)  # lines 2-15
@@ -76,7 +79,7 @@ class Greedy:
             for repeat in range(self.repeats):
                 starts = ((b, y_KW[b], p_y[b]) for b in blocks)
                 searches = self.searches(starts, w_KW, candidates.room, repeat)  # line 8
-                orders = self._orders(searches, candidates, repeat, losses)  # line 9
+                orders = self._candidate_orders(searches, candidates, repeat, losses)  # line 9
                 receive = self._in_phases(searches, orders, w_KW, candidates, receive)
                 repeats.append([(search.chosen, search.r_x) for search in searches])
                 del searches
@@ -84,7 +87,7 @@ class Greedy:
         self.mail.ask(candidates)  # for the chosen models once more: line 4 of Algorithm 1
         return self.members.collect(chosen)
 
-    def _orders(
+    def _candidate_orders(
         self,
         searches: list[Search],
         candidates: Candidates | CollaborationGraph,

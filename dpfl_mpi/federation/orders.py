@@ -11,7 +11,9 @@ AHEAD = 64  # batches of an order that are held; later ones are drawn again
 MANY = 10_000  # candidates; of fewer all are drawn at once
 MANY_TIMES = 50  # above so many candidates for one that is held, `Generator.choice` is faster
 REPEATS = 1000  # more than --ggc_repeats allows, so no repeat has the stream of another round
-Losses = np.ndarray | None  # of each client's model by itself, for one client [N] or all [K, N]
+# validation loss of every candidate's model: [N] for one client, [K, N] for all local clients;
+# None: candidates come in random order
+Losses = np.ndarray | None
 
 
 class Draws:
