@@ -64,7 +64,10 @@ class Block:
         return self.ensemble.layers(self.w)
 
     def first(self, k: int) -> Block:
-        """Return the block of the first k rows: the clients with fewer samples finish earlier."""
+        """Return the block of the first k rows.
+
+        Rows are sorted by descending sample count, so those still training are always the first.
+        """
         if k == len(self.w):
             return self
         if isinstance(self.rows, slice):

@@ -160,10 +160,10 @@ class RecordedBackend(Backend):
         ensemble: Ensemble,
         clients: Clients,
         optimiser: SGD,
-        size: int,
+        block_size: int,
         compiled: bool = False,
     ):
-        super().__init__(ensemble, clients, optimiser, size)
+        super().__init__(ensemble, clients, optimiser, block_size)
         self.compiled, self.name = compiled, "compiled" if compiled else self.name
         self.recorded: dict[int, RecordedSteps] = {}  # by the first row of their block
 
@@ -173,10 +173,12 @@ class RecordedBackend(Backend):
         # only the plain step of SGD is recorded
         if gradient is not None or trained is not None or isinstance(self.optimiser, Adam):
             return super().train_epochs(block, epochs, gradient, trained)
-        rows, size = np.arange(len(self.clients))[block.rows], self.optimiser.batch_size
+        rows = np.arange(len(self.clients))[block.rows]
         k, recorded = len(rows), self._recorded(int(rows[0]))
+        batch_size = self.optimiser.batch_size
+        batches = self.clients.batches(rows, epochs.number, epochs.first, batch_size, padded=True)
         recorded.load(block.w, block.momentum, epochs.lr)
-        for batch in self.clients.batches(rows, epochs.number, epochs.first, size, padded=True):
+        for batch in batches:
             recorded.step(batch)
             block.steps[: batch.k] += 1
         block.w.copy_(recorded.w[:k])
@@ -184,7 +186,10 @@ class RecordedBackend(Backend):
         block.loss.copy_(recorded.loss[:k])
 
     def _recorded(self, row: int) -> RecordedSteps:
-        """Return the steps of the block with this row; they have room for absent clients, too."""
+        """Return the recording of the block that contains this row.
+
+        It covers the whole block, even if some clients are absent this round.
+        """
         whole = next(b for b in self.blocks if b.start <= row < b.stop)
         if whole.start not in self.recorded:
             steps = -(-self.clients.n_train[whole] // self.optimiser.batch_size)
