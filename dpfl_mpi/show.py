@@ -66,7 +66,7 @@ def rounds(result: Result, last: int) -> str:
 
 
 def clients(result: Result, each: int, room: int) -> str:
-    """Return a table of the clients with the highest and the lowest test accuracy."""
+    """Return a table of the `each` best and `each` worst clients by test accuracy."""
     test = result["best/test_acc"]
     classes = []
     for counts in result["client/class_counts"]:
@@ -119,16 +119,18 @@ def figures(result: Result) -> dict[str, str]:
     return out
 
 
-def accuracy(result: Result, head: dict[str, str]) -> list[str]:
-    """Return the lines of the test scores; `head` has the figures of the result."""
-    if not len(result.scored()):
+def accuracy(result: Result, figures_by_name: dict[str, str]) -> list[str]:
+    """Return the lines of the test scores from the figures of the result."""
+    if not len(result.benign_percentages()):
         return ["  no client was scored"]
     unscored = coverage(result)
     of = f"{unscored}," if unscored else f"{result.benign.sum()} clients"
-    test = f"test accuracy {head['test accuracy, %']} %"
+    test = f"test accuracy {figures_by_name['test accuracy, %']} %"
     mean = f"{test} (mean over {of} of their best model by validation)"
-    spread = f"std over clients {head['std over clients']}, lowest {head['lowest client, %']} %"
-    others = f"balanced accuracy {head['balanced accuracy, %']} %, macro F1 {head['macro F1, %']} %"
+    std, lowest = (figures_by_name[name] for name in ("std over clients", "lowest client, %"))
+    spread = f"std over clients {std}, lowest {lowest} %"
+    balanced, f1 = (figures_by_name[name] for name in ("balanced accuracy, %", "macro F1, %"))
+    others = f"balanced accuracy {balanced} %, macro F1 {f1} %"
     return [
         folded(f"{mean}, {spread}"),
         folded(f"{others} (of the same models, over classes, then clients)"),
@@ -147,8 +149,12 @@ def origin(result: Result, seconds: str) -> str:
 
 
 def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
-    """Return all that is shown of one run: `last` rounds and twice `each` clients."""
-    run, head, state = result.run, figures(result), result.state
+    """Return all that is shown of one run.
+
+    It has the last `last` rounds, and the `each` best and `each` worst clients.
+    """
+    run, state = result.run, result.state
+    figures_by_name = figures(result)
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{state} of {run.rounds}"
     lines = [f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}"]
     if state.startswith("stopped"):
@@ -156,9 +162,9 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
         again = "goes on" if has else "starts over: there is no checkpoint"
         lines.append(f"  it is not being computed; the same command {again}")
     lines += [
-        *accuracy(result, head),
+        *accuracy(result, figures_by_name),
         *sent(result),
-        origin(result, head["seconds"]),
+        origin(result, figures_by_name["seconds"]),
         f"\nsettings\n{settings(run)}",
         f"\nlast rounds (means over clients)\n{rounds(result, last)}",
         f"\nclients, best and worst\n{clients(result, each, room)}",

@@ -68,7 +68,7 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
             results = frames.of("runs", where, line.row)
             values = tables.means(lines, line.row, column)
             theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
-            last = [r.scored("last/test_acc") for r in results["result"]]
+            last = [r.benign_percentages("last/test_acc") for r in results["result"]]
             notes = sorted({note for r in results["result"] if (note := coverage(r))})
             out.append({
                 "setting": where,

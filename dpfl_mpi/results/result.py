@@ -133,8 +133,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
                 out &= ~self[name].astype(bool)
         return out
 
-    def scored(self, name: str = "best/test_acc") -> np.ndarray:
-        """Return the accuracies, in percent, of the benign clients that were scored."""
+    def benign_percentages(self, name: str = "best/test_acc") -> np.ndarray:
+        """Return an array's values in percent, for benign clients that have one."""
         values = 100 * self[name][self.benign]
         return values[np.isfinite(values)]
 
@@ -210,7 +210,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
         """Number of the last round that is recorded completely, -1 before there is one."""
         names = ["round/number"] if self.finished else OVER_ROUNDS
         rows = min((len(self.stored(name)) for name in names if name in self), default=0)
-        # fine-tuning counts on in rounds_done, without rounds
+        # in rounds_done fine-tuning epochs continue the count, but they are no rounds
         return max(-1, min(self.hdf5.attribute("rounds_done", int), rows - 1))
 
     def mean(self, name: str) -> np.ndarray:
@@ -280,7 +280,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
         return np.concatenate(out)
 
     def score(self, metric: str) -> np.ndarray:
-        """Return a score of `METRICS` of each client's best model on its test images, `[N]`.
+        """Return one of `METRICS` for each client's best model, on its own test images, `[N]`.
 
         Scores are from 0 to 1. Only the accuracy is known before the end of the run.
         """
@@ -289,8 +289,8 @@ class Result(contextlib.AbstractContextManager["Result"]):
         if metric == "accuracy":
             return self["best/test_acc"]
         if "best/confusion" not in self:
-            end = f"{metric} needs the confusion matrices, which are written at the end"
-            raise UserError(f"{self.path} is {self.state}: {end}")
+            reason = f"{metric} needs the confusion matrices, which are written at the end"
+            raise UserError(f"{self.path} is {self.state}: {reason}")
         return score(self["best/confusion"], metric)
 
     @without_inner_frames

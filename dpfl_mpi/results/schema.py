@@ -29,7 +29,8 @@ name                       type   axes      range  what it is
 /budget                    text
 /seed                      int
 /state                     text                    running, stopped or finished
-/rounds_done               int                     the last round; fine-tuning counts on
+/rounds_done               int                     the last round; fine-tuning epochs continue the
+                                                   count
 /test_acc                  float                   mean of best/test_acc over benign clients
 /checksum                  text                    of all other attributes and meta/starts
 meta/numerics              int                     version of the numbers
@@ -72,7 +73,8 @@ client/n_train             int    N         0..
 client/n_val               int    N         0..
 client/n_test              int    N         0..
 client/class_counts        int    N C       0..    training and validation samples by class
-client/diverged_round      int    N         -1..   -1: it did not
+client/diverged_round      int    N         -1..   round in which its weights became non-finite or
+                                                   too large; -1: never
 client/of_data             int    N         0..    with --partition natural: row of client_names
 client/flipped             bool   N                with flipped labels (--flip_share)
 client/liars               bool   N                with --attack

@@ -41,7 +41,7 @@ def outcome(result: Result) -> dict[str, float]:
     Accuracies are in percent, of the benign clients that were scored; nan if none was.
     """
     none = np.array([math.nan])
-    best, last = (result.scored(name) for name in ("best/test_acc", "last/test_acc"))
+    best, last = (result.benign_percentages(name) for name in ("best/test_acc", "last/test_acc"))
     best, last = (values if len(values) else none for values in (best, last))
     rounds = result.by_round()
     return {
@@ -99,7 +99,7 @@ def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
 
 def accuracy(result: Result, before: float) -> list[str]:
     """Return lines about the test accuracies; `before` is the mean in round 0, in percent."""
-    test = result.scored()
+    test = result.benign_percentages()
     if not len(test):
         excluded = "flipped labels, liars, newcomers and models that diverged do not count"
         return [entry("test accuracy", f"no client was scored ({excluded})")]
@@ -162,7 +162,7 @@ def controls(result: Result) -> list[str]:
         share = f"; {100 * chosen.mean():.1f} % of benign clients' choices" if len(chosen) else ""
         lines.append(entry("liars", f"{liars.sum()} of {len(liars)} clients{share}"))
     if "attack/success" in result:
-        success = result.scored("attack/success")
+        success = result.benign_percentages("attack/success")
         if len(success):
             lines.append(entry("backdoor", f"opens on {success.mean():.1f} % of marked images"))
     if "client/stopped_round" in result:

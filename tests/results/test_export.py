@@ -218,7 +218,7 @@ NOBODY |= {"late": DIVERGED | {"newcomers": 0.99}}  # two of three: the third di
 def test_a_run_in_which_nobody_was_scored_says_so(why, result_of, said):
     result = result_of({"clients": 3} | NOBODY[why], save_models=True)
     path, lines = result.path, summary(result.path).splitlines()
-    assert not len(result.scored())
+    assert not len(result.benign_percentages())
     assert lines[1].startswith("  test accuracy        no client was scored (flipped labels, ")
     assert not any("nan" in line or "spread over clients" in line for line in lines)
     assert "\n  no client was scored\n" in said(show.main, path)
