@@ -4,9 +4,10 @@ validation - test: validation minus test accuracy of each client's best model, p
 interval over partitions, or over the clients of a single one (seeds on one partition are averaged
 first). liars: the share of liars among those whom benign clients chose in rounds 1 to T, and among
 all clients. backdoor: the share of marked test images of other classes that benign clients' best
-models take for class 0, and in brackets of unmarked ones. newcomers: mean accuracy after 0, 1 and 5
-epochs of their own. arrived (--churn): mean accuracy of clients in the round in which they arrive,
-and 1 and 5 rounds later; in brackets that of all clients present. Costs are means per client.
+models take for class 0; in brackets: the same share for images without the mark. newcomers: mean
+accuracy after 0, 1 and 5 epochs of their own. arrived (--churn): mean accuracy of clients in the
+round in which they arrive, and 1 and 5 rounds later; in brackets that of all clients present. Costs
+are means per client.
 """
 
 import numpy as np
@@ -97,7 +98,8 @@ def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, f
     """Return the numbers of a row, means over its Runs."""
     gap, half = interval(parts) if (parts := gaps(clients)) else NO_PAIR
     all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
-    ended = [r for r in group if "best/confusion" in r] or group  # have what is written at the end
+    # only finished Runs have confusion matrices
+    ended = [r for r in group if "best/confusion" in r] or group
     marked, unmarked = np.mean([backdoor(r) for r in ended], 0)
     by_epochs = np.mean([newcomers(r) for r in ended], 0)
     by_age = pd.concat(map(arrivals, group)).groupby("age").mean().reindex([0, 1, 5]).dropna()

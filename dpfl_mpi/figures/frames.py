@@ -240,7 +240,11 @@ def with_graphs(frames: Frames) -> pd.DataFrame:
 
 
 def client_order(classes: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return clients sorted by their ranked classes, and each one's most frequent, int `[N]`."""
+    """Return clients sorted by their classes, and each one's most frequent class, int `[N]` each.
+
+    `classes` are texts such as "3 5 7", as `ranked_classes` returns them. The most frequent classes
+    are in client order; -1 stands for a client without classes.
+    """
     ranked = [[*map(int, each.split())] or [-1] for each in classes]
     order = sorted(range(len(ranked)), key=ranked.__getitem__)
     return np.array(order), np.array([each[0] for each in ranked])

@@ -1,9 +1,10 @@
 """Who listens to clients whose labels are flipped: 40 % of the clients train on permuted labels.
 
-One row per run: with flipped clients that only train, or that search too. It shows the graph before
-round 1 and at the end (clients grouped into benign and flipped), the share of benign clients' edges
-that come from flipped ones over the rounds, and the distribution of that share at the end. With
---rounds it shows only the graphs of these rounds; "every" is every tenth, as in the paper.
+One row per run: in one, flipped clients only train; in the other they also choose collaborators.
+Each row shows the graph before round 1 and at the end (clients grouped into benign and flipped),
+the share of benign clients' edges that come from flipped ones over the rounds, and the distribution
+of that share at the end. With --rounds it shows only the graphs of these rounds; "every" is every
+tenth, as in the paper.
 """
 
 from collections.abc import Sequence
