@@ -26,7 +26,8 @@ OPEN_MPI = {  # lets Open MPI start on a single machine as MPICH does, which ign
     "OMPI_MCA_osc": "^ucx",  # its one-sided calls over UCX fail where there is no such network
 }
 SRUN = ("pmi2", "pmix", "pmix_v5", "pmix_v4", "pmix_v3", "cray_shasta")
-START_S = float(os.environ.get("DPFL_START_S", "600"))  # after which a start of MPI hangs
+# a start of MPI that takes longer is considered hung
+START_S = float(os.environ.get("DPFL_START_S", "600"))
 STARTS = 3  # of MPI, which fails or hangs once in a while
 IN_ORDER = (0, 2, 3, REQUEUE, STALLED)  # exit codes of a Run that finished, was refused or stopped
 NO_MPI = 3  # exit code where MPI is missing
@@ -95,9 +96,9 @@ def job_number() -> str:
 
 
 def requeue(failed: str = "submit it again to go on") -> None:
-    """Let Slurm start this job again, but a cancelled one, which is no longer RUNNING.
+    """Requeue this Slurm job, unless it was cancelled and so is no longer RUNNING.
 
-    Where Slurm does not answer, one sentence says so, and ends with `failed`.
+    If Slurm does not answer, complain in a sentence that ends with `failed`.
     """
     job = job_number()
     ask = ["squeue", "-h", "-j", job, "-o", "%T"]
@@ -154,7 +155,11 @@ class Report:
         return self.path is None or self.path.stat().st_size > 0
 
     def end(self, code: int) -> int:
-        """Remove the file; return the exit code, also where srun made 137 of 75 or 76."""
+        """Remove the file; return the exit code.
+
+        If srun killed the remaining ranks (137), return the code that rank 0 noted: REQUEUE or
+        STALLED.
+        """
         if self.path is None:
             return code
         words = self.path.read_text().split()

@@ -77,10 +77,10 @@ def remove_left() -> None:
 
 
 def installed_gpus() -> list[str]:
-    """Return the names of this node's GPUs for CUDA_VISIBLE_DEVICES, whatever that is now.
+    """Return the names of this node's GPUs for CUDA_VISIBLE_DEVICES, ignoring its current value.
 
-    They are UUIDs, or numbers without nvidia-smi. A GPU that is split into MIG instances counts as
-    these. The list is empty without the driver.
+    They are UUIDs, or numbers without nvidia-smi. A GPU that is split into MIG instances is listed
+    as its instances. The list is empty without the driver.
     """
     if listed := output(["nvidia-smi", "-L"]):
         found = re.findall(r"UUID: ((?:GPU|MIG)-[^)]+)", listed)
@@ -98,6 +98,6 @@ def visible_gpus() -> list[str]:
     if visible is None:
         return installed_gpus()
     names = [name.strip() for name in visible.split(",")]
-    # CUDA reads no further than one of these
+    # CUDA ignores everything from the first of these on
     ends = [i for i, name in enumerate(names) if name in ("", "-1", "NoDevFiles")]
     return names[: ends[0]] if ends else names
