@@ -11,7 +11,9 @@ from dpfl_mpi.errors import UserError
 
 WAVE = 256  # clients of a rank that search Omega together, at least
 WAVES = 8  # groups of these, at most
-MOST_ROWS = 256  # that one pass brings to all ranks where each gets every row: 64 MB of CNNs
+# rows per pass when every rank receives every model (about 64 MB of the CNN); a pass is one filling
+# and reading of all windows
+MAX_ROWS_PER_PASS = 256
 
 
 def place(work: np.ndarray, ranks: int) -> np.ndarray:

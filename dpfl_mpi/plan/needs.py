@@ -17,7 +17,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.node import node_memory
-from dpfl_mpi.mpi.placement import MOST_ROWS, place
+from dpfl_mpi.mpi.placement import MAX_ROWS_PER_PASS, place
 from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
@@ -52,7 +52,7 @@ class Needs:
     sketches: int  # while clients choose among the most similar
     results: np.ndarray  # confusion matrices; on root also what is written at the end
     window: np.ndarray
-    passes: int  # in which the widest graph is exchanged
+    passes: int  # times that the windows are filled to exchange the widest graph
     parameters: int
     row: int  # bytes of a model in memory
 
@@ -115,7 +115,7 @@ def needs_of(
         int(np.prod(shape)) * width + LABEL
         for shape in (np.add(source.shape, border), source.shape)
     )
-    # data that `load` makes come whole to each rank
+    # data made by `load` is copied in full to every rank
     whole = 0 if source.path else sum(map(len, source.labels.values())) * to_score
     return Needs(
         owner=owner,
@@ -156,6 +156,7 @@ def windows(
 ) -> tuple[np.ndarray, int]:
     """Return the slots of each rank's window, and the passes that the widest graph takes.
 
+    A pass fills the windows once; each rank reads its models from its own before the next pass.
     There are 0 passes where not even one model per client fits.
     A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
     """
@@ -164,9 +165,9 @@ def windows(
     window = np.minimum(slots, limit)
     if most == 0 and run.found("method").every_row:  # no graph says how wide the window is
         others = int(k_r.sum()) - k_r
-        most_rows = min(int(k_r.sum()), MOST_ROWS)
-        at_once = placement.rows_per_pass(np.full(len(k_r), limit), k_r, most_rows)
-        window = np.where(k_r > 0, np.minimum(others, at_once), 0)
+        max_rows = min(int(k_r.sum()), MAX_ROWS_PER_PASS)
+        rows = placement.rows_per_pass(np.full(len(k_r), limit), k_r, max_rows)
+        window = np.where(k_r > 0, np.minimum(others, rows), 0)
     _, whole = placement.window_slots(k_r * most, k_r, versions, job.window_gb, row)
     per_pass = placement.models_per_pass(slots, np.full(len(k_r), whole), k_r)
     if per_pass == 0 or (slots <= limit).all():
@@ -224,9 +225,12 @@ def refuse(job: Job, needs: Needs) -> None:
 
 # time -------------------------------------------------------------------------------------------
 def step_seconds(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int) -> float:
-    """Return the least seconds of a gradient step on one core, with n training samples."""
-    most = max(1, TIMED_IMAGES // run.batch_size) * run.batch_size
-    backend, steps = one_client(run, job, source, ensemble, max(1, min(n, most)))
+    """Return the shortest measured time of one gradient step, in seconds.
+
+    It is on one core, for a client with n training samples.
+    """
+    most_images = max(1, TIMED_IMAGES // run.batch_size) * run.batch_size
+    backend, steps = one_client(run, job, source, ensemble, max(1, min(n, most_images)))
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
     block = Block(ensemble, row, backend.zero_momentum(1), slice(0, 1))
     first = np.zeros(1, np.int64)
@@ -258,7 +262,7 @@ def one_client(
 
 
 def fastest(action: Callable[[], object], seconds: float) -> float:
-    """Return the least seconds of an action, which is tried for about so many `seconds`."""
+    """Return the shortest time of an action, repeated for about so many `seconds`, in seconds."""
     timer = timeit.Timer(action)
     timer.timeit(1)
     return min(timer.repeat(max(3, int(seconds / timer.timeit(1))), 1))

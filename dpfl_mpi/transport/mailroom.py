@@ -124,11 +124,11 @@ class Mailroom:
         """Yield `(j, copy of its row)` of these clients on every rank with clients. Collective.
 
         With a graph a rank gets only what its clients want; each row once, as many at a time
-        as the window has slots, or at most MOST_ROWS if no budget says how wide it is.
+        as the window has slots, or at most MAX_ROWS_PER_PASS if no budget says how wide it is.
         """
         placement, owner, rank = self.placement, self.placement.owner, self.placement.world.rank
         n, k = placement.n, len(placement.ids)
-        most = n if self.wanted.any() else min(n, sizes.MOST_ROWS)
+        most = n if self.wanted.any() else min(n, sizes.MAX_ROWS_PER_PASS)
         # a rank without budgets makes no pass narrow
         capacity = np.where(self.capacities[0] > 0, self.capacities[0], self.row_limits[0])
         width = sizes.rows_per_pass(capacity, placement.per_rank, most)

@@ -111,7 +111,7 @@ def test_the_window_of_methods_that_send_all_rows_to_all_ranks(monkeypatch):
     assert more.window[more.clients == 0].tolist() == [0, 0] and more.window[more.clients > 0].all()
     narrow = planned(fields, 3, window_gb=3.01 * plan.row / 2**30)
     assert narrow.window.tolist() == [3 * plan.row] * 3 and narrow.passes == 1
-    monkeypatch.setattr(needs, "MOST_ROWS", 2)
+    monkeypatch.setattr(needs, "MAX_ROWS_PER_PASS", 2)
     assert planned(fields, 3).window.tolist() == [2 * plan.row] * 3
 
 

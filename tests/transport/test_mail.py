@@ -117,7 +117,7 @@ def noted(box, *given, **how):
     with open(f"{folder}/{{os.getpid()}}.slots", "a") as file:
         file.write(f"{{given[2]}} ")
     init(box, *given, **how)
-window.Inbox.__init__, placement.MOST_ROWS = noted, {most}
+window.Inbox.__init__, placement.MAX_ROWS_PER_PASS = noted, {most}
 """
 AS_ON_A_GPU = """
 from dpfl_mpi.transport import packing
