@@ -1,4 +1,7 @@
-"""One run at a time on a results file: a lock file beside it, which a dead owner loses."""
+"""One run at a time writes a results file.
+
+It holds a lock file next to it; the lock of a dead owner can be taken over.
+"""
 
 import contextlib
 import json
@@ -130,7 +133,8 @@ class Lock:
         """Return whether the owner has surely ended.
 
         It is this job before it was requeued, a process of this host that is not there, or one of
-        another host that has not touched the lock for long. A process of this host may have slept.
+        another host that has not touched the lock for long. A live process on this host keeps its
+        lock however long it was suspended.
         """
         owner, me = owner_of(text), myself()
         try:
@@ -167,7 +171,7 @@ class Lock:
         return False
 
     def _beat(self) -> None:
-        """Touch the lock file every `BEAT` seconds while it is held, in a thread."""
+        """Body of the thread that touches the lock file every BEAT seconds while it is held."""
         while not self.stop.wait(BEAT) and self.check():
             if content(self.path) == self.text:
                 with contextlib.suppress(OSError):
