@@ -138,11 +138,11 @@ def numbers_of(result: Result, rounds: range) -> Iterator[tuple[int, dict[str, f
 
 
 def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
-    """Return the last round of this Run in a file, or -1, and what adds lines of JSON."""
+    """Return this Run's last round in a file, or -1, and the function that appends JSON lines."""
     who = identity(result)
     try:
         text = path.read_text() if path.exists() else ""
-        # Runs may share a file; of a last line a kill may have left a part
+        # Runs may share a file; a kill may have left half of the last line
         whole = re.sub(r'{"run": [^\n]*\Z', "", text)
         known = [json.loads(line) for line in whole.splitlines()]
         last = max((line["round"] for line in known if who.items() <= line.items()), default=-1)
@@ -163,7 +163,7 @@ def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
 
 
 def tensorboard(result: Result, _: int) -> tuple[int, Add]:
-    """Return the last round of this Run in its folder, -1 if none, and what adds scalars."""
+    """Return this Run's last round in its folder, or -1, and the function that adds scalars."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
