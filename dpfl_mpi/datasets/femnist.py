@@ -28,8 +28,8 @@ WEIGHTS = "train"
 SOURCE = "LEAF's data/femnist/data, or an archive of it, or NIST's by_class"
 NO_DOWNLOAD = (
     "FEMNIST has no single archive: in a checkout of LEAF (TalwalkarLab/leaf) run "
-    "data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, then name its folder "
-    "data/femnist/data with --source PATH"
+    "data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, then pass the "
+    "folder data/femnist/data with --source"
 )
 SYMBOLS = (
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # LEAF's 62 labels in order
