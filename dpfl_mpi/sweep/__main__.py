@@ -23,11 +23,13 @@ from dpfl_mpi.sweep.slurm import GRACE_S, flags_of, minutes, sbatch_text, submit
 from dpfl_mpi.sweep.table import Monitor, interrupts, table
 from dpfl_mpi.sweep.wanted import GRID, bases, choose, grid, only, parser, runs_of, trials
 
-LEAST = {"ranks": 1, "nodes": 1, "cpus": 1, "max_parallel": 0}  # of whole numbers
+# smallest allowed value of each whole-number flag
+MINIMUM = {"ranks": 1, "nodes": 1, "cpus": 1, "max_parallel": 0}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Execute the command line; return 0, 1 if a Run failed or was left out, or 2."""
+    # an interrupt before the flags are read has started no Runs, as with --list
     args = argparse.Namespace(cluster="", list=True)
     try:
         words = sys.argv[1:] if arguments is None else arguments
@@ -38,10 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
         complain(f"error: {error}{hint(str(error))}")
         return 2
     except KeyboardInterrupt:
-        going = "jobs on Slurm go on" if args.cluster == "slurm" else "the Runs keep a checkpoint"
-        again = "the same command goes on, with --list it says how far they are"
-        how = "--list says how far they are" if args.list else f"{going}; {again}"
-        complain(f"interrupted: {how}")
+        if args.list:
+            next_step = "run with --list to see the progress"
+        else:
+            on_slurm = args.cluster == "slurm"
+            state = "jobs on Slurm go on" if on_slurm else "the Runs keep a checkpoint"
+            command = "run the same command again to go on, or with --list to see the progress"
+            next_step = f"{state}; {command}"
+        complain(f"interrupted: {next_step}")
         return INTERRUPTED
 
 
@@ -90,9 +96,9 @@ def sweep(args: argparse.Namespace) -> int:
 
 def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]:
     """Return how to compute the Runs, and the Runs by the tried value of --tune ("" without it)."""
-    for flag, least in LEAST.items():
-        if (value := getattr(args, flag)) < least:
-            allowed = f"allowed is a whole number of at least {least}"
+    for flag, minimum in MINIMUM.items():
+        if (value := getattr(args, flag)) < minimum:
+            allowed = f"allowed is a whole number of at least {minimum}"
             raise UserError(f"--{flag} is {value}; {allowed}")
     if args.time:
         minutes(args.time)
@@ -144,7 +150,7 @@ def preview(
 ) -> str:
     """Return what would be submitted: the text for sbatch, and the command of each Run."""
     if not todo:
-        return "nothing to submit; --list says how far the Runs are"
+        return "nothing to submit; --list shows the progress of the Runs"
     base_of = bases(entries)
     by, lines = f"mpirun -n {args.ranks}", []
     if args.cluster == "slurm":  # Runs that wait for others are jobs of their own

@@ -52,7 +52,7 @@ def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
         assert (one["seconds/train"][: len(seconds)] == seconds).all()
         assert [len(result.starts()) for result in (one, two)] == [1, 1]
     assert swept(*words, rounds=2).code == 0  # nothing is computed twice
-    nothing = "nothing to submit; --list says how far the Runs are\n"
+    nothing = "nothing to submit; --list shows the progress of the Runs\n"
     assert swept(*words, "--dry_run", rounds=2).out == nothing
     mixed = swept(*words, "--mixed", "--list", rounds=2)
     assert "was computed without --mixed; " in mixed.err
@@ -101,7 +101,7 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
     process = starts.begin([*SWEEP, *words])
     starts.wait_for((tmp_path / "hold.reached").exists, process)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
-    again = "the same command goes on, with --list it says how far they are"
+    again = "run the same command again to go on, or with --list to see the progress"
     interrupted = f"interrupted: the Runs keep a checkpoint; {again}\n"
     assert starts.finish(process, 130) == interrupted
     (out,) = tmp_path.glob("*.h5")  # the second was not begun
@@ -155,7 +155,7 @@ def test_an_interrupt_that_a_destructor_drops_is_raised_later(monkeypatch, numbe
 def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):
     monkeypatch.setattr(sweep, "Local", Mock(side_effect=KeyboardInterrupt))
     done = swept("--seeds", "1")
-    assert done.code == 130 and "a checkpoint; the same command goes on, with --list" in done.err
+    assert done.code == 130 and "a checkpoint; run the same command again to go on" in done.err
     done = swept("--seeds", "1", "--fresh")
     assert done.code == 2 and "--fresh is for one Run" in done.err
 
