@@ -23,7 +23,7 @@ from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, digest, in_file, made_by
 from dpfl_mpi.errors import INTERRUPTED, UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.plugins import admit, admitted, find, shipped, short
 from dpfl_mpi.settings.command_line import Parser
-from dpfl_mpi.settings.fields import choices, fields, options_given, types
+from dpfl_mpi.settings.fields import choices, field_types, fields, options_given
 from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import check_apart, explained, reason, remove_leftovers, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as, sha256
@@ -73,7 +73,7 @@ def parser(own: Sequence[str] = ()) -> Parser:
             if f.name in (*FLAGS, "dataset", "help"):
                 taken = f"has {f.name}, a flag of prepare; rename it"
                 raise UserError(f"Options of the data set {short(name)} {taken}")
-            values = "|".join(choices(types(module.Options)[f.name])) or "X"
+            values = "|".join(choices(field_types(module.Options)[f.name])) or "X"
             text = f"{f.metadata['help']} (default {f.default})".replace("%", "%%")
             add(f"--{f.name}", metavar=values, help=text)
     return out

@@ -16,7 +16,7 @@ from typing import Any
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.settings import Run
-from dpfl_mpi.settings.fields import allowed, fields, fits, options_of, types
+from dpfl_mpi.settings.fields import allowed, field_types, fields, fits, options_of
 
 # Defaults for data of one's own: minutes on a laptop. Data that name their clients are dealt by
 # them; the model depends on the samples (`settings.files.own_defaults`).
@@ -82,10 +82,10 @@ def check_settings(what: str, settings: Any) -> None:
         raise UserError(f"{what} is a {kind}; it must be a dict of settings")
     if unknown := sorted(set(settings) - set(SMALL)):
         raise UserError(f"{what} has {unknown[0]}; allowed are {', '.join(SMALL)}")
-    kinds = types(Run)
+    types = field_types(Run)
     for f in fields(Run):
         if f.name not in settings:
             continue
-        value, kind = settings[f.name], kinds[f.name]
-        if value is None or not fits(value, kind, f.metadata):
-            raise UserError(f"{what} has {f.name} {value!r}; allowed {allowed(f, kind)}")
+        value, field_type = settings[f.name], types[f.name]
+        if value is None or not fits(value, field_type, f.metadata):
+            raise UserError(f"{what} has {f.name} {value!r}; allowed {allowed(f, field_type)}")

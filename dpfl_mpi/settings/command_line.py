@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import KINDS, admit, find, names, short
-from dpfl_mpi.settings.fields import allowed, check, choices, fields, read, types
+from dpfl_mpi.settings.fields import allowed, check, choices, field_types, fields, read
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
 from dpfl_mpi.settings.values import number
@@ -146,17 +146,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", action=Config, metavar="FILE", help=text)
     groups: dict[str, Any] = {}
     for f in (*fields(Run), *fields(Job)):
-        kind = types(SCHEMA[f.name])[f.name]
+        field_type = field_types(SCHEMA[f.name])[f.name]
         title = f.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         text = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in KINDS else "")
         if f.default is not None:
-            text += f" [{('yes' if f.default else 'no') if kind is bool else f.default}]"
+            text += f" [{('yes' if f.default else 'no') if field_type is bool else f.default}]"
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-        if kind is not bool:
-            usual = PLACEHOLDERS.get(kind, "NAME")
-            how = {"metavar": "|".join(choices(kind)) or PLACEHOLDERS.get(f.name, usual)}
+        if field_type is not bool:
+            usual = PLACEHOLDERS.get(field_type, "NAME")
+            how = {"metavar": "|".join(choices(field_type)) or PLACEHOLDERS.get(f.name, usual)}
         how |= {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
         groups[title].add_argument(f"--{f.name}", **how)
 
@@ -188,7 +188,8 @@ def add_options(parser: argparse.ArgumentParser, settings: Mapping[str, Any]) ->
         title = f"options of the {kind} {short(name)}"
         group = parser.add_argument_group(title, None if options else "none")
         for f in options:
-            limits = allowed(f, types(schema)[f.name]).removeprefix("is ").removeprefix("are ")
+            limits = allowed(f, field_types(schema)[f.name])
+            limits = limits.removeprefix("is ").removeprefix("are ")
             text = f"{f.metadata['help']}: {limits} [{f.default}]".replace("%", "%%")
             group.add_argument(f"--{field}.{f.name}", metavar="X", help=text)
 

@@ -16,8 +16,8 @@ from dpfl_mpi.settings.values import number, written
 from dpfl_mpi.storage.foreign import encodable
 
 SWITCH = {"true": True, "yes": True, "false": False, "no": False}
-# values of other types are checked where they are parsed
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+# how error sentences name a type; values of other types are checked where they are parsed
+TYPE_TEXTS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def field(group: str, default: Any, text: str, **limits: Any) -> Any:
@@ -47,33 +47,38 @@ def changed(settings: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def types(schema: type) -> dict[str, Any]:
-    """Return the type of every field by name; of an optional one the type that is not None."""
+def field_types(schema: type) -> dict[str, Any]:
+    """Return the type of every field by name; of an optional one, the type that is not None."""
     out = {}
     for name, hint in get_type_hints(schema).items():
-        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-        out[name] = kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint
+        members = [member for member in get_args(hint) if member is not NoneType]
+        is_optional = NoneType in get_args(hint) and len(members) == 1
+        out[name] = members[0] if is_optional else hint
     return out
 
 
-def choices(kind: Any) -> tuple[str, ...]:
-    """Return the named choices of a field's type, none where it has none."""
-    return get_args(kind) if get_origin(kind) is Literal else ()
+def choices(field_type: Any) -> tuple[str, ...]:
+    """Return the named choices of a field's type; empty if it is no `Literal`."""
+    return get_args(field_type) if get_origin(field_type) is Literal else ()
 
 
 def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
-    """Raise `UserError` for the first field of another type or, with `ranges`, out of its range."""
+    """Raise `UserError` for the first field whose value has the wrong type.
+
+    With `ranges`, also for a value out of its range. `prefix` comes before the name of the field.
+    """
     schema: type = type(settings)
-    kinds = types(schema)
+    types = field_types(schema)
     for f in fields(settings):
-        value, kind = getattr(settings, f.name), kinds[f.name]
-        if getattr(value, "ndim", 0):  # it cannot be compared
+        value = getattr(settings, f.name)
+        field_type = types[f.name]
+        if getattr(value, "ndim", 0):  # comparing an array gives an array
             allowed_types = "numbers, texts, and paths of files of tables"
             raise UserError(f"--{prefix}{f.name} is an array; allowed are {allowed_types}")
         is_open = value is None and f.default is None
-        if not is_open and not fits(value, kind, f.metadata if ranges else {}):
+        if not is_open and not fits(value, field_type, f.metadata if ranges else {}):
             text = f"[{', '.join(map(str, value))}]" if isinstance(value, list) else repr(value)
-            raise UserError(f"--{prefix}{f.name} is {text}; allowed {allowed(f, kind)}")
+            raise UserError(f"--{prefix}{f.name} is {text}; allowed {allowed(f, field_type)}")
 
 
 def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
@@ -81,30 +86,34 @@ def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
 
     A whole number may stand for a number or a text: 1 and 1.0 are one setting, and so one Run.
     """
-    kind = types(schema)[name]
-    if kind in (float, str) and type(value) is int and abs(value) < 2**63:
-        return kind(value)
-    if isinstance(value, str) and kind in (int, float, bool):
+    field_type = field_types(schema)[name]
+    if field_type in (float, str) and type(value) is int and abs(value) < 2**63:
+        return field_type(value)
+    if isinstance(value, str) and field_type in (int, float, bool):
         try:
-            return SWITCH[value.lower()] if kind is bool else number(kind, value)
+            if field_type is bool:
+                return SWITCH[value.lower()]
+            return number(field_type, value)
         except (KeyError, ValueError):
             f = next(f for f in fields(schema) if f.name == name)
-            raise UserError(f"--{prefix}{name} is {value}; allowed {allowed(f, kind)}") from None
+            what = allowed(f, field_type)
+            raise UserError(f"--{prefix}{name} is {value}; allowed {what}") from None
     return value
 
 
-def fits(value: Any, kind: Any, limits: Any) -> bool:
+def fits(value: Any, field_type: Any, limits: Any) -> bool:
     """Return whether a value is of a field's type and in its range."""
-    if choices(kind):
-        return value in choices(kind)
-    if kind not in KINDS:
+    if choices(field_type):
+        return value in choices(field_type)
+    if field_type not in TYPE_TEXTS:
         return True
-    if kind is bool:
+    if field_type is bool:
         return isinstance(value, bool)
-    if kind is str:
+    if field_type is str:
         stored = isinstance(value, str) and "\0" not in value and encodable(value)
         return stored and ("valid" not in limits or bool(limits["valid"](value)))
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+    number_types = int if field_type is int else (int, float)
+    if isinstance(value, bool) or not isinstance(value, number_types):
         return False
     if not abs(value) < 2**63:  # more than arrays count, or not a number
         return False
@@ -112,12 +121,12 @@ def fits(value: Any, kind: Any, limits: Any) -> bool:
     return closed and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
 
 
-def allowed(f: dataclasses.Field[Any], kind: Any) -> str:
+def allowed(f: dataclasses.Field[Any], field_type: Any) -> str:
     """Return what a field takes: "are paper, authors_code", "is a whole number of at least 1"."""
-    if choices(kind):
-        return f"are {', '.join(choices(kind))}"
+    if choices(field_type):
+        return f"are {', '.join(choices(field_type))}"
     limits = f.metadata
-    what = limits.get("what", KINDS.get(kind, "a text"))
+    what = limits.get("what", TYPE_TEXTS.get(field_type, "a text"))
     if "low" in limits and "high" in limits:
         return f"is {what} from {limits['low']} to {limits['high']}"
     words = {"low": "of at least", "above": "above", "high": "at most", "below": "below"}
@@ -150,10 +159,10 @@ def options_given(
     if not isinstance(given, Mapping):
         what = f"names and values, as --{prefix}NAME VALUE"
         raise UserError(f"--{prefix[:-1]} is {given}; allowed are {what}")
-    kinds = types(schema)
+    types = field_types(schema)
     for name in given:
-        if name not in kinds:
-            known = f"its options: {', '.join(kinds) or 'none'}"
+        if name not in types:
+            known = f"its options: {', '.join(types) or 'none'}"
             raise UserError(f"--{prefix}{name}: {whose} has no such option; {known}")
     options = schema(**{name: read(schema, name, value, prefix) for name, value in given.items()})
     check(options, prefix)

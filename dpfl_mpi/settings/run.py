@@ -399,7 +399,7 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
     for name in PARSED:
         if filled[name] is not None or name in ("omega_period", "candidates"):
             out[name] = parse(name, filled[name], bounds.get(name))
-    out["budget"] = out["budget"].of_all(n, filled["budget_counts_self"])
+    out["budget"] = out["budget"].resolved(n, filled["budget_counts_self"])
     for name in SHAPES:
         if out[name] and out[name].kind == "file" and name not in gone:
             seconds = name == "churn" and filled["network"]

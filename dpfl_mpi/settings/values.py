@@ -23,16 +23,16 @@ from dpfl_mpi.storage.foreign import Unreadable, read_text, refused_as
 SHARE, WHOLE = r"[0-9]{0,9}\.?[0-9]{1,18}", "[0-9]{1,18}"
 POSITIVE = "0*[1-9][0-9]{0,17}"
 NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|inf|nan"
-LEAST = 1e-18  # of what must be above 0
+SMALLEST_POSITIVE = 1e-18  # smallest value accepted where a setting must be positive
 PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
 ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
 LIES = ("sign_flip", "noise", "scale", "stale")  # these falsify what is sent
 HONEST = tuple(kind for kind in ATTACKS if kind not in LIES)
 NETWORKS = ("phones", "hospitals", "campus")
 SECONDS = {"s": 1, "min": 60, "h": 3600}
-# of a client in a file of --network: the smallest and the largest value
-SPEEDS = {"step": (1e-9, 1e3), "image": (0, 1e3)}
-SPEEDS |= {"up": (1e-3, math.inf), "down": (1e-3, math.inf), "latency": (0, 1e3)}
+# columns of a file of --network, each with its smallest and largest value for a client
+NETWORK_COLUMNS = {"step": (1e-9, 1e3), "image": (0, 1e3)}
+NETWORK_COLUMNS |= {"up": (1e-3, math.inf), "down": (1e-3, math.inf), "latency": (0, 1e3)}
 
 
 def file_of(text: str) -> str:
@@ -70,7 +70,7 @@ def nearest(share: float | str, count: int) -> int:
 class Text:
     """A setting that is written as a text; `str` returns that of the flag and of the key.
 
-    The fields of its form are attributes: of `0.5:10` for --drift `share` and `round`.
+    Its parts are attributes: for --drift 0.5:10 these are `share` and `round`.
     """
 
     text: str
@@ -109,16 +109,25 @@ class Text:
 
 
 class Budget(Text):
-    """B_c, how many models a client may average."""
+    """B_c, how many models a client may average.
 
-    def of_all(self, clients: int, counts_self: bool) -> "Budget":
-        """Return the budget of so many clients: a share as a number, inf where it does not bind."""
+    `counts_self` is whether B_c includes the client's own model.
+    """
+
+    def resolved(self, clients: int, counts_self: bool) -> "Budget":
+        """Return the budget resolved for N clients.
+
+        A share becomes a number, and a number that allows every other client becomes inf. 1 stays
+        1, because a method that reads no budget stores 1 for any N.
+        """
         if self.kind == "fraction":
             number = max(1, nearest(self.fraction, clients))
             budget = Budget(str(number), "number", {"number": number})
-            return budget.of_all(clients, counts_self)
-        free = self.kind == "number" and clients <= self.number - counts_self + 1
-        return Budget("inf", "inf") if free and self.number != 1 else self
+            return budget.resolved(clients, counts_self)
+        if self.kind != "number" or self.number == 1:
+            return self
+        never_binds = clients - 1 <= self.number - counts_self
+        return Budget("inf", "inf") if never_binds else self
 
     def most(self, clients: int, counts_self: bool) -> int:
         """Return the most models that any client may receive for one average."""
@@ -159,14 +168,14 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any], float, float | None]] = {
     "number": (WHOLE, int, 1, math.inf),
     "low": ("[0-9]{1,9}", int, 1, math.inf),
     "high": ("[0-9]{1,9}", int, 1, math.inf),
-    "fraction": (SHARE, str, LEAST, math.inf),
-    "radius": (SHARE, float, LEAST, math.inf),
+    "fraction": (SHARE, str, SMALLEST_POSITIVE, math.inf),
+    "radius": (SHARE, float, SMALLEST_POSITIVE, math.inf),
     "sites": (WHOLE, int, 1, None),
     "groups": (f"{WHOLE}(?:[,;]{WHOLE})*", groups_of, 1, None),
-    "leave": (SHARE, float, LEAST, 1),
+    "leave": (SHARE, float, SMALLEST_POSITIVE, 1),
     "join": (SHARE, float, 0, 1),
     "share": (SHARE, float, 0, 1),
-    "density": (SHARE, float, LEAST, 1),
+    "density": (SHARE, float, SMALLEST_POSITIVE, 1),
     "names": (r"(?!none$)[^\s,=]+(?:,[^\s,=]+)*", str, 0, math.inf),
     "round": (WHOLE, int, 1, None),
     "rounds": (WHOLE, int, 1, math.inf),
@@ -202,7 +211,8 @@ SETTINGS = {
     ),
     "network": Setting(
         f"{' '.join(NETWORKS)} FILE",
-        f"are {', '.join(NETWORKS)}, or a file with a line per client: {', '.join(SPEEDS)}",
+        f"are {', '.join(NETWORKS)}, or a file with a line per client: "
+        f"{', '.join(NETWORK_COLUMNS)}",
     ),
     "churn": Setting(
         "{leave}:{join} FILE",
@@ -276,15 +286,18 @@ def written(value: Any) -> Any:
 
 # the files ----------------------------------------------------------------------------------------
 def check_reach(edges: np.ndarray, clients: int, rounds: int) -> str:
+    """Return the end of an error sentence, or ''."""
     high = edges.max(initial=0)
     return f"; it has client {high:g}, allowed are 0 to {clients - 1}" if high >= clients else ""
 
 
 def check_available(table: np.ndarray, clients: int, rounds: int) -> str:
+    """Return the end of an error sentence, or ''."""
     return empty(np.flatnonzero(table[:rounds].sum(1) == 0) + 1)
 
 
 def check_churn(events: np.ndarray, clients: int, rounds: int) -> str:
+    """Return the end of an error sentence, or ''."""
     time, client, joins = events.T
     if (client >= clients).any():
         return f"; it has client {client.max():g}, allowed are 0 to {clients - 1}"
@@ -303,14 +316,16 @@ def check_churn(events: np.ndarray, clients: int, rounds: int) -> str:
 
 
 def empty(rounds: np.ndarray) -> str:
+    """Return the end of an error sentence on the first of these rounds, or ''."""
     return f"; round {rounds[0]:g} has no client, allowed is at least one" if len(rounds) else ""
 
 
 def check_network(table: np.ndarray, clients: int, rounds: int) -> str:
-    for column, (name, (low, high)) in zip(table.T, SPEEDS.items(), strict=True):
+    """Return the end of an error sentence, or ''."""
+    for column, (name, (low, high)) in zip(table.T, NETWORK_COLUMNS.items(), strict=True):
         for k in np.flatnonzero(~((low <= column) & (column <= high))):
             allowed = f"allowed is a number from {low:g} to {high:g}"
-            return f"; the {name} of client {k} is {column[k]:g}, {allowed}"
+            return f"; the value of {name!r} for client {k} is {column[k]:g}, {allowed}"
     return ""
 
 
@@ -324,7 +339,7 @@ class Shape(NamedTuple):
 TWO_CLIENTS = "lines of two client numbers from 0 to {last}: receiver sender"
 ZEROS_AND_ONES = "at least {T} lines (rounds) of {N} (clients) zeros or ones"
 EVENTS = "lines of a time, a client, and join or leave"
-FIVE_NUMBERS = f"{{N}} lines (clients) of 5 numbers: {', '.join(SPEEDS)}"
+FIVE_NUMBERS = f"{{N}} lines (clients) of 5 numbers: {', '.join(NETWORK_COLUMNS)}"
 SHAPES = {
     "budget": Shape(f"inf|{POSITIVE}", "N", "{N} numbers: whole and at least 1, or inf"),
     "reach": Shape(f"{WHOLE} {WHOLE}", "", TWO_CLIENTS, check_reach),
@@ -344,7 +359,7 @@ def with_file(name: str, value: Any, clients: int, rounds: int) -> Any:
     with refused_as(unreadable, (Unreadable,)):
         text = read_text(Path(value.path)).removeprefix("\ufeff")
     lines = [words for part in text.splitlines() if (words := part.replace(",", " ").split())]
-    if name == "network" and lines[:1] == [list(SPEEDS)]:  # names above the columns
+    if name == "network" and lines[:1] == [list(NETWORK_COLUMNS)]:  # names above the columns
         del lines[0]
     if name == "budget":  # in lines of any length
         lines = [[word] for words in lines for word in words]

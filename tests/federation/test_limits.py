@@ -79,9 +79,9 @@ def test_what_limits_nothing_changes_no_bit(tmp_path):
     ("network", "1 1 1 1 0\n" * 8 + "1 1 1\n", "must hold 9 lines"),
     ("network", "1 1 1 one 0\n" * N, "must hold 9 lines"),
     ("network", "0,1,1,1,0\n" * N, "step of client 0 is 0, allowed is a number from 1e-09 to 1000"),
-    ("network", "1,1,1,1,0\n" * 8 + "1,1,1,-1,0\n", "the down of client 8 is -1"),
-    ("network", "1,1,nan,1,0\n" * N, "the up of client 0 is nan"),
-    ("network", "1,1,1,1,-0.1\n" * N, "the latency of client 0 is -0.1"),
+    ("network", "1,1,1,1,0\n" * 8 + "1,1,1,-1,0\n", "the value of 'down' for client 8 is -1"),
+    ("network", "1,1,nan,1,0\n" * N, "the value of 'up' for client 0 is nan"),
+    ("network", "1,1,1,1,-0.1\n" * N, "the value of 'latency' for client 0 is -0.1"),
 ])  # fmt: skip
 def test_bad_files_are_sentences(name, text, sentence, tmp_path):
     refused(sentence, run, **{name: text_file(tmp_path / "file", text)})

@@ -28,7 +28,7 @@ from dpfl_mpi.sweep import __main__ as sweep
 
 
 def budget_name(budget, clients, counts_self):
-    return written(value_of("budget", budget).of_all(clients, counts_self))
+    return written(value_of("budget", budget).resolved(clients, counts_self))
 
 
 @pytest.mark.parametrize(("name", "clients", "budgets"), [
