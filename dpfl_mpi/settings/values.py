@@ -98,9 +98,9 @@ class Text:
     @property
     def seconds(self) -> float:
         """The seconds of a time such as 90s, 5min or 2h; inf of another setting, such as never."""
-        return (
-            float(self.fields[self.kind] * SECONDS[self.kind]) if self.kind in SECONDS else math.inf
-        )
+        if self.kind not in SECONDS:
+            return math.inf
+        return float(self.fields[self.kind] * SECONDS[self.kind])
 
     @property
     def falsifies(self) -> bool:
