@@ -190,11 +190,55 @@ class Native:
         sgd = self._sgd(epochs.rule, m, epochs.steps)
         return float(self._call.train(self._net, *rows, *schedule, sgd, self._work))
 
+    def mix(
+        self, w: tuple[Tensor, Tensor], v: tuple[Tensor, Tensor], share: float, epochs: Epochs
+    ) -> np.ndarray:
+        """Train row w, and row v by share times the gradient at share v + (1 - share) w.
+
+        Both come with their momentum, after as many steps. Return the sums of the losses at w and
+        at the mixture, float32 `[2]`.
+        """
+        schedule, rule = self._schedule(epochs), epochs.rule
+        mixture, losses = torch.zeros_like(w[0]), np.zeros(2, np.float32)
+        rows = *self._pair(w, rule), *self._pair(v, rule), self._row(mixture), share
+        sgd = self._sgd(rule, w[1], epochs.steps)
+        self._call.mix(self._net, *rows, *schedule, sgd, losses.ctypes.data, self._work)
+        return losses
+
+    def ahead(self, w: Tensor, m: Tensor, inner: float, epochs: Epochs) -> float:
+        """Train row w by each second mini-batch's gradient at w - inner (gradient of the first).
+
+        Return the sum of the losses of the second ones, added up in float32.
+        """
+        schedule, row, loss = self._schedule(epochs), torch.zeros_like(w), np.zeros(1, np.float32)
+        rows = *self._pair((w, m), epochs.rule), self._row(row), inner
+        sgd = self._sgd(epochs.rule, m, max(epochs.steps // 2, 1))
+        self._call.ahead(self._net, *rows, *schedule, sgd, loss.ctypes.data, self._work)
+        return float(loss[0])
+
     def gradient(self, w: Tensor, g: Tensor, batch: MiniBatch) -> float:
         """Write the gradient at row w of a mini-batch's mean loss into g; return the loss."""
         chosen, n = self._chosen(*batch[:4]), len(batch.order)
         rows = self._row(w), self._row(g)
         return float(self._call.gradient(self._net, *rows, chosen, n, self._work))
+
+    def descents(
+        self,
+        w: Tensor,
+        towards: Tensor,
+        pull: float,
+        rate: float,
+        steps: int,
+        batch: MiniBatch,
+        loss: Tensor,
+    ) -> None:
+        """Take steps w -= rate (gradient + pull (w - towards)) on one mini-batch.
+
+        Their losses are added to `loss`, float32 `[1]`.
+        """
+        chosen, rows = self._chosen(*batch[:4]), (self._row(w), self._row(towards))
+        how = pull, rate, steps, chosen, len(batch.order), _address(loss, "float32", (1,))
+        self._call.descents(self._net, *rows, *how, self._work)
 
     def step(self, w: Tensor, m: Tensor, g: Tensor, rule: StepRule) -> None:
         """Step row w with momentum m along g, which is changed in place."""

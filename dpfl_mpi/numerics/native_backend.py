@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.backend import Backend, LocalEpochs, Predict, Proximal
+from dpfl_mpi.numerics.backend import Backend, Learn, LocalEpochs, Predict, Proximal
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import X86, Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.numerics.native import (
@@ -29,7 +29,7 @@ from dpfl_mpi.numerics.native import (
     StepRule,
     load,
 )
-from dpfl_mpi.numerics.optimiser import SGD
+from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 
 class NativeBackend(Backend):
@@ -56,6 +56,25 @@ class NativeBackend(Backend):
         block.loss += self.native.train(block.w[0], block.momentum[0], seen)
         block.steps += seen.steps
 
+    def train_mixed(
+        self, w: Block, v: Block, alpha_K1: Tensor, epochs: LocalEpochs, learn: Learn | None
+    ) -> None:
+        # the kernels take one number of steps so far, Adam's, for both
+        uneven = isinstance(self.optimiser, Adam) and w.momentum[0, -1] != v.momentum[0, -1]
+        if learn or uneven:
+            return super().train_mixed(w, v, alpha_K1, epochs, learn)
+        seen = self._epochs(w.rows, epochs, StepRule(self.optimiser, epochs.lr))
+        pairs = [(block.w[0], block.momentum[0]) for block in (w, v)]
+        losses = self.native.mix(*pairs, float(alpha_K1[self._client(w.rows), 0]), seen)
+        for block, loss in zip((w, v), losses.tolist(), strict=True):
+            block.loss += loss
+            block.steps += seen.steps
+
+    def train_ahead(self, block: Block, inner: float, epochs: LocalEpochs) -> None:
+        seen = self._epochs(block.rows, epochs, StepRule(self.optimiser, epochs.lr))
+        block.loss += self.native.ahead(block.w[0], block.momentum[0], inner, seen)
+        block.steps += seen.steps // 2
+
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[MiniBatch]:
         local = LocalEpochs(epochs, first_epoch, 0.0)
         seen, step = self._epochs(rows, local, StepRule(self.optimiser, 0.0)), 0
@@ -74,6 +93,13 @@ class NativeBackend(Backend):
         w, plain = block.w[0], SGD(0, 0, 0, 0)
         self.native.step(w, torch.zeros_like(w), block.g[0], StepRule(plain, rate))
         self._count(block, loss)
+
+    def descents(  # type: ignore[override]
+        self, block: Block, batch: MiniBatch, steps: int, rate: float, towards: Tensor, pull: float
+    ) -> None:
+        how = pull, rate, steps, batch, block.loss
+        self.native.descents(block.w[0], towards[0], *how)
+        block.steps += steps
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         self._count(block, loss)

@@ -49,7 +49,8 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
             width = net.width;
   const int rows = net.height + 2 * border, columns = net.wide + 2 * border;
   float *w = get(8 * width), *m = get(4 * width), *g = get(4 * width); /* w: two rows */
-  float *moments = calloc(2 * width + 1, 4), *pair = malloc(8 * width);
+  float *moments = calloc(2 * width + 1, 4), *m_v = calloc(2 * width + 1, 4), sums[2] = {0};
+  float *v = calloc(width, 4), *row = calloc(width, 4), *pair = malloc(8 * width);
   double *x = malloc(8 * width), *x_j = malloc(8 * width), *y_j = malloc(8 * width);
   uint8_t *trained = filled(width, 1, 2), *crop = filled(3 * n, 1, 2 * border + 1);
   void *pixels = pixels_of(&net, n * rows * columns * net.channels);
@@ -74,7 +75,10 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     Sgd adam = sgd;
     adam.corrections = corrections, adam.decoupled = with;
     adam.take = .1f, adam.keep = .99f, adam.add = .01f, adam.eps = 1e-3f;
-    NAME(train)(&net, w, moments, &images, n, 1, batch, &adam, memory);
+    NAME(mix)(&net, w, moments, v, m_v, row, .3f, &images, n, 1, batch, &adam, sums, memory);
+    NAME(ahead)(&net, v, m_v, row, .02f, &images, n, 1, batch, &adam, sums, memory);
+    NAME(descents)(&net, v, row, .5f, .01f, 2, &images, batch < n ? batch : n, sums, memory);
+    printf("%.9g %.9g %.9g ", sums[0], sums[1], v[width / 2]);
     NAME(score)(&net, w, width, 2, &images, n, losses, predicted, logits, features, memory);
     NAME(score)(&net, w, width, 1, &images, n, losses, NULL, NULL, NULL, memory);
     for (int i = 0; i < width; i++) x[i] = w[i] / 3.;

@@ -77,11 +77,12 @@ def bits(kind, form, path=native.LIBRARY):
     pair = torch.stack([w, net.row])
     scores = net.native.score(pair, net.images, numbers(np.arange(37)), True, True)
     sums = net.native.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
-    v, m_v = net.row * 0.9, torch.zeros(2 * len(w) + 1)
+    v, m_v, m_w = net.row * 0.9, *(torch.zeros(2 * len(w) + 1) for _ in range(2))
     adamw = StepRule(Adam(13, 0.0, 1e-3, 20.0, decoupled=True), 0.01)
-    loss += net.native.train(v, m_v, Epochs(net.images, order, crop, 13, adamw))
+    two = Epochs(net.images, order[:2], crop[:, :2].copy(), 13, adamw)
+    losses = net.native.mix((w, m_w), (v, m_v), 0.3, two)
     assert np.isfinite(loss)
-    parts = loss, v, m_v, w, m, *scores, *sums, pair
+    parts = loss, losses, v, m_v, w, m, *scores, *sums, pair
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
 

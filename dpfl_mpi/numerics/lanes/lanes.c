@@ -156,8 +156,15 @@ PUBLIC double NAME(gradient)(const Net *net, const float *w, float *g, const Ima
   return gradient(&p, images, 0, n, 0);
 }
 
-/* Train `epochs` epochs of n images in mini-batches, the last of an epoch smaller. Return the sum
- * of their losses. */
+/* Run `call` for each mini-batch of `epochs` epochs of n images: number `step`, `size` images from
+ * number `first` on. The last one of an epoch is smaller. */
+#define MINI_BATCHES(...) \
+  for (int64_t step = 0, first = 0, size; first < epochs * n; first += size, step++) { \
+    size = n - first % n < batch ? n - first % n : batch; \
+    __VA_ARGS__; \
+  }
+
+/* Train in mini-batches; return the sum of their losses. */
 PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *images, int64_t n,
                           int32_t epochs, int32_t batch, const Sgd *sgd, void *memory) {
   Pass p = begin(net, memory);
@@ -165,13 +172,68 @@ PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *imag
   /* the first trained column: nothing below it needs a gradient */
   while (sgd->trained && p.lowest < net->width && !sgd->trained[p.lowest]) p.lowest++;
   double loss = 0;
-  int64_t step = 0;
-  for (int64_t start = 0; start < epochs * n; start += n)
-    for (int64_t at = 0; at < n; at += batch, step++) {
-      loss += gradient(&p, images, start + at, n - at < batch ? n - at : batch, step);
-      NAME(step)(w, m, p.g, net->width, sgd, step);
-    }
+  MINI_BATCHES({
+    loss += gradient(&p, images, first, size, step);
+    NAME(step)(w, m, p.g, net->width, sgd, step);
+  })
   return loss;
+}
+
+/* Train w, and v along share times the gradient at row = share v + (1 - share) w, after each step
+ * of w on the same mini-batch (APFL). The losses at w and at row are added to losses [2] in
+ * float32. */
+PUBLIC void NAME(mix)(const Net *net, float *w, float *m_w, float *v, float *m_v, float *row,
+                      float share, const Images *images, int64_t n, int32_t epochs, int32_t batch,
+                      const Sgd *sgd, float *losses, void *memory) {
+  Pass p = begin(net, memory);
+  const F own = FILL(share), others = FILL(1.f - share);
+  MINI_BATCHES({
+    p.row = w;
+    losses[0] += (float)gradient(&p, images, first, size, step);
+    NAME(step)(w, m_w, p.g, net->width, sgd, step);
+    for (int64_t i = 0; i < net->width; i += LANES)
+      store(row + i, own * load(v + i) + others * load(w + i));
+    p.row = row;
+    losses[1] += (float)gradient(&p, images, first, size, step);
+    for (int64_t i = 0; i < net->width; i += LANES) store(p.g + i, own * load(p.g + i));
+    NAME(step)(v, m_v, p.g, net->width, sgd, step);
+  })
+}
+
+/* Train w by pairs of mini-batches, along the gradient that the second has at row = w - inner
+ * (gradient of the first) (Per-FedAvg); a last one alone is not used. The losses of the second ones
+ * are added to *loss in float32. */
+PUBLIC void NAME(ahead)(const Net *net, float *w, float *m, float *row, float inner,
+                        const Images *images, int64_t n, int32_t epochs, int32_t batch,
+                        const Sgd *sgd, float *loss, void *memory) {
+  Pass p = begin(net, memory);
+  const F by = FILL(inner);
+  MINI_BATCHES({
+    const int second = step % 2;
+    p.row = second ? row : w;
+    const float found = gradient(&p, images, first, size, step);
+    if (second) *loss += found, NAME(step)(w, m, p.g, net->width, sgd, step / 2);
+    for (int64_t i = 0; !second && i < net->width; i += LANES)
+      store(row + i, load(w + i) - by * load(p.g + i));
+  })
+}
+
+/* Take `steps` steps of plain descent from w on one mini-batch of n images, pulled to `towards` by
+ * pull (w - towards), which is rounded before it is added. The losses are added to *loss in
+ * float32. */
+PUBLIC void NAME(descents)(const Net *net, float *w, const float *towards, float pull, float rate,
+                           int32_t steps, const Images *images, int32_t n, float *loss,
+                           void *memory) {
+  Pass p = begin(net, memory);
+  const F back = FILL(-rate), by = FILL(pull);
+  p.row = w;
+  for (int32_t step = 0; step < steps; step++) {
+    *loss += (float)gradient(&p, images, 0, n, 0);
+    for (int64_t i = 0; i < net->width; i += LANES) {
+      const F old = load(w + i), away = by * (old - load(towards + i));
+      store(w + i, FMA(back, load(p.g + i) + away + ZERO, old)); /* -0 becomes 0, as in a step */
+    }
+  }
 }
 
 /* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL,
