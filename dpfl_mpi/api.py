@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.errors import UserError, without_inner_frames
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
-from dpfl_mpi.mpi.start import RANK, SIZE, launched
+from dpfl_mpi.mpi.start import SIZE, launched
 from dpfl_mpi.objects import as_files, plain
 from dpfl_mpi.plugins import admitted
 from dpfl_mpi.results import Result
@@ -52,7 +52,7 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
         KeyboardInterrupt: after Ctrl-C, once the ranks have written a checkpoint and ended; the
             same call goes on from there. A second Ctrl-C ends them at once.
     """
-    if launched(SIZE, 1) > 1 or any(n in os.environ for n in RANK if n.startswith(("PMI", "OMPI"))):
+    if launched(SIZE, 1) > 1 or {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & {*os.environ}:
         instead = "start this script without mpirun, or use `mpirun -n 8 python -m dpfl_mpi`"
         raise UserError(f"dpfl_mpi.run starts the ranks itself; {instead}")
     settings = as_files(settings)
@@ -177,8 +177,8 @@ def environment() -> dict[str, str]:
 
     On a single machine it also has what Open MPI needs there.
     """
-    package = Path(__file__).resolve().parents[1]
     paths = [os.environ.get("PYTHONPATH", "")]
+    package = Path(__file__).resolve().parents[1]
     if not package.name.endswith("-packages"):  # it is not installed
         paths.append(str(package))
     single = {} if os.environ.get("SLURM_JOB_ID") else OPEN_MPI

@@ -99,15 +99,20 @@ def data_text(run: Resolved, source: Source, partition: Partition) -> str:
     lines += [f"note       {text}" for text in notes if text]
     for part in PARTS:
         n = partition.sizes(part)
-        each = f"{n.min()} to {n.max()}, median {np.median(n):g}, mean {n.mean():.1f}"
+        each = f"{span(n)}, median {np.median(n):g}, mean {n.mean():.1f}"
         lines.append(f"{part:<10} {n.sum()} samples; a client has {each}")
     counts, p = partition.class_counts, partition.p
     classes = (counts > 0).sum(1)
     largest = 100 * (counts.max(1) / counts.sum(1)).mean()
-    each = f"{classes.min()} to {classes.max()}, mean {classes.mean():.1f}"
-    lines.append(f"classes    a client has {each}; its largest is {largest:.0f} % of its samples")
+    of = f"its largest class has {largest:.0f} % of its samples on average"
+    lines.append(f"classes    a client has {span(classes)}; {of}")
     lines.append(f"p_k        {p.min():.2g} to {p.max():.2g} (1/N = {1 / partition.n:.2g})")
     return "\n".join(lines)
+
+
+def span(counts: np.ndarray) -> str:
+    low, high = counts.min(), counts.max()
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def recipe(run: Resolved) -> str:
@@ -134,8 +139,8 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wi
     widths = [max(3, len(n), len(str(c))) for n, c in zip(names, counts_NC.max(0), strict=True)]
     room = WIDTH - len(COLUMNS)
     fits = source.classes <= 12 if wide else sum(widths) + len(widths) - 1 <= room
-    columns = [f"{name:>{width}}" for name, width in zip(names, widths, strict=True)]
-    lines = [COLUMNS + (" ".join(columns) if fits else "largest classes")]
+    columns = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    lines = [COLUMNS + (columns if fits else "largest classes")]
     for k in range(min(rows, partition.n)):
         counts = counts_NC[k]
         if fits:
@@ -163,16 +168,17 @@ def plan_text(run: Resolved, plan: Needs) -> str:
     if ranks > 12:
         most = megabytes(plan.memory.max())
         lines.append(f"  ... and {ranks - 12} more ranks, at most {most} each")
-    for node in range(min(nodes, 4)):
-        on_node = plan.node == node
-        memory, window = (megabytes(size[on_node].sum()) for size in (plan.memory, plan.window))
-        of = f"{memory} for {on_node.sum()} ranks, {window} of it windows in shared memory"
-        lines.append(f"memory     node {node}: {of}")
-    if nodes > 4:
-        lines.append("           the other nodes likewise")
+    of_node = np.bincount(plan.node, plan.memory)
+    fullest = int(of_node.argmax())
+    window = megabytes(plan.window[plan.node == fullest].sum())
+    on_node = f"{(plan.node == fullest).sum()} ranks of a node"
+    of = f"{window} of it windows in shared memory"
     (total, what), (shared, where) = node_memory(shared=False), node_memory()
-    windows = f"to windows {megabytes(shared)} ({where})"
-    lines.append(f"           this machine can give {megabytes(total)} ({what}), {windows}")
+    windows = "" if where == what else f", windows {megabytes(shared)} of it ({where})"
+    lines += [
+        f"memory     at most {megabytes(of_node[fullest])} for the {on_node}, {of}",
+        f"           this machine can give {megabytes(total)} ({what}){windows}",
+    ]
     if plan.passes > 1:
         lines.append(f"           a round takes up to {plan.passes} passes of the window")
     return "\n".join(lines)
@@ -185,8 +191,8 @@ def rank_text(plan: Needs, r: int) -> str:
     work = plan.steps[r] / max(plan.steps.mean(), 1)
     parts = ("data", "models", "results", "window")
     memory = ", ".join(f"{name} {megabytes(getattr(plan, name)[r])}" for name in parts)
-    clients = f"{len(ids):>4} clients, work {work:.2f}, {megabytes(plan.memory[r])} ({memory})"
-    return f"  rank {r:<4} {clients}: {names or 'none'}"
+    clients = f"{len(ids):>4} clients, {work:.2f} of the mean work"
+    return f"  rank {r:<4} {clients}, {megabytes(plan.memory[r])} ({memory}): {names or 'none'}"
 
 
 def time_text(plan: Needs, step: float) -> str:
@@ -195,13 +201,11 @@ def time_text(plan: Needs, step: float) -> str:
     steps = int(plan.steps.max())
     took = duration(ranks_per_core * steps * step)
     crowded = f", {ranks_per_core:.1f} ranks per core" if ranks_per_core > 1 else ""
-    measured = "measured here on one core, no GPU; scoring, choosing and messages are not in it."
-    return (
-        f"time       training takes about {took} on the slowest rank: "
-        f"{steps} steps of {1e3 * step:.2g} ms{crowded}\n"
-        f"           {measured}\n"
-        "           A run shows the time left after its first round."
-    )
+    each = f"{1e3 * step:.2g} ms{crowded}"
+    return f"""\
+time       training takes about {took} on the slowest rank: {steps} steps of {each}
+           measured here on one core, no GPU; scoring, choosing and messages are not in it.
+           A run shows the time left after its first round."""
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from dpfl_mpi.storage.files import check_apart, write_csv
 
 CHUNK_IMAGES = 256  # scored at once: activations of a small network fit a core's cache
 SAMPLES = {
+    "own": "their own {} samples",
     "all": "the whole test set",
     "classes": "all test samples of their classes",
-    "own": "their own {} samples",
 }
 ByClient = list[np.ndarray]  # an array of samples, or of their weights, for each client
 
@@ -49,13 +49,9 @@ def of_classes(
     own = [partition.of("test", k) for k in range(partition.n)]
     if groups is None:
         groups = np.zeros(partition.n, np.int64)
-    pools = {}
-    for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
-        pools[group] = np.unique(np.concatenate([own[k] for k in members]))
     rows, weights = [], []
     for images, group in zip(own, groups, strict=True):
-        pool = pools[group]
+        pool = np.unique(np.concatenate([own[k] for k in np.flatnonzero(groups == group)]))
         own_C = np.bincount(labels[images], minlength=source.classes)
         pool_C = np.bincount(labels[pool], minlength=source.classes)
         weight = (own_C / max(len(images), 1) / np.maximum(pool_C, 1))[labels[pool]]
@@ -103,36 +99,39 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     """Return what is printed: the scores, and how they compare with those in the result."""
     where = SAMPLES[on].format(part)
     benign = int(result.benign.sum())
-    if not benign:
-        return f"no client is scored on {where}: all have flipped labels, lie or come later"
     scored = result.benign & np.isfinite(scores)
-    stored = result[f"best/{part}_acc"][scored] if on == "own" and part != "train" else None
     scores = scores[scored]
     lines = []
     if len(scores) < benign:
         missing = benign - len(scores)
         lines.append(f"{missing} of {benign} clients have no model: they were never scored")
     if not len(scores):
-        return lines[0]
+        return lines[0] if lines else f"no client is scored on {where}: none counts in averages"
     mean = f"mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}"
     ends = f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
     lines.append(f"{len(scores)} models on {where}: {mean}, {ends}")
-    if stored is not None and np.isfinite(stored).any():
+    if on == "own" and part != "train":
+        stored = result[f"best/{part}_acc"][scored]
         equal = int((np.abs(stored - scores) < 1e-9).sum())
         mean = f"mean {100 * np.nanmean(stored):.2f} %"
         lines.append(f"in the result: {mean}; the same for {equal} of {len(scores)} clients")
-    if stored is not None and result.run.metric == "batch":
-        lines.append("the run took means over mini-batches (--metric batch); these are over images")
+        if result.run.metric == "batch":
+            over = "means over mini-batches (--metric batch); these are over images"
+            lines.append(f"the run took {over}")
     if not result.method.finetunes:
         name = short(result.run.method)
         lines.append(f"the run scored {name} by more than its models; these are the models alone")
     return "\n".join(lines)
 
 
-def check_on(result: Result, source: Source, on: str) -> None:
+def check_on(result: Result, source: Source, on: str, part: str) -> None:
     """Raise `UserError` if models cannot be scored on images of other clients."""
     partition = result.run.partition
-    if on != "own" and source.pooled:
+    if on == "own":
+        return
+    if part != "test":
+        raise UserError(f"--set is {part}; --on {on} takes test samples: allowed is test")
+    if source.pooled:
         pool = f"--partition {partition} takes training and test samples from one pool"
         # only the run's own data have classes of a client
         advice = ": name other data with --data" if on == "all" else ""
@@ -149,13 +148,13 @@ def parser() -> argparse.ArgumentParser:
     add = out.add_argument
     add("result", metavar="RESULT", help="a result with models (--save_models)")
     for kind in ("model", "dataset"):
-        add(f"--{kind}", metavar="PATH", help=f"file of the run's {kind}, unless it is shipped")
-    add("--data", type=Path, help="prepared data file (default: that of the run)")
+        add(f"--{kind}", metavar="FILE", help=f"the run's own {kind}, if it is not a shipped one")
+    add("--data", type=Path, metavar="FILE", help="prepared data file (default: that of the run)")
     part = "which of a client's own samples (default test)"
     add("--set", choices=PARTS, default="test", dest="part", help=part)
     on = "a client's own samples (default), the whole test set, or all test samples of its classes"
-    weighted = ", weighted as its own classes are"
-    add("--on", choices=("own", "all", "classes"), default="own", help=on + weighted)
+    weighted = ", weighted by its shares of the classes"
+    add("--on", choices=SAMPLES, default="own", help=on + weighted)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--out", type=Path, help="CSV file for client_id, samples, accuracy")
     return out
@@ -166,9 +165,6 @@ def main(arguments: list[str] | None = None) -> None:
     from dpfl_mpi.numerics.device import pick_device
 
     args = parser().parse_args(arguments)
-    if args.on != "own" and args.part != "test":
-        only = f"--on {args.on} takes test samples: allowed is test"
-        raise UserError(f"--set is {args.part}; {only}")
     with Result(args.result) as result:
         check_apart(args.out, args.result, args.data or result.run.data)
         if result.run.drift:
@@ -180,7 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
             code["dataset"] = args.dataset
         result.run = with_code(result.run, code)
         source = source_of(result, args.data)
-        check_on(result, source, args.on)
+        check_on(result, source, args.on, args.part)
         weights = None
         if args.on == "classes":
             rows, weights = of_classes(result, source)

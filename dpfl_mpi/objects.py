@@ -26,7 +26,7 @@ from dpfl_mpi.settings.command_line import run_and_job
 from dpfl_mpi.storage.files import explained, write
 from dpfl_mpi.storage.foreign import read_bytes, refused_as
 
-INSTALLED = ("site-packages", "dist-packages")
+INSTALLED = {"site-packages", "dist-packages"}
 # the file of a function round(fed, state, t); a method that declares more is written as a file
 METHOD = """{imports}
 from dpfl_mpi.methods import Method
@@ -51,11 +51,7 @@ MODEL = """{imports}
 
 
 HEAD = {head!r}
-given = {name}
-
-
-def build({parameters}):
-    return given({parameters})
+build = {name}
 """
 KINDS = {
     "method": "a function of fed, state and t",
@@ -79,14 +75,13 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif inspect.isfunction(value) or inspect.isclass(value):
             out[kind] = put(folder, f"{value.__name__}.py", file_of(kind, value).encode())
         elif callable(value):
-            name = type(value).__name__
-            raise UserError(f"{kind} is an object of {name}; give {KINDS[kind]}")
+            raise UserError(f"{kind} is an object of {type(value).__name__}; give {KINDS[kind]}")
     data = settings.get("data")
     if isinstance(data, list | tuple | np.ndarray):
         sentence = f"data is a {type(data).__name__}; allowed are {ARRAYS}"
+        if not isinstance(data, tuple) or len(data) > 3:
+            raise UserError(sentence)
         with refused_as(sentence, (TypeError, ValueError)):
-            if not isinstance(data, tuple) or len(data) > 3:
-                raise TypeError
             arrays = arrays_of(*data)
         out["data"] = put(folder, "arrays.h5", packed(arrays, "arrays", {}, own=True))
         out.setdefault("dataset", "arrays")
@@ -118,16 +113,10 @@ def file_of(kind: str, given: Any) -> str:
     name = given.__name__
     if name == "<lambda>":
         raise UserError(f"{kind} is a lambda; write it as a function by def")
-    try:
-        names = inspect.signature(given).parameters
-    except ValueError:
-        raise UserError(f"{kind} is {name}; give {KINDS[kind]}") from None
     source = source_of(kind, given)
     imports = "\n".join(imports_of(kind, given, source))
-    parameters = "shape, classes" + ", vocabulary" * ("vocabulary" in names)
     form = METHOD if kind == "method" else MODEL
-    head = getattr(given, "HEAD", "")
-    return form.format(name=name, source=source, imports=imports, head=head, parameters=parameters)
+    return form.format(name=name, source=source, imports=imports, head=getattr(given, "HEAD", ""))
 
 
 def source_of(kind: str, given: Any) -> str:
@@ -155,24 +144,23 @@ def imports_of(kind: str, given: Any, source: str) -> Iterator[str]:
     `UserError`: it uses another name that is defined outside it.
     """
     name = given.__name__
-    free = getattr(getattr(given, "__code__", None), "co_freevars", ())
-    known = getattr(given, "__globals__", None) or vars(sys.modules[given.__module__])
+    outside = getattr(given, "__globals__", None) or vars(sys.modules[given.__module__])
+    enclosing = getattr(getattr(given, "__code__", None), "co_freevars", ())
     for used in dict.fromkeys(global_names(symtable.symtable(source, name, "exec"))):
-        value = known.get(used)
-        if used == name or (used not in known and used not in free and hasattr(builtins, used)):
-            continue
-        if used in free or not (isinstance(value, ModuleType) and installed(value)):
+        value = None if used in enclosing else outside.get(used)
+        if isinstance(value, ModuleType) and installed(value):
+            yield f"import {value.__name__} as {used}"
+        elif used != name and (used in enclosing or used in outside or not hasattr(builtins, used)):
             inside = "define or import it inside, or write a file"
             raise UserError(f"{kind} is {name}, which uses {used} from outside; {inside}")
-        yield f"import {value.__name__} as {used}"
 
 
 def installed(module: ModuleType) -> bool:
     """Return whether a module is installed, so that every rank can import it."""
-    first = sys.modules.get(top(module.__name__))
-    place = Path(getattr(first, "__file__", None) or "").parts
-    names = {"dpfl_mpi", *sys.stdlib_module_names} - {"__main__"}
-    return top(module.__name__) in names or bool({*INSTALLED} & {*place})
+    package = top(module.__name__)
+    if package == "dpfl_mpi" or package in {*sys.stdlib_module_names} - {"__main__"}:
+        return True
+    return bool(INSTALLED & {*Path(getattr(sys.modules[package], "__file__", None) or "").parts})
 
 
 def global_names(table: symtable.SymbolTable) -> Iterator[str]:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.graph import asymmetry, sparsity
 from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import NBSP, WIDTH, coverage, folded, outcome, sent, split, texts
+from dpfl_mpi.results.summary import NBSP, WIDTH, entry, figures, folded, outcome, split, texts
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests
@@ -93,78 +93,56 @@ def graph(result: Result) -> str:
     last = result.last_round
     if not len(result["graph/chosen/senders"]):
         return "  no edges: no client chooses whose models it receives"
-    named = {f"round {last}": last}
+    shown = {f"round {last}": last}
     if len(result.omega().senders):
-        named = {"Omega": 0} | named
+        shown = {"Omega": 0} | shown
     rows = []
-    for name, t in named.items():
+    for name, t in shown.items():
         edges = result.graph(t)
         degree = edges.sum(1)
         degrees = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
-        rows.append([name, edges.sum(), *percent([sparsity(edges)], 1), degrees])
-        rows[-1] += percent(asymmetry(edges), 1)
+        shares = percent([sparsity(edges), *asymmetry(edges)], 1)
+        rows.append([name, edges.sum(), shares[0], degrees, *shares[1:]])
     header = ("graph", "edges", "sparsity %", "collaborators")
     return table((*header, "edges one way %", "pairs one way %"), rows)
 
 
-def figures(result: Result) -> dict[str, str]:
+def outcomes(result: Result) -> dict[str, str]:
     """Return the figures that --compare sets side by side; a dash if no client was scored."""
     out = {"state": result.state} | texts(outcome(result))
     for metric in ("balanced_accuracy", "macro_f1"):
-        mean = np.nan
+        mean = "-"
         if "best/confusion" in result:
             scores = result.score(metric)[result.benign]
-            mean = np.nanmean(scores) if np.isfinite(scores).any() else np.nan
-        out[f"{METRICS[metric]}, %"] = "-" if np.isnan(mean) else f"{100 * mean:.2f}"
+            if np.isfinite(scores).any():
+                mean = f"{100 * np.nanmean(scores):.2f}"
+        out[f"{METRICS[metric]}, %"] = mean
     return out
 
 
-def accuracy(result: Result, figures_by_name: dict[str, str]) -> list[str]:
-    """Return the lines of the test scores from the figures of the result."""
-    if not len(result.benign_percentages()):
-        return ["  no client was scored"]
-    unscored = coverage(result)
-    of = f"{unscored}," if unscored else f"{result.benign.sum()} clients"
-    test = f"test accuracy {figures_by_name['test accuracy, %']} %"
-    mean = f"{test} (mean over {of} of their best model by validation)"
-    std, lowest = (figures_by_name[name] for name in ("std over clients", "lowest client, %"))
-    spread = f"std over clients {std}, lowest {lowest} %"
-    balanced, f1 = (figures_by_name[name] for name in ("balanced accuracy, %", "macro F1, %"))
-    others = f"balanced accuracy {balanced} %, macro F1 {f1} %"
-    return [
-        folded(f"{mean}, {spread}"),
-        folded(f"{others} (of the same models, over classes, then clients)"),
-    ]
-
-
-def origin(result: Result, seconds: str) -> str:
+def origin(result: Result) -> str:
     """Return where and when the result was computed last."""
-    start: dict[str, Any] = dict.fromkeys(("ranks", "device", "cpu", "commit", "time"), "unknown")
-    start["hosts"] = []
-    start |= {name: value for name, value in (result.starts() or [{}])[-1].items() if value}
+    (*_, start) = result.starts()
     ranks = f"{start['ranks']} rank" + "s" * (start["ranks"] != 1)
-    hosts = ", ".join(map(str, start["hosts"]))
-    where = f"{ranks} on {hosts} ({start['device']}, {start['cpu']})"
-    return folded(f"{where}, commit {start['commit']}, {start['time']}, {seconds} s")
+    where = f"{ranks} on {', '.join(start['hosts'])} ({start['device']}, {start['cpu']})"
+    return entry("computed", f"{where}, commit {start['commit'] or 'unknown'}, {start['time']}")
 
 
 def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
-    """Return all that is shown of one run.
-
-    It has the last `last` rounds, and the `each` best and `each` worst clients.
-    """
+    """Return all that is shown of one run: `last` rounds, `each` best and worst clients."""
     run, state = result.run, result.state
-    figures_by_name = figures(result)
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{state} of {run.rounds}"
     lines = [f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}"]
     if state.startswith("stopped"):
         has = manifests(checkpoints_of(result.path))
         again = "goes on" if has else "starts over: there is no checkpoint"
         lines.append(f"  it is not being computed; the same command {again}")
+    figures_by_name = outcomes(result)
+    balanced, f1 = (figures_by_name[name] for name in ("balanced accuracy, %", "macro F1, %"))
     lines += [
-        *accuracy(result, figures_by_name),
-        *sent(result),
-        origin(result, figures_by_name["seconds"]),
+        *figures(result),
+        entry("scores by class", f"balanced accuracy {balanced} %, macro F1 {f1} %"),
+        origin(result),
         f"\nsettings\n{settings(run)}",
         f"\nlast rounds (means over clients)\n{rounds(result, last)}",
         f"\nclients, best and worst\n{clients(result, each, room)}",
@@ -174,10 +152,10 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
 
 
 def setting(run: Resolved, name: str) -> Any:
-    """Return a setting; a file is followed by the start of its SHA-256."""
+    """Return a setting, a dash for none; a file is followed by the start of its SHA-256."""
     content, value = run.contents.get(name, ""), getattr(run, name)
     if not content:
-        return value
+        return "-" if value is None else value
     text = short(value) if content.startswith(CODE) else value
     return f"{text} ({content.removeprefix('file:').removeprefix(CODE)[:12]})"
 
@@ -191,44 +169,28 @@ def compare(a: Result, b: Result, room: int = WIDTH) -> str:
         out += ["\nsettings that differ", table(("", "A", "B"), rows, room)]
     else:
         out.append("\nthe settings are the same")
-    figures_a, figures_b = figures(a), figures(b)
-    rows = [[name, figures_a[name], figures_b[name]] for name in figures_a]
+    outcome_a, outcome_b = outcomes(a), outcomes(b)
+    rows = [[name, outcome_a[name], outcome_b[name]] for name in outcome_a]
     out += ["\noutcome", table(("", "A", "B"), rows)]
     if any(a.fact(name) != b.fact(name) for name in ("data_sha256", "partition_sha256")):
         out.append("\nnot compared client by client: the data or the partition differ")
-    else:
-        out += ["\n" + by_client(a, b), folded(differences(a, b), first="")]
-    return "\n".join(out)
-
-
-def by_client(a: Result, b: Result) -> str:
+        return "\n".join(out)
     difference = 100 * (b["best/test_acc"] - a["best/test_acc"])[a.benign & b.benign]
     mean = "no client was scored in both"
     if np.isfinite(difference).any():
         mean = f"{np.nanmean(difference):+.2f} points"
     better, equal, worse = ((np.sign(difference) == sign).sum() for sign in (1, 0, -1))
     counts = f"B is better for {better}, equal for {equal}, worse for {worse}"
-    return folded(f"client by client (same partition), B - A: {mean}; {counts}", first="")
-
-
-def differences(a: Result, b: Result) -> str:
+    by_client = f"client by client (same partition), B - A: {mean}; {counts}"
     names = ", ".join(Result.differences(a, b))
-    return f"arrays that differ: {names}" if names else "all recorded numbers are equal to the bit"
+    bits = f"arrays that differ: {names}" if names else "all recorded numbers are equal to the bit"
+    return "\n".join([*out, "", folded(by_client, first=""), folded(bits, first="")])
 
 
 def cite(results: Sequence[Result]) -> str:
     """Return the BibTeX of DPFL's paper, then of the methods used."""
     entries = [find("method", "dpfl").citation, *(r.method.citation for r in results)]
     return "\n\n".join(dict.fromkeys(entry.strip() for entry in entries if entry.strip()))
-
-
-def check_begun(result: Result) -> None:
-    """Raise `UserError` if no round is recorded yet."""
-    if result.last_round >= 0:
-        return
-    running = result.state.startswith("running")
-    how = "is running" if running else "was stopped; the same command starts it again"
-    raise UserError(f"{result.path} {how}: no round is recorded yet")
 
 
 @in_a_sentence
@@ -259,7 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(cite(results or pair))
         return
     for result in (*results, *pair):
-        check_begun(result)
+        result.check_begun()
     room = 10**6 if args.wide else WIDTH
     parts = [show(result, args.last, args.clients, room) for result in results]
     if pair:

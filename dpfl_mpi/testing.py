@@ -17,8 +17,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,10 @@ def write_samples(path: Path, shape: str) -> None:
     prepare.write(arrays_of(x.astype(dtype), y), "image_folder", path)
 
 
+def samples(shape: str) -> dict[str, Writer]:
+    return {"data": functools.partial(write_samples, shape=shape)}
+
+
 def write_present(path: Path, clients: int) -> None:
     """Write a table for --available, rounds by clients."""
     np.savetxt(path, np.tile(PRESENT, clients)[:, :clients], "%d")
@@ -80,8 +84,8 @@ class Check:
     code: str
     name: str
     settings: dict[str, Any]
-    files: dict[str, Writer] = field(default_factory=dict)  # settings that are files
-    shapes: tuple[str, ...] = ()  # of samples; the first that a model takes is used
+    # settings that are files; where there are several, the first whose samples are taken counts
+    files: Sequence[dict[str, Writer]] = ({},)
 
     def __str__(self) -> str:
         return f"{short(self.code)}, {self.name}"
@@ -93,39 +97,32 @@ class Check:
 
     def complaint(self) -> str:
         """Return what is wrong and what to change, as one sentence; "" if nothing is."""
-        if not self.shapes:
-            return self.compute(self.files)
         refusals = []
-        for shape in self.shapes:
-            complaint = self.compute({"data": functools.partial(write_samples, shape=shape)})
+        for files in self.files:
+            complaint = self.compute(files)
             if not NOT_TAKEN.search(complaint):
                 return complaint
             refusals.append(complaint)
         return "; ".join(dict.fromkeys(refusals))
 
     def compute(self, files: dict[str, Writer]) -> str:
+        """Return how the runs on 1, 2 and 3 ranks fail or differ; "" if they are equal."""
+        results: list[Result] = []
         with tempfile.TemporaryDirectory(prefix="dpfl-testing-") as folder:
             settings = {self.kind: self.code, "quiet": True} | self.settings
             for name, write in files.items():
-                path = Path(folder, name)
-                write(path)
-                settings[name] = str(path)
-            complaint = compare(settings, Path(folder), ADVICE[self.kind])
-        return f"{self}: {complaint}" if complaint else ""
-
-
-def compare(settings: dict[str, Any], folder: Path, advice: str) -> str:
-    """Return how the runs on 1, 2 and 3 ranks fail or differ; "" if they are equal."""
-    results: list[Result] = []
-    for ranks in (1, 2, 3):
-        try:
-            results.append(api.run(ranks=ranks, out=folder / f"{ranks}.h5", **settings))
-        except UserError as error:
-            return f"on {ranks} rank{'s' * (ranks > 1)}: {error}"
-        arrays = ", ".join(Result.differences(results[0], results[-1])[:3])
-        if arrays:
-            return f"{ranks} ranks give other numbers than 1 ({arrays}); {advice}"
-    return ""
+                settings[name] = str(Path(folder, name))
+                write(Path(folder, name))
+            for ranks in (1, 2, 3):
+                try:
+                    results.append(api.run(ranks=ranks, out=f"{folder}/{ranks}.h5", **settings))
+                except UserError as error:
+                    return f"{self}: on {ranks} rank{'s' * (ranks > 1)}: {error}"
+                arrays = ", ".join(Result.differences(results[0], results[-1])[:3])
+                if arrays:
+                    differ = f"{ranks} ranks give other numbers than 1 ({arrays})"
+                    return f"{self}: {differ}; {ADVICE[self.kind]}"
+        return ""
 
 
 def kinds_of(code: str) -> list[str]:
@@ -141,19 +138,13 @@ def kinds_of(code: str) -> list[str]:
     return ["model"]
 
 
-def made_of(kind: str, code: str, settings: dict[str, Any]) -> list[Check]:
-    """Return the checks of one kind of code; `settings` replace those of the checks."""
-    admit(kind, code)
-    return {"method": of_method, "model": of_model, "dataset": of_dataset}[kind](code, settings)
-
-
 def of_method(code: str, settings: dict[str, Any]) -> list[Check]:
     """Return checks with several numbers of clients, and with some clients away."""
     small = SMALL | {"model": "mlp", "rounds": len(PRESENT)}
     files: dict[str, Writer] = {}
     if not {"dataset", "data"} & {*settings}:
         small["dataset"] = "image_folder"
-        files["data"] = functools.partial(write_samples, shape="8x8x1")
+        files = samples("8x8x1")
     out = {}
     for clients, budget in BUDGETS.items():
         fields = small | {"clients": clients}
@@ -161,9 +152,9 @@ def of_method(code: str, settings: dict[str, Any]) -> list[Check]:
             fields["budget"] = budget
         fields |= settings
         name = f"{fields['clients']} clients"
-        out[name] = Check("method", code, name, fields, files)
+        out[name] = Check("method", code, name, fields, [files])
     away = files | {"available": functools.partial(write_present, clients=fields["clients"])}
-    return [*out.values(), Check("method", code, f"{name}, some away", fields, away)]
+    return [*out.values(), Check("method", code, f"{name}, some away", fields, [away])]
 
 
 def of_model(code: str, settings: dict[str, Any]) -> list[Check]:
@@ -172,7 +163,7 @@ def of_model(code: str, settings: dict[str, Any]) -> list[Check]:
     if {"dataset", "data"} & {*settings}:
         return [Check("model", code, "a run", fields | settings)]
     fields |= {"dataset": "image_folder"} | settings
-    return [Check("model", code, "a run", fields, shapes=tuple(SHAPES))]
+    return [Check("model", code, "a run", fields, [*map(samples, SHAPES)])]
 
 
 def of_dataset(code: str, settings: dict[str, Any]) -> list[Check]:
@@ -182,6 +173,13 @@ def of_dataset(code: str, settings: dict[str, Any]) -> list[Check]:
     for partition in ("pathological", "dirichlet"):
         changes[partition] = {"partition": partition, "clients": 3}
     return [Check("dataset", code, name, few | c | settings) for name, c in changes.items()]
+
+
+def made_of(kind: str, code: str, settings: dict[str, Any]) -> list[Check]:
+    """Return the checks of one kind of code; `settings` replace those of the checks."""
+    admit(kind, code)
+    of_kind = {"method": of_method, "model": of_model, "dataset": of_dataset}[kind]
+    return of_kind(code, plain(settings))
 
 
 def checks(*codes: str, **settings: Any) -> list[Check]:
@@ -196,13 +194,13 @@ def checks(*codes: str, **settings: Any) -> list[Check]:
         if not kinds:
             needed = "init and round (a method), build (a model), load or read (a data set)"
             raise UserError(f"{code} has none of the functions {needed}")
-        out += [check for kind in kinds for check in made_of(kind, code, plain(settings))]
+        out += [check for kind in kinds for check in made_of(kind, code, settings)]
     return out
 
 
 def check_all(kind: str, code: str, **settings: Any) -> None:
     """Raise an AssertionError with a sentence for each check that fails."""
-    complaints = [check.complaint() for check in made_of(kind, str(code), plain(settings))]
+    complaints = [check.complaint() for check in made_of(kind, str(code), settings)]
     if any(complaints):
         raise AssertionError("\n".join(filter(None, complaints)))
 

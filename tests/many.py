@@ -42,12 +42,10 @@ def attempt(task, world) -> None:
     try:
         with contextlib.suppress(Leave):
             train(*share_settings(world, lambda: api.checked(task["settings"])), world)
-    except UserError as error:
-        error_text = str(error)
-        if not world.all_stop():
-            world.abort(1, f"error: {error_text}")
     except Exception as error:
-        error_text = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
+        error_text = str(error)
+        if not isinstance(error, UserError):
+            error_text = f"{type(error).__name__}: {' '.join(error_text.split())[:LONGEST]}"
         if not world.all_stop():
             world.abort(1, f"error: {error_text}")
     finally:

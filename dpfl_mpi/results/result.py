@@ -5,12 +5,12 @@ Each write replaces the whole file, so it can be opened after a kill at any mome
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ ADDS = {"save_models": "model/best", "mixed": "mixed/test_acc"}
 
 @dataclass(frozen=True)
 class Declared:
-    """What a method declares (see `methods.Method`), stored so that readers import no method."""
+    """What a `methods.Method` declares, stored so that readers import no method."""
 
     title: str = ""
     colour: str = ""
@@ -58,16 +58,12 @@ def declared(run: Any) -> Declared:
     defaults = vars(Declared())
     facts = {name: run.declared["method"][name] for name in defaults}
     valid = all(type(facts[name]) is type(default) for name, default in defaults.items())
-    if (
-        not valid
-        or not 1 <= facts["models"] <= 1000
-        or not all(type(n) is str for n in facts["unread"])
-    ):
+    if not valid or not 1 <= facts["models"] <= 1000:
         raise ValueError(f"the method declares {facts}")
     return Declared(**facts)
 
 
-class Result(contextlib.AbstractContextManager["Result"]):
+class Result(AbstractContextManager["Result"]):
     """A results file, finished or running, as arrays by the names of `schema.LAYOUT`.
 
     `result["round/test_acc"]` is an array, `result.graph(t)` the graph of round t.
@@ -83,7 +79,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
         self.hdf5 = Hdf5(self.path, "a result of dpfl_mpi")
         self.file = self.hdf5.file
         damaged = refused_as(f"{self.path} is not a result of dpfl_mpi, or it is damaged")
-        with contextlib.ExitStack() as on_error, damaged:
+        with ExitStack() as on_error, damaged:
             on_error.callback(self.close)
             version = int(self.file.attrs["schema"])
             if version > SCHEMA:
@@ -107,17 +103,17 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
         A run is running while it holds the lock, or has written since this was opened.
         """
-        with self.hdf5.reading("its state"):
-            state, t = self.file.attrs["state"], self.file.attrs["rounds_done"]
-            if state == "finished":
-                return "finished"
-            running = state == "running" and (Lock(self.path).taken() or self.hdf5.replaced())
-            return f"running, round {t}" if running else f"stopped after round {t}"
+        if self.finished:
+            return "finished"
+        t = self.hdf5.attribute("rounds_done", int)
+        running = self.hdf5.attribute("state", str) == "running"
+        if running and (Lock(self.path).taken() or self.hdf5.replaced()):
+            return f"running, round {t}"
+        return f"stopped after round {t}"
 
     @property
     def finished(self) -> bool:
-        with self.hdf5.reading("its state"):
-            return bool(self.file.attrs["state"] == "finished")
+        return bool(self.hdf5.attribute("state", str) == "finished")
 
     @property
     def test_acc(self) -> float:
@@ -156,8 +152,9 @@ class Result(contextlib.AbstractContextManager["Result"]):
 
     def stored(self, name: str) -> Any:
         """Return an array of `LAYOUT` as an h5py data set, unread."""
-        kinds, axes, _, _ = ARRAYS[name]
-        return self.hdf5.dataset(name, kinds, schema.shape(axes, self.run, self.finished))
+        layout = ARRAYS[name]
+        shape = schema.shape(layout.axes, self.run, self.finished)
+        return self.hdf5.dataset(name, layout.kinds, shape)
 
     def names(self) -> list[str]:
         return self.hdf5.names()
@@ -212,6 +209,13 @@ class Result(contextlib.AbstractContextManager["Result"]):
         rows = min((len(self.stored(name)) for name in names if name in self), default=0)
         # in rounds_done fine-tuning epochs continue the count, but they are no rounds
         return max(-1, min(self.hdf5.attribute("rounds_done", int), rows - 1))
+
+    def check_begun(self) -> None:
+        """Raise `UserError` if no round is recorded yet."""
+        if self.last_round < 0:
+            running = self.state.startswith("running")
+            how = "is running" if running else "was stopped; the same command starts it again"
+            raise UserError(f"{self.path} {how}: no round is recorded yet")
 
     def mean(self, name: str) -> np.ndarray:
         """Return the mean of an array `[T+1, N]` over benign clients' finite values, `[T+1]`."""
@@ -273,8 +277,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
         """
         out = [np.zeros(0, bool)]
         if "client/liars" in self:
-            liars = self["client/liars"].astype(bool)
-            benign = self.benign
+            liars, benign = self["client/liars"].astype(bool), self.benign
             graphs = (self.chosen(t) for t in range(1, self.last_round + 1))
             out += [liars[graph.senders[benign[graph.receivers()]]] for graph in graphs]
         return np.concatenate(out)
@@ -371,7 +374,7 @@ def data_frame(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
 
 def is_torn(path: Path) -> bool:
     """Return whether an unreadable file begins as HDF5: a checkpoint may replace it."""
-    with contextlib.suppress(UserError), open_regular(path, follow=False) as file:
+    with suppress(UserError), open_regular(path, follow=False) as file:
         return file.read(8) == b"\x89HDF\r\n\x1a\n"
     return False
 
@@ -379,11 +382,7 @@ def is_torn(path: Path) -> bool:
 def check_replaceable(path: Path) -> None:
     """Raise `UserError` if --fresh would replace something else than a result."""
     replaceable = not os.path.lexists(path)
-    with (
-        contextlib.suppress(UserError),
-        open_regular(path, follow=False),
-        Hdf5(path, "a result") as hdf5,
-    ):
+    with suppress(UserError), open_regular(path, follow=False), Hdf5(path, "a result") as hdf5:
         replaceable = {"run", "schema", "state"} <= set(hdf5.file.attrs)
     if not replaceable:
         only = "--fresh replaces nothing else; remove it, or choose another --out"
@@ -431,26 +430,23 @@ def check_current(result: Result, run: Resolved, job: Job) -> None:
 
     It may lack what the Job adds, or be of other numerics or data. Data that are gone do not count.
     """
-    lacks = [
-        f"--{flag}" for flag, name in ADDS.items() if getattr(job, flag) and name not in result
-    ]
-    if lacks:
-        without = f"without {' and '.join(lacks)}; --fresh computes it anew, with it"
-        raise UserError(f"{result.path} is finished and was computed {without}")
-    ways = "choose another --out, or compute it anew with --fresh"
+    done = f"{result.path} is finished and was computed"
+    anew = "choose another --out, or compute it anew with --fresh"
+    absent = [flag for flag, name in ADDS.items() if getattr(job, flag) and name not in result]
+    if absent:
+        lacks = " and ".join(f"--{flag}" for flag in absent)
+        raise UserError(f"{done} without {lacks}; --fresh computes it anew, with it")
     numerics = result.hdf5.attribute("numerics", int, "meta")
     if numerics != NUMERICS:
         of = f"version {numerics} of the numbers; it is {NUMERICS} now (see CHANGELOG.md)"
-        raise UserError(f"{result.path} is finished and was computed under {of}: {ways}")
-    now = ""
+        raise UserError(f"{done} under {of}: {anew}")
     if run.data and not hasattr(run.found("dataset"), "load"):
-        with contextlib.suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
-            now = str(file.attribute("sha256", str, default=""))
-    then = result.hdf5.attribute("data_sha256", str, "meta", now)
-    if now and then != now:
-        of = f"other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then"
-        ways = f"bring back those data, {ways}"
-        raise UserError(f"{result.path} is finished and was computed from {of}; {ways}")
+        then = now = result.hdf5.attribute("data_sha256", str, "meta", "")
+        with suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
+            now = file.attribute("sha256", str, default=then)
+        if now != then:
+            of = f"other data: {run.data} has the sha256 {now[:12]} now, and had {then[:12]} then"
+            raise UserError(f"{done} from {of}; bring back those data, {anew}")
 
 
 def date_finished(run: Resolved, path: Path, job: Job, has_copy: bool) -> str | None:

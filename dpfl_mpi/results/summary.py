@@ -5,10 +5,11 @@ Lines are at most 80 columns wide; only paths may be longer.
 
 import itertools
 import math
+import os
 import re
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,12 @@ def outcome(result: Result) -> dict[str, float]:
 
     Accuracies are in percent, of the benign clients that were scored; nan if none was.
     """
-    none = np.array([math.nan])
-    best, last = (result.benign_percentages(name) for name in ("best/test_acc", "last/test_acc"))
-    best, last = (values if len(values) else none for values in (best, last))
+    nan = np.array([math.nan])
+    best, last = result.benign_percentages(), result.benign_percentages("last/test_acc")
+    if not len(best):
+        best = nan
+    if not len(last):
+        last = nan
     rounds = result.by_round()
     return {
         "test accuracy, %": best.mean(),
@@ -66,35 +70,26 @@ def texts(figures: dict[str, float]) -> dict[str, str]:
 def summary(path: Path) -> str:
     """Return the lines that a run ends with: settings, accuracy, cost, and where the result is."""
     with Result(path) as result:
-        rounds = result.by_round()
-        phases = slowest_seconds(result).items()
-        seconds = ", ".join(f"{phase}{NBSP}{values.sum():.1f}" for phase, values in phases)
-        lines = [
-            title(result),
-            *accuracy(result, 100 * rounds["test_acc"][0]),
-            *graph(rounds["edges"], rounds["models_received"]),
-            *sent(result),
-            *controls(result),
-            entry("seconds (slowest)", seconds),
-            f"  results              {path}",
-        ]
-        script = graph_script()
-        if rounds["edges"].any() and script:
-            command = f"python {shlex.quote(script)} {shlex.quote(str(path))}"
-            lines.append(f"  draw the graph       {command}")
+        lines = [title(result), *figures(result), f"  results              {path}"]
+        script = Path(__file__).resolve().parents[2] / "analysis" / "graph_evolution.py"
+        if len(result["graph/chosen/senders"]) and script.is_file():
+            command = ["python", os.path.relpath(script), str(path)]
+            lines.append(f"  draw the graph       {shlex.join(command)}")
     return "\n".join(lines)
 
 
-def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
-    """Return lines about edges and models received, both `[T+1]`."""
-    lines = []
-    if edges.any():
-        omega = f"{edges[0]} in Omega, " if edges[0] else ""
-        kept = edges[1:].mean() if len(edges) > 1 else edges[0]
-        lines.append(entry("edges", f"{omega}{kept:.1f} kept per round"))
-    each = received[1:].sum() / max(len(received) - 1, 1)
-    before = f", {received[0]:.1f} to build Omega" if edges[0] or received[0] else ""
-    return [*lines, entry("models received", f"{each:.2f} per client and round{before}")]
+def figures(result: Result) -> list[str]:
+    """Return lines about accuracy, graph, models and bytes sent, controls and seconds."""
+    rounds = result.by_round()
+    phases = slowest_seconds(result).items()
+    seconds = ", ".join(f"{phase}{NBSP}{values.sum():.1f}" for phase, values in phases)
+    return [
+        *accuracy(result, 100 * rounds["test_acc"][0]),
+        *graph(rounds["edges"], rounds["models_received"]),
+        *sent(result, rounds),
+        *controls(result),
+        entry("seconds (slowest)", seconds),
+    ]
 
 
 def accuracy(result: Result, before: float) -> list[str]:
@@ -113,6 +108,18 @@ def accuracy(result: Result, before: float) -> list[str]:
     ]
 
 
+def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
+    """Return lines about edges and models received, both `[T+1]`."""
+    lines = []
+    if edges.any():
+        omega = f"{edges[0]} in Omega, " if edges[0] else ""
+        kept = edges[1:].mean() if len(edges) > 1 else edges[0]
+        lines.append(entry("edges", f"{omega}{kept:.1f} kept per round"))
+    each = received[1:].sum() / max(len(received) - 1, 1)
+    before = f", {received[0]:.1f} to build Omega" if edges[0] or received[0] else ""
+    return [*lines, entry("models received", f"{each:.2f} per client and round{before}")]
+
+
 def coverage(result: Result) -> str:
     """Return which benign clients were scored: "7 of 8 clients, 1 diverged"; "" if all were."""
     unscored = result.benign & ~np.isfinite(result["best/test_acc"])
@@ -128,9 +135,9 @@ def coverage(result: Result) -> str:
     return ", ".join(parts)
 
 
-def sent(result: Result) -> list[str]:
+def sent(result: Result, rounds: Mapping[str, np.ndarray]) -> list[str]:
     """Return lines about bytes sent, the age of models, and simulated time, if simulated."""
-    run, rounds, lines = result.run, result.by_round(), []
+    run, lines = result.run, []
     if "bytes_sent" in rounds:
         first, *later = rounds["bytes_sent"] / 1e3
         mean = sum(later) / max(len(later), 1)
@@ -170,15 +177,6 @@ def controls(result: Result) -> list[str]:
         text = f"{(stopped >= 0).sum()} of {len(stopped)} clients"
         lines.append(entry("stopped early", text))
     return lines
-
-
-def graph_script() -> str:
-    """Return the path of the script that draws the graph, "" outside a checkout."""
-    checkout = Path(__file__).resolve().parents[2]
-    script = checkout / "analysis" / "graph_evolution.py"
-    if not script.is_file():
-        return ""
-    return str(script.relative_to(checkout) if Path.cwd() == checkout else script)
 
 
 # lines of a terminal ------------------------------------------------------------------------------
