@@ -41,12 +41,9 @@ def outcome(result: Result) -> dict[str, float]:
 
     Accuracies are in percent, of the benign clients that were scored; nan if none was.
     """
-    nan = np.array([math.nan])
-    best, last = result.benign_percentages(), result.benign_percentages("last/test_acc")
-    if not len(best):
-        best = nan
-    if not len(last):
-        last = nan
+    none = np.array([math.nan])
+    best, last = (result.benign_percentages(name) for name in ("best/test_acc", "last/test_acc"))
+    best, last = (values if len(values) else none for values in (best, last))
     rounds = result.by_round()
     return {
         "test accuracy, %": best.mean(),

@@ -163,12 +163,9 @@ def test_the_command_and_the_call_say_what_fails(monkeypatch, capsys):
     monkeypatch.setattr(testing, "made_of", found)
     monkeypatch.setattr(Check, "complaint", lambda check: "wrong" * (check.name == "b"))
     assert testing.main(["fedavg", "--clients", "3"]) == 1
-    assert capsys.readouterr().out.startswith(
-        "ok   fedavg, a\nFAIL wrong\n1 of 2 checks passed in "
-    )
+    printed = "ok   fedavg, a\nFAIL wrong\n1 of 2 checks passed in "
+    assert capsys.readouterr().out.startswith(printed)
     with pytest.raises(AssertionError, match=r"^wrong$"):
         testing.check_method("fedavg", clients=3)
-    assert [str(check) for check in testing.checks("fedavg", clients=3)] == [
-        "fedavg, a",
-        "fedavg, b",
-    ]
+    checks = testing.checks("fedavg", clients=3)
+    assert [*map(str, checks)] == ["fedavg, a", "fedavg, b"]
