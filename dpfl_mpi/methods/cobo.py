@@ -57,7 +57,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     total = x.double() * 0
     degree = np.zeros(len(x))
     for k, row in fed.every_row(x):
-        for i in np.flatnonzero((w[:, k] > 0) & (fed.ids != k)):
+        for i in np.flatnonzero((w[:, k] > 0) & (fed.ids != k)).tolist():
             total[i] += w[i, k] * row.double()
             degree[i] += w[i, k]
     gradient = partial(pulled_gradient, fed, total.float(), fed.column(degree).float())

@@ -179,9 +179,8 @@ class Ensemble:
         """
         if layers == "normalisation":
             norms = [name for name, part in self.module.named_modules() if isinstance(part, NORMS)]
-            def has_weights(norm):
-                return any(name.startswith(f"{norm}.") for name in self.names)
-            layers = ",".join(filter(has_weights, norms)) or "none"
+            weighted = [norm for norm in norms if any(n.startswith(f"{norm}.") for n in self.names)]
+            layers = ",".join(weighted) or "none"
         row = self.zeros(1)
         views = self.layers(row)
         for name in [] if layers == "none" else layers.split(","):
