@@ -29,7 +29,7 @@ from dpfl_mpi.settings.fields import to_flags
 FIELDS = {"clients": 5, "rounds": 2, "tau_train": 1, "budget": 3}
 SCORED = "tau_train)\n    fed.evaluate(w)\n"
 RETURN = '    return {"client": {"w": w}, "shared": {"chosen": chosen}}\n'
-COLLECT = "fed.collect([fed"
+COLLECT = "senders = [fed"
 # of each file: a part of the mistake's text, and what is replaced by what, or the fields given
 GOSSIP = {
     "no such file": {"method": "nowhere/gossip.py"},
@@ -58,7 +58,7 @@ GOSSIP = {
     "weights=fed.p": ("fed.average(w, chosen)", "fed.average(w, chosen, weights=fed.p)"),
     "0 to 5": ("fed.reachable(k), 0)[: fed.most_senders[k]]", "fed.reachable(k), 0)[:1] * 0 + 5"),
     "its own sender": ("[: fed.most_senders[k]] for", "[:1] * 0 + k for"),
-    "a list in place": (COLLECT, "([fed"),
+    "a list in place": ("fed.collect(senders)", "senders"),
     "randn_like": (
         "    mean = ",
         "    import torch\n\n    w = w + 0.1 * torch.randn_like(w)\n    mean = ",
@@ -74,12 +74,12 @@ GOSSIP = {
 UNTOLD = {  # mistakes that are not on the page, and their sentences
     "a set": (
         COLLECT,
-        "fed.collect([{1, 2} if k == 3 else fed",
+        "senders = [{1, 2} if k == 3 else fed",
         "given a set for client 3; it takes for each of this",
     ),
     "half a client": (
         COLLECT,
-        "fed.collect([[0.5] if k == 3 else fed",
+        "senders = [[0.5] if k == 3 else fed",
         "given a list for client 3; it takes for each",
     ),
     "too few": (

@@ -166,8 +166,10 @@ def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeyp
             assert np.array_equal(scores, fed.notes["test_acc"])
         assert gap(rows[0], rows[-1]) < 1e-5
     steps, client = -(-int(fed.clients.n_train[0]) // 16), int(fed.ids[0])
+
     def draw(e):
         return streams.stream(3, streams.DROPOUT, client, e).integers(0, 2**63, steps)
+
     batches = fed.clients.batches(slice(0, 1), 2, np.full(4, 4), 16)
     assert [int(batch.key[0]) for batch in batches] == [*draw(4), *draw(5)]
     block = Block(fed.ensemble, rows[0][:1].clone())

@@ -85,8 +85,10 @@ def test_a_block_is_its_clients_padded(augment, colour_file):
     fields = FIELDS | {"dataset": "image_folder", "data": str(colour_file), "augment": augment}
     with federation(fields | {"classes_per_client": 2}) as fed:
         k, first = len(fed.ids), np.ones(len(fed.ids), np.int64)
+
         def batches(rows):
             return list(fed.clients.batches(rows, 2, first, 8))
+
         alone, together = [batches(slice(i, i + 1)) for i in range(k)], batches(slice(0, k))
     for step, batch in enumerate(together):
         for i in range(batch.k):

@@ -193,6 +193,8 @@ def test_sketches_and_who_is_nearest():
     for most in (1, 2, 7, 60):
         nearest = sketches.nearest(ids, found, among.__getitem__, most)
         for k, chosen in zip(ids, nearest, strict=True):
+
             def by_cosine(j, own=expected[k]):
                 return (-alike(own, expected[j]), j)
+
             assert chosen.tolist() == sorted(sorted(among[k].tolist(), key=by_cosine)[:most])
