@@ -15,6 +15,7 @@ from dpfl_mpi.engine.saved import dealt, fill, network_of, source_of, with_code
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.summary import folded
 from dpfl_mpi.storage.files import check_apart, write_csv
 
 CHUNK_IMAGES = 256  # scored at once: activations of a small network fit a core's cache
@@ -109,7 +110,7 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
         return lines[0] if lines else f"no client is scored on {where}: none counts in averages"
     mean = f"mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}"
     ends = f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
-    lines.append(f"{len(scores)} models on {where}: {mean}, {ends}")
+    lines.append(folded(f"{len(scores)} models on {where}: {mean}, {ends}", first=""))
     if on == "own" and part != "train":
         stored = result[f"best/{part}_acc"][scored]
         equal = int((np.abs(stored - scores) < 1e-9).sum())

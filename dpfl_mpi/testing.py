@@ -17,7 +17,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,10 @@ from dpfl_mpi.plugins.code import execute, in_module, in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.command_line import SCHEMA, given, parser
 
-Writer = Callable[[Path], None]  # writes a file that a run reads
 # functions that tell the kind of a file
 FUNCTIONS = {"method": ("init", "round"), "model": ("build",), "dataset": ("load", "read")}
-SMALL: dict[str, Any] = {
-    "clients": 5,
-    "tau_init": 1,
-    "tau_train": 2,
-    "min_per_class": 2,
-    "augment": False,
-}
+SMALL: dict[str, Any] = {"clients": 5, "tau_init": 1, "tau_train": 2}
+SMALL |= {"min_per_class": 2, "augment": False}
 BUDGETS = {2: "inf", 8: "inf", 5: 2}  # B_c by clients; two clients leave a rank empty
 # who is present in rounds 1 to 3, of each four clients
 PRESENT = [[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 1]]
@@ -67,10 +61,6 @@ def write_samples(path: Path, shape: str) -> None:
     prepare.write(arrays_of(x.astype(dtype), y), "image_folder", path)
 
 
-def samples(shape: str) -> dict[str, Writer]:
-    return {"data": functools.partial(write_samples, shape=shape)}
-
-
 def write_present(path: Path, clients: int) -> None:
     """Write a table for --available, rounds by clients."""
     np.savetxt(path, np.tile(PRESENT, clients)[:, :clients], "%d")
@@ -84,8 +74,8 @@ class Check:
     code: str
     name: str
     settings: dict[str, Any]
-    # settings that are files; where there are several, the first whose samples are taken counts
-    files: Sequence[dict[str, Writer]] = ({},)
+    shapes: Sequence[str] = ("",)  # of samples: the first that is taken counts; "": given data
+    away: bool = False  # some clients are absent, by PRESENT
 
     def __str__(self) -> str:
         return f"{short(self.code)}, {self.name}"
@@ -98,21 +88,24 @@ class Check:
     def complaint(self) -> str:
         """Return what is wrong and what to change, as one sentence; "" if nothing is."""
         refusals = []
-        for files in self.files:
-            complaint = self.compute(files)
+        for shape in self.shapes:
+            complaint = self.compute(shape)
             if not NOT_TAKEN.search(complaint):
                 return complaint
             refusals.append(complaint)
         return "; ".join(dict.fromkeys(refusals))
 
-    def compute(self, files: dict[str, Writer]) -> str:
+    def compute(self, shape: str) -> str:
         """Return how the runs on 1, 2 and 3 ranks fail or differ; "" if they are equal."""
         results: list[Result] = []
         with tempfile.TemporaryDirectory(prefix="dpfl-testing-") as folder:
             settings = {self.kind: self.code, "quiet": True} | self.settings
-            for name, write in files.items():
-                settings[name] = str(Path(folder, name))
-                write(Path(folder, name))
+            if shape:
+                settings |= {"dataset": "image_folder", "data": f"{folder}/data"}
+                write_samples(Path(settings["data"]), shape)
+            if self.away:
+                settings["available"] = f"{folder}/available"
+                write_present(Path(settings["available"]), settings["clients"])
             for ranks in (1, 2, 3):
                 try:
                     results.append(api.run(ranks=ranks, out=f"{folder}/{ranks}.h5", **settings))
@@ -141,10 +134,7 @@ def kinds_of(code: str) -> list[str]:
 def of_method(code: str, settings: dict[str, Any]) -> list[Check]:
     """Return checks with several numbers of clients, and with some clients away."""
     small = SMALL | {"model": "mlp", "rounds": len(PRESENT)}
-    files: dict[str, Writer] = {}
-    if not {"dataset", "data"} & {*settings}:
-        small["dataset"] = "image_folder"
-        files = samples("8x8x1")
+    shapes = ("",) if {"dataset", "data"} & {*settings} else ("8x8x1",)
     out = {}
     for clients, budget in BUDGETS.items():
         fields = small | {"clients": clients}
@@ -152,18 +142,16 @@ def of_method(code: str, settings: dict[str, Any]) -> list[Check]:
             fields["budget"] = budget
         fields |= settings
         name = f"{fields['clients']} clients"
-        out[name] = Check("method", code, name, fields, [files])
-    away = files | {"available": functools.partial(write_present, clients=fields["clients"])}
-    return [*out.values(), Check("method", code, f"{name}, some away", fields, [away])]
+        out[name] = Check("method", code, name, fields, shapes)
+    away = Check("method", code, f"{name}, some away", fields, shapes, away=True)
+    return [*out.values(), away]
 
 
 def of_model(code: str, settings: dict[str, Any]) -> list[Check]:
     """Return one check, with the first of `SHAPES` that the model takes, or with given data."""
-    fields = SMALL | {"method": "fedavg", "rounds": 1}
-    if {"dataset", "data"} & {*settings}:
-        return [Check("model", code, "a run", fields | settings)]
-    fields |= {"dataset": "image_folder"} | settings
-    return [Check("model", code, "a run", fields, [*map(samples, SHAPES)])]
+    shapes = ("",) if {"dataset", "data"} & {*settings} else tuple(SHAPES)
+    fields = SMALL | {"method": "fedavg", "rounds": 1} | settings
+    return [Check("model", code, "a run", fields, shapes)]
 
 
 def of_dataset(code: str, settings: dict[str, Any]) -> list[Check]:

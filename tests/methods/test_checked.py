@@ -145,13 +145,13 @@ def test_a_model_is_checked_with_samples_that_it_takes(monkeypatch):
     (check,) = testing.checks("cnn")
     shapes = []
 
-    def compute(self, files):
-        shapes.append(files["data"].keywords["shape"])
-        return "" if shapes[-1] == "32x32x3" else "--model cnn needs images of at least 30x30"
+    def compute(self, shape):
+        shapes.append(shape)
+        return "" if shape == "32x32x3" else "--model cnn needs images of at least 30x30"
 
     monkeypatch.setattr(Check, "compute", compute)
     assert check.complaint() == "" and shapes == ["8x8x1", "28x28x1", "32x32x3"]
-    monkeypatch.setattr(Check, "compute", lambda self, files: "it takes tokens")
+    monkeypatch.setattr(Check, "compute", lambda self, shape: "it takes tokens")
     assert check.complaint() == "it takes tokens"
 
 
