@@ -99,7 +99,7 @@ class Check:
         """Return how the runs on 1, 2 and 3 ranks fail or differ; "" if they are equal."""
         results: list[Result] = []
         with tempfile.TemporaryDirectory(prefix="dpfl-testing-") as folder:
-            settings = {self.kind: self.code, "quiet": True} | self.settings
+            settings: dict[str, Any] = {self.kind: self.code, "quiet": True} | self.settings
             if shape:
                 settings |= {"dataset": "image_folder", "data": f"{folder}/data"}
                 write_samples(Path(settings["data"]), shape)
