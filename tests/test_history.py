@@ -9,17 +9,6 @@ from launch import ROOT
 START = "3ffef85"  # the rule begins after this commit
 NEWEST = 50
 LONGEST = 72  # characters of a subject
-# pushed before this test was there
-EARLIER = {
-    "datasets: split reading into archives, pickles and images, in plain words",
-    "engine: call --log and --callback on root, without a process of their own",
-    "methods: give every file the same docstring, make the page's tables of it",
-    "results, show, testing: shorten; tests: format to 100 columns",
-    "sums: one generator of weighted sums, exact or not",
-    "tests: format",
-    "tests: settings, own code and storage at 100 columns",
-    "transport: one meaning for version, names for times of the clock",
-}
 SUBJECT = re.compile(r"[a-z][\w.-]*(, [a-z][\w.-]*)*: (\[numerics\] )?[a-z][\w-]+ \S.*[^.\s]")
 NO_VERB = {"a", "all", "an", "each", "every", "no", "one", "some", "the", "there", "this", "two"}
 # what scripts make from the results of runs, and the pages whose tables they write
@@ -48,8 +37,6 @@ def commits() -> list[str]:
 
 
 def wrong(subject: str) -> bool:
-    if subject in EARLIER:
-        return False
     found = SUBJECT.fullmatch(subject)
     verb = subject.partition(": ")[2].removeprefix("[numerics] ").partition(" ")[0]
     return not found or len(subject) > LONGEST or verb in NO_VERB
