@@ -8,6 +8,7 @@ source (what it was made from), code (one's own that read it), own (whether the 
 own), and sha256 of the arrays, of own data also of class_names, mean, std and vocabulary.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -102,7 +103,8 @@ def prepare(
     if not file_name(str(out)):
         raise UserError(f"--out is {str(out)!r}; allowed is {FILE_NAME}")
     check_apart(out, source)
-    with explained(f"--out is {out}; it cannot be written"):
+    unwritable = f"--out is {out}; it cannot be written"
+    with explained(unwritable):
         remove_leftovers(out)
     origin = {
         "dataset": short(dataset),
@@ -113,6 +115,9 @@ def prepare(
     if out.exists() and not force:
         check_same(out, origin)
         return f"{out} is there already, made from the same source (--force writes it anew)"
+    # known before an hour of download; nothing is replaced
+    with explained(unwritable), contextlib.suppress(EOFError), replacing(out):
+        raise EOFError
     source = source or download(module, out.parent / "downloads")
     arrays = made_by(dataset, module, "read", source, **options)
     for text in (*arrays.class_names, *arrays.client_names, arrays.note):

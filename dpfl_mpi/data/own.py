@@ -1,5 +1,6 @@
 """Anyone's own samples as a data set: their kind, a test part, and their normalisation."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -141,6 +142,10 @@ def aligned(where: str, name: str, values: np.ndarray, length: int) -> np.ndarra
     if values.shape != (length,) or values.dtype.kind not in "iubfUS":
         needed = f"one number or name per sample is needed, ({length},)"
         raise UserError(f"{where}: {name} is {values.dtype} of {values.shape}; {needed}")
+    if values.dtype.kind == "U":
+        codes = values.astype(values.dtype.newbyteorder("=")).view(np.uint32)
+        if codes.max(initial=0) > sys.maxunicode:  # Python would fail on it
+            raise UserError(f"{where}: {name} holds a text that is damaged")
     return values
 
 

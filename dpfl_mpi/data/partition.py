@@ -217,7 +217,9 @@ def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> 
         written = content.get("partition_sha256", "")
         if (type(pooled), type(made_for), type(written)) != (bool, str, str):
             raise TypeError
-        p = np.asarray(content.get("p", ()), np.float64).reshape(-1)
+        p = content.get("p")
+        if p is not None:
+            p = np.asarray(p, np.float64).reshape(len(clients))
     if len(clients) != run.clients:
         raise UserError(f"{where} holds {len(clients)} clients; --clients is {run.clients}")
     if made_for not in ("", data_sha256):
@@ -233,10 +235,10 @@ def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> 
     if written not in ("", partition.sha256()):
         edit = "to use it so, take out its partition_sha256 and p"
         raise UserError(f"{where} was changed since it was written: {edit}")
-    if not len(p):
+    if p is None:
         return partition
-    if len(p) != run.clients or not (np.isfinite(p).all() and (p > 0).all()):
-        raise UserError(f"{where} holds a p that is not one positive number for each client")
+    if not (np.isfinite(p).all() and (p > 0).all()):
+        raise UserError(f"{where} holds a p that is not positive")
     # dividing by a sum beside 1 would move the last bit
     return replace(partition, p=p if abs(p.sum() - 1) < 1e-9 else p / p.sum())
 

@@ -163,6 +163,10 @@ def natural(
         raise UserError(f"--missing_classes is {missing}; allowed are at most {classes - 1}")
     least = max(run.min_samples, 3)
     count, able = who_can_take_part(clients["train"], clients["test"], least)
+    if not len(who_can_take_part(clients["train"], clients["test"], 0)[1]):
+        parts = "both parts, 2 samples to train and 1 to test"
+        mend = "split each client's samples, in LEAF by -t sample"
+        raise UserError(f"--partition is natural; none of the {count} clients has {parts}: {mend}")
     if n > len(able):
         able_are = f"{len(able)} have at least {least} samples, 2 to train and 1 to test"
         mend = f"{FEWER} or a smaller --min_samples"

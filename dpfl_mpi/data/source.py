@@ -164,6 +164,9 @@ def check(arrays: Arrays, where: str) -> None:
         if kind not in ALLOWED or not alike or 0 in images.shape[1:]:
             what = f"{half}_images are {images.dtype} {list(images.shape)}"
             raise UserError(f"{where}: {what}; {SAMPLES}, of one shape in both parts")
+        floats = isinstance(images, np.ndarray) and images.dtype == np.float32
+        if floats and not np.isfinite(images).all():
+            raise UserError(f"{where}: {half}_images hold a number that is missing or infinite")
         for what, names in (("labels", "class_names"), ("clients", "client_names")):
             values, count = getattr(arrays, f"{half}_{what}"), len(getattr(arrays, names))
             if isinstance(values, StoredLabels) or (values is None and what == "clients"):

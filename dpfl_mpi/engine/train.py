@@ -90,10 +90,10 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
             remove_left()
         parts = build(run, job, world)
         state, record = begin_record(path, parts, job, checkpoints)
-        if checkpoints.note_start():
-            watch.code = STALLED  # unless this start keeps a checkpoint
         method = run.found("method")
         try:
+            if checkpoints.note_start():
+                watch.code = STALLED  # unless this start keeps a checkpoint
             first = parts.round + 1 if state else 0
             may_copy = run.finetune_epochs and not (state or run.newcomers or run.churn)
             if may_copy and after.from_base(job, parts, record):

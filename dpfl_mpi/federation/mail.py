@@ -58,7 +58,11 @@ class Mail:
             log.notes["models_received"] += degrees
             log.counted_twice += degrees * had_all
             self.ledger.send(graph, members.in_rounds)
-        return Received(self.mailroom, w_KW, graph)
+        try:
+            return Received(self.mailroom, w_KW, graph)
+        except UserError:
+            members.check_budget(graph, "the graph of fed.exchange")  # the likelier cause
+            raise
 
     def every_row(
         self, w_KW: Tensor, candidates: Candidates | None = None

@@ -270,7 +270,9 @@ def fields_of(form: str, text: str, most: int | None) -> dict[str, Any] | None:
         if name == "names":
             continue
         largest = 1 + max(map(max, value)) if name == "groups" else float(value)
-        if not low <= largest <= (most or math.inf if high is None else high):
+        if high is None:
+            high = math.inf if most is None else most
+        if not low <= largest <= high:
             return None
     return fields if fields.get("low", 0) <= fields.get("high", math.inf) else None
 

@@ -83,6 +83,8 @@ class Checkpoints:
         self.round = -1  # the newest round that is saved
         self.seconds = 0.0  # of the last save
         self.results: Path | None = None  # the restored checkpoint's copy of the results file
+        # of a Slurm job: not every launcher hands it on to all ranks
+        self.restarts = world.decide(lambda: os.environ.get("SLURM_RESTART_COUNT", "0"))
         world.decide(self._check_folder)
 
     def _check_folder(self) -> None:
@@ -202,14 +204,19 @@ class Checkpoints:
         return bool(self.world.decide(note))
 
     def count_hang(self) -> int:
-        """Note that this job hung; return how often. Any rank may call it; not collective."""
-        path, job = self.folder / "hangs", job_number() or "none"
-        jobs = [*content(path).split(), job]
+        """Note that this start of a Slurm job hung; return how many of its starts did.
+
+        Outside of a job it is 1. Any rank may call it, several at once; not collective.
+        """
+        if not (job := job_number()):
+            return 1
+        path = self.folder / "hangs"
+        starts = {*content(path).split(), f"{job}:{self.restarts}"}
         try:
-            write(path, " ".join(jobs).encode())
+            write(path, " ".join(sorted(starts)).encode())
         except OSError:
             return HANGS + 1
-        return jobs.count(job)
+        return sum(name.startswith(f"{job}:") for name in starts)
 
     def clear(self, sure: bool = False) -> None:
         """Delete all checkpoints; where `sure`, raise `UserError` if some could not be deleted."""

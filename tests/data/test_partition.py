@@ -333,7 +333,7 @@ def test_natural_refusals(tmp_path):
     split = {"train": source.clients["train"] % 4, "test": 4 + source.clients["test"] % 2}
     few = "--clients is {}; of the 6 clients in the data {} have at least {} samples"
     for fields, data, text in (
-        ({}, replace(source, clients=split), few.format(4, 0, 5)),
+        ({}, replace(source, clients=split), "none of the 6 clients has both parts, 2 samples"),
         ({"clients": 7}, source, few.format(7, 6, 5)),
         ({"min_samples": 1000}, source, few.format(4, 0, 1000)),
         ({}, replace(source, clients={}), "needs a data set with clients of its own"),
@@ -430,8 +430,8 @@ ODD = "is not a partition"
     (lambda d: d["clients"][2]["test"].append(d["clients"][2]["train"][0]), "both train and test"),
     (lambda d: d.update(data_sha256="0" * 64), "was made for other data"),
     (lambda d: d["clients"][1]["test"].pop(), "was changed since it was written"),
-    (lambda d: d.update(p=[0.5, 0.5, 0]), "a p that is not one positive number for each client"),
-    (lambda d: d.update(p=[1]), "a p that is not one positive number for each client"),
+    (lambda d: d.update(p=[0.5, 0.5, 0]), "holds a p that is not positive"),
+    (lambda d: d.update(p=[1]), ODD), (lambda d: d.update(p=[]), ODD),
 ])  # fmt: skip
 def test_an_edited_partition_file(tmp_path, edit, text):
     run, source, path = fedrep(clients=3), letters(), tmp_path / "p.json"

@@ -25,6 +25,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.storage.lock import born
 from dpfl_mpi.survival import signals
+from dpfl_mpi.survival.checkpoint import Checkpoints
 
 # what is killed, and while it does what
 KILLS = ("rank", "start"), ("root", "writing"), ("mpirun", "round"), ("rank", "writing")
@@ -309,16 +310,23 @@ def test_squeue_says_when_a_job_ends(tmp_path, terminal, monkeypatch, answer, le
     assert (tmp_path / "asked").read_text() == "asked\n" * 3
 
 
-@pytest.mark.parametrize(("hangs", "code"), [("none 17", 75), ("none none", 76)])
-def test_the_watchdog_prints_every_stack_and_ends(tmp_path, hangs, code):
-    """After two hangs of this job, here of none, with a code on which Slurm does not start it."""
+def test_hangs_are_counted_once_for_each_start_of_a_job(tmp_path, monkeypatch):
+    checkpoints = Checkpoints.__new__(Checkpoints)
+    checkpoints.folder = tmp_path
+    for job, start, count in (("17", "0", 1), ("17", "0", 1), ("17", "1", 2), ("17", "2", 3)):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        checkpoints.restarts = start
+        assert checkpoints.count_hang() == count
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert checkpoints.count_hang() == 1
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert checkpoints.count_hang() == checkpoints.count_hang() == 1
+
+
+def test_the_watchdog_prints_every_stack_and_ends(tmp_path):
     out = tmp_path / "run.h5"
-    folder = tmp_path / "run.h5.checkpoint"
-    folder.mkdir()
-    (folder / "hangs").write_text(hangs)
     hanging = starts.held("fed._parts.world.rank == 1", out, checkpoint_every=1, watchdog=6)
-    message = starts.finish(starts.start(2, hanging), code)
-    assert (folder / "hangs").read_text() == f"{hangs} none"
+    message = starts.finish(starts.start(2, hanging), 75)
     for rank in range(2):
         assert f"rank {rank} of 2 has not finished round 3 in 6 s" in message
     assert "time.sleep" in message or "in round" in message
