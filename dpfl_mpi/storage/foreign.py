@@ -120,17 +120,17 @@ class Hdf5(AbstractContextManager["Hdf5"]):
         """Open the file. `what` it must be, such as "a result of dpfl_mpi", is in the sentences."""
         import h5py
 
-        def odd(name: str, link: object) -> str | None:
-            return None if isinstance(link, h5py.HardLink) else name
+        def not_hard(name: bytes, link: Any) -> bytes | None:
+            return None if link.type == h5py.h5l.TYPE_HARD else name
 
         self.path = path
         open_regular(path).close()
         with refused_as(f"{path} is not {what}, or it is damaged"):
             self.file: h5py.File = h5py.File(path, "r", locking=False)
-            linked = self.file.visititems_links(odd)
+            linked = self.file.id.links.visit(not_hard, info=True)
         if linked:
             self.file.close()
-            raise Unreadable(f"{path} is damaged: {linked} leads to another place")
+            raise Unreadable(f"{path} is damaged: {linked.decode()} leads to another place")
 
     def __exit__(self, *error: object) -> None:
         self.file.close()
