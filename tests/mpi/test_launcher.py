@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -161,7 +162,8 @@ def test_a_job_starts_mpi_up_to_three_times_and_is_requeued(tmp_path, cases, tri
     (tmp_path / "slurm" / "site.sh").write_text("export SITE=mine\n")
     done = submitted(tmp_path, cases, flags=["--budget", "10"], SLURM_CPUS_PER_TASK="4")
     assert done.returncode == code, done.stderr
-    words = f"--mpi=pmi2 --kill-on-bad-exit=1 -n 2 {sys.executable} -m dpfl_mpi {FIXED} --budget 10"
+    python = Path(sys.executable).with_name("python")  # as the script calls it
+    words = f"--mpi=pmi2 --kill-on-bad-exit=1 -n 2 {python} -m dpfl_mpi {FIXED} --budget 10"
     assert lines(tmp_path / "tries") == [f"mine 4 {words}"] * tries
     failed = 143 if "sleep 60" in cases else 7
     again = tries - 1 if code == 0 else tries if tries > 1 else 0
