@@ -28,7 +28,7 @@ from dpfl_mpi.settings import Run
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 400  # a job of these tests takes about 20 on an idle machine
-LONG = {"rounds": 40}  # of a Run that takes long enough to be disturbed
+LONG = {"rounds": 120}  # of a Run that takes long enough to be disturbed
 
 
 @pytest.fixture(scope="module")
