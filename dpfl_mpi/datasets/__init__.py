@@ -51,9 +51,9 @@ def load(name: str, module: ModuleType) -> ModuleType:
     paper = getattr(module, "PAPER", {})
     # What the file itself says; what follows from the prepared data does not replace it.
     complete = len(paper) == len(SMALL)
-    said = {field for field, value in paper.items() if not complete or value != SMALL[field]}
+    set_by_file = {field for field, value in paper.items() if not complete or value != SMALL[field]}
     found: dict[str, Any] = {
-        "SAID": said,
+        "SAID": set_by_file,
         "SOURCE": "what its read takes",
         "NO_DOWNLOAD": "name it with --source PATH",
         "DATA": f"data/{name}.h5" if hasattr(module, "read") else None,

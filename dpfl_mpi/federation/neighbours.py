@@ -105,16 +105,16 @@ class Neighbours:
             return graph
         receivers, learners = graph.receivers(), members.learners
         gone = members.yet_to_choose[receivers] | ~members.joined[graph.senders]
-        kept = graph.only(~(gone & learners[receivers]))
+        staying = graph.only(~(gone & learners[receivers]))
         budget = members.most_senders
-        lost = np.minimum(graph.degrees() - kept.degrees(), budget)
+        lost = np.minimum(graph.degrees() - staying.degrees(), budget)
         room = np.where(members.yet_to_choose & learners, budget, lost)
         members.yet_to_choose &= ~learners
         if not room.any():
-            return kept
+            return staying
         before = {note: notes[note].copy() for note in COSTS.values()}
         with self.log.clock("graph"):
-            found = choose(members.candidates(room, kept))
+            found = choose(members.candidates(room, staying))
         for cost, note in COSTS.items():
             notes[cost] += notes[note] - before[note]
-        return kept | found
+        return staying | found

@@ -110,8 +110,8 @@ def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
     lines = []
     if edges.any():
         omega = f"{edges[0]} in Omega, " if edges[0] else ""
-        kept = edges[1:].mean() if len(edges) > 1 else edges[0]
-        lines.append(entry("edges", f"{omega}{kept:.1f} kept per round"))
+        per_round = edges[1:].mean() if len(edges) > 1 else edges[0]
+        lines.append(entry("edges", f"{omega}{per_round:.1f} kept per round"))
     each = received[1:].sum() / max(len(received) - 1, 1)
     before = f", {received[0]:.1f} to build Omega" if edges[0] or received[0] else ""
     return [*lines, entry("models received", f"{each:.2f} per client and round{before}")]

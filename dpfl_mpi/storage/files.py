@@ -141,13 +141,13 @@ def remove_leftovers(path: Path) -> None:
     """
     ending = r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part"
     name = re.compile(re.escape(f".{path.name[:40]}.") + ending)
-    here = place() if boot() else ""
+    this_place = place() if boot() else ""
     for part in path.parent.iterdir() if path.parent.is_dir() else ():
         found = name.fullmatch(part.name)
         if not found:
             continue
         with contextlib.suppress(OSError):  # another user's
-            if found[1] == here:
+            if found[1] == this_place:
                 abandoned = not Path("/proc", found[2]).exists()
             else:
                 abandoned = time_at(part) - part.lstat().st_mtime > ABANDONED_S

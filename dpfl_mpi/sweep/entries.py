@@ -163,8 +163,8 @@ class Entry:
             return False
         if self.on_slurm:
             return self.job in jobs or time.time() - self.submission.submitted < BLIND_S
-        here = self.submission.host == socket.gethostname()
-        return here and born(self.job) == self.submission.born.get(self.path.name) != ""
+        on_this_host = self.submission.host == socket.gethostname()
+        return on_this_host and born(self.job) == self.submission.born.get(self.path.name) != ""
 
     def log(self) -> str:
         """Return the Run's own error messages, or else the end of its log."""
