@@ -34,7 +34,9 @@ Array = Tensor | np.ndarray
 # of a search: the sums of p_i w_i over X and over Y, float64 [W], where their averages are scored
 # next [2, W], and their sums of p_i
 Start = tuple[Tensor, Tensor, Tensor, float, float]
-_Images, _Sgd, _Search = (STRUCTURES[name] for name in ("Images", "Sgd", "Search"))
+_Images, _Sgd, _Training, _Scoring, _Search = (
+    STRUCTURES[name] for name in ("Images", "Sgd", "Training", "Scoring", "Search")
+)
 
 
 @functools.cache
@@ -150,10 +152,11 @@ class Native:
             addresses = (_address(t, "float32", (shape[-1],)) for t in self._constants)
             self._net.scale, self._net.shift = addresses
         self._net.width = self.width
+        self._read = self._net.logits
         if self._plan.features:
             self.read_by(max(self._plan.features))
         # of activations, their gradients and a row's
-        self.bytes = self._call.space(self._net) + 64
+        self.bytes = self._call.space(self._net, 1) + 64
         self._memory = np.zeros(self.bytes, np.uint8)
         self._work = -(-self._memory.ctypes.data // 64) * 64
 
@@ -162,7 +165,7 @@ class Native:
         if column not in self._plan.features:
             mend = "--kernels torch does"
             raise UserError(f"the CPU kernels do not show what the model's head reads; {mend}")
-        self._net.features = self._plan.features[column]
+        self._read = self._plan.features[column]
 
     def images(self, pixels: Array, labels: Array) -> Images:
         """Return samples `[M, *shape]`, images with or without a border, and labels for calls.
@@ -186,9 +189,8 @@ class Native:
 
     def train(self, w: Tensor, m: Tensor, epochs: Epochs) -> float:
         """Train row w with momentum m in place; return the sum of the mini-batches' mean losses."""
-        schedule, rows = self._schedule(epochs), self._pair((w, m), epochs.rule)
-        sgd = self._sgd(epochs.rule, m, epochs.steps)
-        return float(self._call.train(self._net, *rows, *schedule, sgd, self._work))
+        task = self._training((w, m), epochs, epochs.steps)
+        return float(self._run("train", task).loss)
 
     def mix(
         self, w: tuple[Tensor, Tensor], v: tuple[Tensor, Tensor], share: float, epochs: Epochs
@@ -198,29 +200,25 @@ class Native:
         Both come with their momentum, after as many steps. Return the sums of the losses at w and
         at the mixture, float32 `[2]`.
         """
-        schedule, rule = self._schedule(epochs), epochs.rule
-        mixture, losses = torch.zeros_like(w[0]), np.zeros(2, np.float32)
-        rows = *self._pair(w, rule), *self._pair(v, rule), self._row(mixture), share
-        sgd = self._sgd(rule, w[1], epochs.steps)
-        self._call.mix(self._net, *rows, *schedule, sgd, losses.ctypes.data, self._work)
-        return losses
+        task, mixture = self._training(w, epochs, epochs.steps), torch.zeros_like(w[0])
+        task.v, task.m_v = self._pair(v, epochs.rule)
+        task.row, task.share = self._row(mixture), share
+        return np.array(self._run("mix", task).losses, np.float32)
 
     def ahead(self, w: Tensor, m: Tensor, inner: float, epochs: Epochs) -> float:
         """Train row w by each second mini-batch's gradient at w - inner (gradient of the first).
 
         Return the sum of the losses of the second ones, added up in float32.
         """
-        schedule, row, loss = self._schedule(epochs), torch.zeros_like(w), np.zeros(1, np.float32)
-        rows = *self._pair((w, m), epochs.rule), self._row(row), inner
-        sgd = self._sgd(epochs.rule, m, max(epochs.steps // 2, 1))
-        self._call.ahead(self._net, *rows, *schedule, sgd, loss.ctypes.data, self._work)
-        return float(loss[0])
+        task, row = self._training((w, m), epochs, max(epochs.steps // 2, 1)), torch.zeros_like(w)
+        task.row, task.share = self._row(row), inner
+        return float(self._run("ahead", task).losses[0])
 
     def gradient(self, w: Tensor, g: Tensor, batch: MiniBatch) -> float:
         """Write the gradient at row w of a mini-batch's mean loss into g; return the loss."""
-        chosen, n = self._chosen(*batch[:4]), len(batch.order)
-        rows = self._row(w), self._row(g)
-        return float(self._call.gradient(self._net, *rows, chosen, n, self._work))
+        task = _Training(w=self._row(w), g=self._row(g), n=len(batch.order))
+        task.images = self._chosen(*batch[:4])
+        return float(self._run("gradient", task).loss)
 
     def descents(
         self,
@@ -236,14 +234,15 @@ class Native:
 
         Their losses are added to `loss`, float32 `[1]`.
         """
-        chosen, rows = self._chosen(*batch[:4]), (self._row(w), self._row(towards))
-        how = pull, rate, steps, chosen, len(batch.order), _address(loss, "float32", (1,))
-        self._call.descents(self._net, *rows, *how, self._work)
+        task = _Training(w=self._row(w), n=len(batch.order), epochs=steps)
+        task.images = self._chosen(*batch[:4])
+        task.sgd = _Sgd(lr=rate, mu=pull, towards=self._row(towards))
+        loss += self._run("descents", task).losses[0]
 
     def step(self, w: Tensor, m: Tensor, g: Tensor, rule: StepRule) -> None:
         """Step row w with momentum m along g, which is changed in place."""
-        rows = *self._pair((w, m), rule), self._row(g)
-        self._call.step(*rows, self.width, self._sgd(rule, m, 1), 0)
+        rows = self._pair((w, m), rule)
+        self._run("step", _Training(*rows, g=self._row(g), sgd=self._sgd(rule, m, 1)))
 
     def score(
         self,
@@ -257,12 +256,12 @@ class Native:
         r, n = len(w_rW), len(order)
         losses, predicted = np.empty((r, n), np.float32), np.empty((r, n), np.int64)
         out = np.empty((r, n, self.classes), np.float32) if logits else None
-        units = self._plan.values[self._net.features].units if features else 0
+        units = self._plan.values[self._read].units if features else 0
         read = np.empty((r, n, units), np.float32) if features else None
         places = [None if a is None else a.ctypes.data for a in (losses, predicted, out, read)]
         rows = _address(w_rW, "float32", (r, self.width)), self.width, r
         chosen = self._chosen(images, order)
-        self._call.score(self._net, *rows, chosen, n, *places, self._work)
+        self._run("score", _Scoring(*rows, self._read, n, chosen, *places))
         return Scores(losses, predicted, out, read)
 
     def candidate(
@@ -306,6 +305,19 @@ class Native:
         places = [_address(array, dtype, (len(p),)) for array, dtype in given]
         self._call.fixed(*places, len(p), _address(out, "int64", (self.width,)), self.width)
 
+    def _run(self, verb: str, task: Any) -> Any:
+        """Compute a task of one client in place; return it."""
+        getattr(self._call, verb)(self._net, task, 1, 1, 1, self._work)
+        return task
+
+    def _training(self, rows: tuple[Tensor, Tensor], epochs: Epochs, steps: int) -> Any:
+        """Return the task of a row and its momentum, which take so many steps in these epochs."""
+        task = _Training(*self._pair(rows, epochs.rule), epochs=len(epochs.order))
+        task.batch, task.n = epochs.batch_size, epochs.order.shape[1]
+        task.images = task.held = self._schedule(epochs)
+        task.sgd = task.rule = self._sgd(epochs.rule, rows[1], steps)
+        return task
+
     def _row(self, row: Tensor) -> int:
         return _address(row, "float32", (self.width,))
 
@@ -329,16 +341,16 @@ class Native:
             out.decoupled = sgd.decoupled
         return out
 
-    def _schedule(self, epochs: Epochs) -> tuple[Any, int, int, int]:
-        """Return the images of the epochs, their number in an epoch, the epochs, the batch size."""
-        (count, n), keys = epochs.order.shape, epochs.keys
+    def _schedule(self, epochs: Epochs) -> Any:
+        """Return the images of the epochs."""
+        keys = epochs.keys
         if keys is not None and len(keys) < epochs.steps:
             raise ValueError(f"{len(keys)} keys; a mini-batch each needs {epochs.steps}")
         order = epochs.order.reshape(-1)
         crop = None if epochs.crop is None else epochs.crop.reshape(3, -1)
         chosen = self._chosen(epochs.images, order, crop, keys)
         chosen.held = order, crop  # until the call ends; they may be copies
-        return chosen, n, count, epochs.batch_size
+        return chosen
 
     def _chosen(
         self, images: Images, order: np.ndarray, crop: Any = None, keys: np.ndarray | None = None
@@ -378,13 +390,13 @@ class Chooser:
         """
         x, y, averages, p_x, p_y = start
         losses = np.empty((2, len(order)), np.float32)
-        self._native, self._images, self._n = native, native._chosen(images, order), len(order)
         # the library only knows where they lie
-        self.start, self._held = start, (images, order, losses, cases)
+        self._native, self.cases = native, cases
+        self.start, self._held = start, (images, order, losses)
         sums = [_address(row, "float64", (native.width,)) for row in (x, y)]
         pair = _address(averages, "float32", (2, native.width))
-        counts = _address(cases, "float64", (4,))
-        self._search = _Search(*sums, p_x, p_y, 0.0, 0.0, pair, losses.ctypes.data, counts, 0)
+        self._search = _Search(*sums, p_x, p_y, pair=pair, losses=losses.ctypes.data, n=len(order))
+        self._search.images = native._chosen(images, order)
 
     @property
     def reward(self) -> float:
@@ -399,13 +411,15 @@ class Chooser:
             p: their weights, float64 `[c]`.
             coins: in [0, 1), float64 `[c]`.
         """
-        native, count = self._native, len(models)
+        search, count = self._search, len(models)
         added = np.zeros(count, bool)
-        given = (models, "uint64"), (p, "float64"), (coins, "float64"), (added, "bool")
-        *candidates, out = [_address(array, dtype, (count,)) for array, dtype in given]
-        where = self._images, self._n, native._work
-        call = native._call.search
-        return added[: call(native._net, self._search, *candidates, count, most, out, *where)]
+        given = {"models": (models, "uint64"), "p": (p, "float64"), "coins": (coins, "float64")}
+        for name, (array, dtype) in [*given.items(), ("added", (added, "bool"))]:
+            setattr(search, name, _address(array, dtype, (count,)))
+        search.count, search.most, search.cases = count, most, (0, 0, 0, 0)
+        self._native._run("search", search)
+        self.cases += np.array(search.cases)
+        return added[: search.decided]
 
 
 def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Plan, int]:

@@ -159,7 +159,7 @@ static void conv_weights(const Pass *p, const Layer *layer, const Correlation *c
            places_of(count, c, s, x + row * c->x_row, from, d + row * c->y_row + at * s->y_m, rows,
                      sums + (int64_t)at * weights, weights))
   }
-  add_up(g, sums, s->m * weights, p->n);
+  add_up(p, g, sums, s->m * weights);
 }
 
 /* The gradient of `count` biases. */
@@ -170,7 +170,7 @@ INLINE void totals(const int count, const Correlation *c, const F *d, int32_t ap
     for (int64_t column = 0; column < c->columns; column++)
       UNROLL for (int i = 0; i < count; i++)
         sum[i] += d[i * apart + row * c->y_row + column * c->y_column];
-  add_up(g, sum, count, n);
+  add_up_of(g, sum, count, n);
 }
 
 static void conv_back(const Pass *p, const Layer *layer) {

@@ -10,6 +10,7 @@ from typing import Any
 SOURCES = Path(__file__).parent
 NUMBERS: dict[str, Any] = {"float": ctypes.c_float, "double": ctypes.c_double, "void": None}
 NUMBERS |= {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64}
+STRUCTURES: dict[str, Any] = {}
 
 
 def source(name: str) -> str:
@@ -27,21 +28,31 @@ def parsed(declaration: str) -> Iterator[tuple[str, Any]]:
         if "*" in text:
             yield name, POINTER(STRUCTURES[kind]) if kind in STRUCTURES else c_void_p
         else:
-            yield name, NUMBERS[kind] * int(count) if count else NUMBERS[kind]
+            of = STRUCTURES.get(kind) or NUMBERS[kind]
+            yield name, of * int(count) if count else of
 
 
-STRUCTURES: dict[str, Any] = {}
 for body, name in re.findall(r"typedef struct \{(.*?)\} (\w+);", source("net.h"), re.DOTALL):
     fields = [field for line in body.split(";")[:-1] for field in parsed(line)]
     STRUCTURES[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
 
 # the kinds of layers, by the numbers that a `Layer` has
-KINDS = re.findall(r"\{(\w+), \w+\}", source("lanes.c"))
+KINDS = re.findall(r"kind\((\w+)\)", source("lanes.c").split("#define NUMBER")[0])
 
 # result and arguments of each function of a form, by its name
 PUBLIC = re.compile(r"PUBLIC (\w+) NAME\((\w+)\)\((.*?)\) \{", re.DOTALL)
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     name: (NUMBERS[kind], [of for part in arguments.split(",") for _, of in parsed(part)])
-    for file in ("lanes.c", "step.h", "search.h")
+    for file in ("calls.h", "averages.h")
     for kind, name, arguments in PUBLIC.findall(source(file))
+    if "##" not in name and name != "verb"
+}
+# what computes a task for each client: the structure of the task, by the name of the verb
+VERBS: dict[str, Any] = {
+    name: STRUCTURES[task]
+    for name, task in re.findall(r"^VERB\((\w+), (\w+)\)", source("lanes.c"), re.MULTILINE)
+}
+FUNCTIONS |= {
+    name: (None, [POINTER(STRUCTURES["Net"]), POINTER(task), *3 * [ctypes.c_int64], c_void_p])
+    for name, task in VERBS.items()
 }

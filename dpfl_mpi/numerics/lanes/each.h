@@ -1,42 +1,36 @@
 /* Functions of each number by itself. number: what the function takes; each kind says what. */
 
-/* Run `call` for each number of a layer's input and output, which have the same planes, lines and
- * units: x is the input, `here` and `there` are where in both it lies. */
+/* Run `call` for each number of a layer's input and output that is this member's; both have the same
+ * planes, lines and units: `here` and `there` are where in them it lies. */
 #define EACH(p, layer, ...) \
   const Value *in_ = &(p)->net->value[(layer)->in], *out_ = &(p)->net->value[(layer)->out]; \
-  for (int32_t plane_ = 0; plane_ < in_->planes; plane_++) \
-    for (int32_t line_ = 0; line_ < in_->lines; line_++) { \
-      const int64_t here_ = (int64_t)plane_ * in_->plane + (int64_t)line_ * in_->line; \
-      const int64_t there_ = (int64_t)plane_ * out_->plane + (int64_t)line_ * out_->line; \
-      for (int32_t i_ = 0; i_ < in_->units; i_++) { \
-        const int64_t here = here_ + i_, there = there_ + i_; \
-        __VA_ARGS__; \
-      } \
-    }
+  PLACES(&(p)->team, in_->planes, in_->lines, in_->units, \
+         const int64_t here = (int64_t)plane_ * in_->plane + (int64_t)line_ * in_->line + unit_; \
+         const int64_t there = (int64_t)plane_ * out_->plane + (int64_t)line_ * out_->line + unit_; \
+         __VA_ARGS__)
 
 /* The two functions of a kind: y of x, and the gradient by x of y's gradient d. a and b are the
  * layer's numbers. */
 #define FUNCTION(name, value, slope) \
   static void name(const Pass *p, const Layer *layer) { \
     const F a = FILL(layer->number[0]), b = FILL(layer->number[1]); \
-    const F *from = x_of(p, layer->in); \
-    F *to = x_of(p, layer->out); \
+    const Vectors from = x_of(p, layer->in), to = x_of(p, layer->out); \
     (void)a, (void)b; \
     EACH(p, layer, const F x = from[here]; to[there] = value) \
   } \
   static void name##_back(const Pass *p, const Layer *layer) { \
     const F a = FILL(layer->number[0]), b = FILL(layer->number[1]); \
-    const F *from = x_of(p, layer->in), *to = x_of(p, layer->out), *d_to = d_of(p, layer->out); \
-    F *d_from = d_of(p, layer->in); \
+    const Vectors from = x_of(p, layer->in), to = x_of(p, layer->out); \
+    const Vectors d_from = d_of(p, layer->in), d_to = d_of(p, layer->out); \
     const int adds = layer->adds & 1; \
     (void)a, (void)b; \
     EACH(p, layer, const F x = from[here], y = to[there], d = d_to[there], dx = slope; \
          (void)x, (void)y; put(&d_from[here], dx, adds)) \
   }
 
-INLINE F absolute(F x) { return (F)((U)x & 0x7fffffffu); }
+INLINE F absolute(F x) { return FLOAT(BITS(x) & 0x7fffffffu); }
 INLINE F signed_as(F magnitude, F x) {
-  return (F)(((U)magnitude & 0x7fffffffu) | ((U)x & 0x80000000u));
+  return FLOAT((BITS(magnitude) & 0x7fffffffu) | (BITS(x) & 0x80000000u));
 }
 
 INLINE F sigmoid_of(F x) {

@@ -1,24 +1,53 @@
 /* Images, vectors and tokens into lanes: the first value of a network. */
+
 /* Where each lane's window starts, counted in numbers, and whether it is mirrored. */
 typedef struct {
-  int64_t from[LANES];
-  int mirrored[LANES];
+  int64_t from[OWN];
+  int mirrored[OWN];
 } Windows;
 
 static Windows windows_of(Pass *p, const Images *images, int64_t first) {
   const uint8_t *crop = images->crop;
   Windows at;
-  for (int l = 0; l < LANES; l++) {
+  EACH_LANE(l) {
     const int64_t i = first + (l < p->n ? l : 0), image = images->order[i];
-    p->labels[l] = images->labels[image];
+    p->labels[OWNED(l)] = images->labels[image];
     const int64_t top = crop ? crop[i] : images->corner;
     const int64_t left = crop ? crop[images->stride + i] : images->corner;
-    at.from[l] = ((image * images->rows + top) * images->columns + left) * p->net->channels;
-    at.mirrored[l] = crop && crop[2 * images->stride + i];
+    at.from[OWNED(l)] =
+        ((image * images->rows + top) * images->columns + left) * p->net->channels;
+    at.mirrored[OWNED(l)] = crop && crop[2 * images->stride + i];
   }
   return at;
 }
 
+#ifdef GPU
+/* Bytes, by lines, four at a time: the words of a line that may start anywhere in one. */
+static void read_bytes(const Pass *p, const Images *images, Windows at) {
+  const Net *net = p->net;
+  const Value *value = &net->value[0];
+  const int c = net->channels, w = net->wide, line = w * c;
+  const Vectors x = p->arena + value->x;
+  SHARE(&p->team, row, net->height) {
+    const int64_t from = at.from[0] + (int64_t)row * images->columns * c;
+    const uint64_t address = (uint64_t)images->pixels + from;
+    const uint32_t *words = (const uint32_t *)(address & ~(uint64_t)3);
+    const int apart = address & 3;
+    uint32_t word = words[0], next;
+    for (int i = 0, pixel = 0, channel = 0; i < line; i += 4, word = next) {
+      next = apart + line - i > 4 ? words[i / 4 + 1] : 0;
+      uint32_t four = apart ? word >> 8 * apart | next << (32 - 8 * apart) : word;
+      UNROLL for (int k = 0; k < 4; k++, four >>= 8)
+        if (i + k < line) {
+          const int column = at.mirrored[0] ? w - 1 - pixel : pixel;
+          x[channel * value->plane + row * value->line + column] =
+              FMA(number(four & 255u), net->scale[channel], net->shift[channel]);
+          if (++channel == c) channel = 0, pixel++;
+        }
+    }
+  }
+}
+#else
 /* Write word i of each lane's line, four bytes, to the lanes of vector i. */
 static void turn(const uint8_t *bytes, int32_t words, F *to) {
   const float *lines = (const float *)bytes;
@@ -40,13 +69,14 @@ static void turn(const uint8_t *bytes, int32_t words, F *to) {
 static void read_bytes(const Pass *p, const Images *images, Windows at) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
-  const int32_t h = net->height, w = net->wide, c = net->channels, line = w * c,
+  const int32_t w = net->wide, c = net->channels, line = w * c,
                 words = (line + 3) / 4;
-  uint8_t *bytes = (uint8_t *)scratch_of(p); /* [LANES, W C] one line of each image */
-  F *turned = scratch_of(p) + words;         /* [W C / 4, LANES] four bytes of each at a time */
-  for (int32_t row = 0; row < h; row++) {
-    for (int l = 0; l < LANES; at.from[l] += images->columns * c, l++) {
-      const uint8_t *from = (const uint8_t *)images->pixels + at.from[l];
+  uint8_t *bytes = (uint8_t *)p->own; /* [LANES, W C] one line of each image */
+  F *turned = p->own + words;         /* [W C / 4, LANES] four bytes of each at a time */
+  SHARE(&p->team, row, net->height) {
+    for (int l = 0; l < LANES; l++) {
+      const uint8_t *from =
+          (const uint8_t *)images->pixels + at.from[l] + (int64_t)row * images->columns * c;
       uint8_t *to = bytes + l * words * 4;
       if (!at.mirrored[l]) memcpy(to, from, line);
       for (int32_t i = 0; at.mirrored[l] && i < w; i++)
@@ -63,16 +93,26 @@ static void read_bytes(const Pass *p, const Images *images, Windows at) {
     }
   }
 }
+#endif
 
-/* Numbers of four bytes, floats or tokens as they are, by lines. */
+/* Numbers of four bytes, floats or tokens as they are. */
 static void read_numbers(const Pass *p, const Images *images, Windows at) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
   const int32_t c = net->channels, w = net->wide;
-  for (int32_t row = 0; row < net->height; row++) {
+#ifdef GPU
+  PLACES(&p->team, c, net->height, w, {
+    const int64_t number = at.from[0] + ((int64_t)line_ * images->columns + unit_) * c + plane_;
+    const F x = ((const float *)images->pixels)[number];
+    const int column = at.mirrored[0] ? w - 1 - unit_ : unit_;
+    p->arena[value->x + plane_ * value->plane + line_ * value->line + column] =
+        net->samples == FLOATS ? FMA(x, net->scale[plane_], net->shift[plane_]) : x;
+  })
+#else
+  SHARE(&p->team, row, net->height) {
     F *x = p->arena + value->x + row * value->line;
-    for (int l = 0; l < LANES; at.from[l] += (int64_t)images->columns * c, l++) {
-      const float *from = (const float *)images->pixels + at.from[l];
+    for (int l = 0; l < LANES; l++) {
+      const float *from = (const float *)images->pixels + at.from[l] + row * images->columns * c;
       for (int32_t pixel = 0; pixel < w; pixel++) {
         F *to = x + (at.mirrored[l] ? w - 1 - pixel : pixel);
         for (int32_t channel = 0; channel < c; channel++, to += value->plane)
@@ -85,6 +125,7 @@ static void read_numbers(const Pass *p, const Images *images, Windows at) {
       for (int32_t pixel = 0; pixel < w; pixel++) line[pixel] = FMA(line[pixel], scale, shift);
     }
   }
+#endif
 }
 
 /* Load the pass's images and labels, from number `first` of the order on. */
@@ -92,4 +133,5 @@ static void load_images(Pass *p, const Images *images, int64_t first) {
   const Windows at = windows_of(p, images, first);
   if (p->net->samples == BYTES) read_bytes(p, images, at);
   else read_numbers(p, images, at);
+  meet(&p->team);
 }

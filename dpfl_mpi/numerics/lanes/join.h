@@ -50,7 +50,7 @@ static void sum(const Pass *p, const Layer *layer) {
   const Value *second = &p->net->value[layer->other];
   F *y = x_of(p, layer->out);
   EACH(p, layer,
-       const int64_t of = (int64_t)plane_ * second->plane + (int64_t)line_ * second->line + i_;
+       const int64_t of = (int64_t)plane_ * second->plane + (int64_t)line_ * second->line + unit_;
        y[there] = a[here] + b[of])
 }
 
@@ -61,7 +61,7 @@ static void sum_back(const Pass *p, const Layer *layer) {
   const int to_a = wanted(p, layer->in) && da != dy, to_b = wanted(p, layer->other);
   const int adds = layer->adds;
   EACH(p, layer,
-       const int64_t of = (int64_t)plane_ * second->plane + (int64_t)line_ * second->line + i_;
+       const int64_t of = (int64_t)plane_ * second->plane + (int64_t)line_ * second->line + unit_;
        const F d = dy[there]; if (to_a) put(&da[here], d, adds & 1);
        if (to_b) put(&db[of], d, adds & 2))
 }
@@ -90,7 +90,7 @@ static void plus_back(const Pass *p, const Layer *layer) {
     const F d = times ? dy[i] * FILL(p->row[layer->weight + of]) : dy[i];
     if (to_x) put(&dx[i], d, layer->adds & 1);
   }
-  add_up(p->g + layer->weight, sums, all, p->n);
+  add_up(p, p->g + layer->weight, sums, all);
 }
 
 /* Sums over some dimensions of a value with any steps, times number[0]. size: dimensions that stay,

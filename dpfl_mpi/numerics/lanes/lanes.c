@@ -7,8 +7,11 @@
  * each lane. A convolution is then a broadcast weight times a vector. A last pass of fewer images
  * repeats its first one in the empty lanes, with weight 0.
  *
+ * A team of threads computes one client (team.h). A call takes many clients.
+ *
  * This file is compiled once for each width of vectors, FORM = 512 (AVX-512), 256 (AVX2), 128 (any
- * processor), and once without FORM. All forms give the same bits:
+ * processor), and once without FORM; and for a GPU (gpu.h), with one network in it. All forms and
+ * teams give the same bits:
  *   - products are added by fused multiply-add, written out; the compiler neither contracts
  *     (-ffp-contract=off) nor reorders (-fno-fast-math);
  *   - sums over images go one by one, or in fours (0 + 2) + (1 + 3), four after four;
@@ -19,16 +22,18 @@
  * Letters: H W C image, P Q height and width of outputs, I inputs of a layer, O its outputs,
  * D the row's width.
  */
+#ifndef GPU
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "images are read four bytes at a time, the first one lowest"
 #endif
+#endif
 
 #define PUBLIC __attribute__((visibility("default")))
 
-#ifndef FORM
+#if !defined(FORM) && !defined(GPU)
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -52,8 +57,15 @@ PUBLIC int32_t widest(void) {
 #endif
 }
 #else
+#ifdef GPU
+#include "gpu.h"
+#include "net.h"
+#else
 #include "net.h"
 #include "vectors.h"
+#include "team.h"
+#endif
+#include "numbers.h"
 #include "pass.h"
 #include "input.h"
 #include "stage.h"
@@ -68,202 +80,209 @@ PUBLIC int32_t widest(void) {
 #include "tokens.h"
 #include "step.h"
 
-typedef struct {
-  void (*forward)(const Pass *, const Layer *), (*back)(const Pass *, const Layer *);
-} Kind;
-/* A kind's number is its place here, its name that of its first function; tokens have no gradient.
- */
-static const Kind kinds[] = {
-    {stage, stage_back},       {dense, dense_back},         {conv, conv_back},
-    {move, move_back},         {clear, clear_back},         {relu, relu_back},
-    {squash, squash_back},     {sigmoid, sigmoid_back},     {silu, silu_back},
-    {gelu, gelu_back},         {gelu_tanh, gelu_tanh_back}, {leaky_relu, leaky_relu_back},
-    {line, line_back},         {clamp, clamp_back},         {hardtanh, hardtanh_back},
-    {max_pool, max_pool_back}, {mean_pool, mean_pool_back}, {norm, norm_back},
-    {join, join_back},         {sum, sum_back},             {plus, plus_back},
-    {total, total_back},       {product, product_back},     {softmax, softmax_back},
-    {token, NULL},             {embed, embed_back},         {drop, drop_back},
-};
+/* A kind of layer has two functions of its name. Its number is its place here; tokens have no
+ * gradient. */
+#define KINDS(kind) \
+  kind(stage) kind(dense) kind(conv) kind(move) kind(clear) kind(relu) kind(squash) kind(sigmoid) \
+  kind(silu) kind(gelu) kind(gelu_tanh) kind(leaky_relu) kind(line) kind(clamp) kind(hardtanh) \
+  kind(max_pool) kind(mean_pool) kind(norm) kind(join) kind(sum) kind(plus) kind(total) \
+  kind(product) kind(softmax) kind(token) kind(embed) kind(drop)
+#define NUMBER(name) OF_##name,
+#define FORWARD(name) case OF_##name: name(p, layer); break;
+#define BACK(name) case OF_##name: name##_back(p, layer); break;
+enum { KINDS(NUMBER) };
 
-static void forward(const Pass *p) {
+INLINE void forward_of(const Pass *p, const Layer *layer) {
+  switch (layer->kind) { KINDS(FORWARD) }
+}
+INLINE void back_of(const Pass *p, const Layer *layer) {
+  switch (layer->kind) { KINDS(BACK) }
+}
+
+INLINE void forward(const Pass *p) {
   const Net *net = p->net;
-  for (int32_t i = 0; i < net->layers; i++) kinds[net->layer[i].kind].forward(p, &net->layer[i]);
+  EACH_LAYER for (int32_t i = 0; i < net->layers; i++) {
+    forward_of(p, &net->layer[i]);
+    meet(&p->team);
+  }
 }
 
 /* A layer without parameters whose inputs nobody asks for has no way back. */
-static void backward(const Pass *p) {
+INLINE void backward(const Pass *p) {
   const Net *net = p->net;
-  for (const Layer *layer = net->layer + net->layers - 1; layer >= net->layer; layer--)
-    if (wanted(p, layer->out) &&
-        (layer->weight >= 0 || layer->bias >= 0 || wanted(p, layer->in) || wanted(p, layer->other)))
-      kinds[layer->kind].back(p, layer);
+  EACH_LAYER for (int32_t i = net->layers - 1; i >= 0; i--) {
+    const Layer *layer = &net->layer[i];
+    if (wanted(p, layer->out) && (layer->weight >= 0 || layer->bias >= 0 ||
+                                  wanted(p, layer->in) || wanted(p, layer->other))) {
+      back_of(p, layer);
+      meet(&p->team);
+    }
+  }
 }
 
 /* Write each image's cross-entropy; with `share` also its gradient by the logits, times share and 0
  * in empty lanes. */
 static void cross_entropy(const Pass *p, float share, float *loss) {
   const int32_t classes = p->net->value[p->net->logits].units;
-  const F *logits = x_of(p, p->net->logits);
-  F *slope = d_of(p, p->net->logits), greatest = logits[0], total = ZERO, weight = ZERO;
+  const Vectors logits = x_of(p, p->net->logits), slope = d_of(p, p->net->logits);
+  F greatest = logits[0], total = ZERO, weight = ZERO;
   for (int32_t c = 1; c < classes; c++)
     greatest = PICK(ABOVE(logits[c], greatest), logits[c], greatest);
   for (int32_t c = 0; c < classes; c++) total += slope[c] = exponential(logits[c] - greatest);
   const F log_total = logarithm(total);
-  for (int l = 0; l < p->n; l++)
-    loss[l] = log_total[l] + (greatest[l] - lane(logits + p->labels[l], l));
+  EACH_LANE(l) if (l < p->n)
+    loss[l] = ON(log_total, l) + (ON(greatest, l) - ON(logits[p->labels[OWNED(l)]], l));
   if (share == 0) return;
-  for (int l = 0; l < p->n; l++) weight[l] = share;
+  EACH_LANE(l) if (l < p->n) ON(weight, l) = share;
   for (int32_t c = 0; c < classes; c++) slope[c] /= total;
-  for (int l = 0; l < p->n; l++) slope[p->labels[l]][l] -= 1.f;
+  EACH_LANE(l) if (l < p->n) ON(slope[p->labels[OWNED(l)]], l) -= 1.f;
   for (int32_t c = 0; c < classes; c++) slope[c] *= weight;
 }
 
-/* Return a pass in a caller's memory: the arena, and behind it a gradient. */
-static Pass begin(const Net *net, void *memory) {
-  return (Pass){.net = net, .arena = memory, .g = (float *)((F *)memory + net->vectors)};
-}
-
 /* Write into p->g the gradient of the mean loss of mini-batch number `step`: `count` images from
- * number `first` on. Return that loss. */
-static double gradient(Pass *p, const Images *images, int64_t first, int32_t count, int64_t step) {
+ * number `first` on. Return that loss, to every member. */
+static double gradient_of(Pass *p, const Images *images, int64_t first, int32_t count,
+                          int64_t step) {
   double loss = 0;
   if (images->keys) p->drops = 1, p->key = images->keys[step];
-  memset(p->g, 0, sizeof(float) * p->net->width);
+  SHARE_ROW(p, i, store(p->g + i, ZERO))
   for (p->first = 0; p->first < count; p->first += LANES) {
     p->n = count - p->first < LANES ? count - p->first : LANES;
-    float losses[LANES];
     load_images(p, images, first + p->first);
     forward(p);
-    cross_entropy(p, 1.f / count, losses);
-    for (int l = 0; l < p->n; l++) loss += losses[l];
+    if (is_first_member(&p->team)) cross_entropy(p, 1.f / count, p->shared->losses);
+    meet(&p->team);
+    for (int l = 0; l < p->n; l++) loss += p->shared->losses[l];
     backward(p);
   }
   return loss / count;
 }
 
-/* The functions for callers. `memory` is work space of space() bytes, aligned to 64, for this net
- * and thread alone. It is zeros at first: what lies around padded values stays so. */
-
-PUBLIC int64_t NAME(space)(const Net *net) {
-  return net->vectors * sizeof(F) + net->width * sizeof(float);
-}
-
-/* Write into g [D] the gradient of the mean loss of the first n images; return that loss. */
-PUBLIC double NAME(gradient)(const Net *net, const float *w, float *g, const Images *images,
-                             int32_t n, void *memory) {
-  Pass p = begin(net, memory);
-  p.row = w, p.g = g;
-  return gradient(&p, images, 0, n, 0);
-}
-
-/* Run `call` for each mini-batch of `epochs` epochs of n images: number `step`, `size` images from
- * number `first` on. The last one of an epoch is smaller. */
-#define MINI_BATCHES(...) \
-  for (int64_t step = 0, first = 0, size; first < epochs * n; first += size, step++) { \
-    size = n - first % n < batch ? n - first % n : batch; \
+/* Run `call` for each mini-batch of a client's epochs: number `step`, `size` images from number
+ * `first` on. The last one of an epoch is smaller. */
+#define MINI_BATCHES(c, ...) \
+  for (int64_t step = 0, first = 0, size; first < (c)->epochs * (c)->n; first += size, step++) { \
+    size = (c)->n - first % (c)->n < (c)->batch ? (c)->n - first % (c)->n : (c)->batch; \
     __VA_ARGS__; \
   }
 
-/* Train in mini-batches; return the sum of their losses. */
-PUBLIC double NAME(train)(const Net *net, float *w, float *m, const Images *images, int64_t n,
-                          int32_t epochs, int32_t batch, const Sgd *sgd, void *memory) {
-  Pass p = begin(net, memory);
-  p.row = w;
+/* Write into g the gradient of the mean loss of the first n images. */
+static void gradient_one(Pass *p, Training *c) {
+  p->row = c->w, p->g = c->g;
+  const double loss = gradient_of(p, &c->images, 0, c->n, 0);
+  if (is_first(&p->team)) c->loss = loss;
+}
+
+/* Take one step of w along g. */
+static void step_one(Pass *p, Training *c) { step_along(p, c->w, c->m, c->g, &c->sgd, 0); }
+
+/* Train in mini-batches. */
+static void train_one(Pass *p, Training *c) {
+  const uint8_t *trained = c->sgd.trained;
+  p->row = c->w;
   /* the first trained column: nothing below it needs a gradient */
-  while (sgd->trained && p.lowest < net->width && !sgd->trained[p.lowest]) p.lowest++;
+  while (trained && p->lowest < p->net->width && !trained[p->lowest]) p->lowest++;
   double loss = 0;
-  MINI_BATCHES({
-    loss += gradient(&p, images, first, size, step);
-    NAME(step)(w, m, p.g, net->width, sgd, step);
+  MINI_BATCHES(c, {
+    loss += gradient_of(p, &c->images, first, size, step);
+    step_along(p, c->w, c->m, p->g, &c->sgd, step);
   })
-  return loss;
+  if (is_first(&p->team)) c->loss = loss;
 }
 
 /* Train w, and v along share times the gradient at row = share v + (1 - share) w, after each step
- * of w on the same mini-batch (APFL). The losses at w and at row are added to losses [2] in
- * float32. */
-PUBLIC void NAME(mix)(const Net *net, float *w, float *m_w, float *v, float *m_v, float *row,
-                      float share, const Images *images, int64_t n, int32_t epochs, int32_t batch,
-                      const Sgd *sgd, float *losses, void *memory) {
-  Pass p = begin(net, memory);
-  const F own = FILL(share), others = FILL(1.f - share);
-  MINI_BATCHES({
-    p.row = w;
-    losses[0] += (float)gradient(&p, images, first, size, step);
-    NAME(step)(w, m_w, p.g, net->width, sgd, step);
-    for (int64_t i = 0; i < net->width; i += LANES)
-      store(row + i, own * load(v + i) + others * load(w + i));
-    p.row = row;
-    losses[1] += (float)gradient(&p, images, first, size, step);
-    for (int64_t i = 0; i < net->width; i += LANES) store(p.g + i, own * load(p.g + i));
-    NAME(step)(v, m_v, p.g, net->width, sgd, step);
+ * of w on the same mini-batch (APFL). */
+static void mix_one(Pass *p, Training *c) {
+  const F own = FILL(c->share), others = FILL(1.f - c->share);
+  float at_w = 0, at_row = 0;
+  MINI_BATCHES(c, {
+    p->row = c->w;
+    at_w += (float)gradient_of(p, &c->images, first, size, step);
+    step_along(p, c->w, c->m, p->g, &c->sgd, step);
+    SHARE_ROW(p, i, store(c->row + i, own * load(c->v + i) + others * load(c->w + i)))
+    p->row = c->row;
+    at_row += (float)gradient_of(p, &c->images, first, size, step);
+    SHARE_ROW(p, i, store(p->g + i, own * load(p->g + i)))
+    step_along(p, c->v, c->m_v, p->g, &c->sgd, step);
   })
+  if (is_first(&p->team)) c->losses[0] = at_w, c->losses[1] = at_row;
 }
 
-/* Train w by pairs of mini-batches, along the gradient that the second has at row = w - inner
- * (gradient of the first) (Per-FedAvg); a last one alone is not used. The losses of the second ones
- * are added to *loss in float32. */
-PUBLIC void NAME(ahead)(const Net *net, float *w, float *m, float *row, float inner,
-                        const Images *images, int64_t n, int32_t epochs, int32_t batch,
-                        const Sgd *sgd, float *loss, void *memory) {
-  Pass p = begin(net, memory);
-  const F by = FILL(inner);
-  MINI_BATCHES({
+/* Train w by pairs of mini-batches, along the gradient that the second has at row = w - share
+ * (gradient of the first) (Per-FedAvg); a last one alone is not used. */
+static void ahead_one(Pass *p, Training *c) {
+  const F by = FILL(c->share);
+  float loss = 0;
+  MINI_BATCHES(c, {
     const int second = step % 2;
-    p.row = second ? row : w;
-    const float found = gradient(&p, images, first, size, step);
-    if (second) *loss += found, NAME(step)(w, m, p.g, net->width, sgd, step / 2);
-    for (int64_t i = 0; !second && i < net->width; i += LANES)
-      store(row + i, load(w + i) - by * load(p.g + i));
+    p->row = second ? c->row : c->w;
+    const float found = gradient_of(p, &c->images, first, size, step);
+    if (second) loss += found, step_along(p, c->w, c->m, p->g, &c->sgd, step / 2);
+    else SHARE_ROW(p, i, store(c->row + i, load(c->w + i) - by * load(p->g + i)))
   })
+  if (is_first(&p->team)) c->losses[0] = loss;
 }
 
-/* Take `steps` steps of plain descent from w on one mini-batch of n images, pulled to `towards` by
- * pull (w - towards), which is rounded before it is added. The losses are added to *loss in
- * float32. */
-PUBLIC void NAME(descents)(const Net *net, float *w, const float *towards, float pull, float rate,
-                           int32_t steps, const Images *images, int32_t n, float *loss,
-                           void *memory) {
-  Pass p = begin(net, memory);
-  const F back = FILL(-rate), by = FILL(pull);
-  p.row = w;
-  for (int32_t step = 0; step < steps; step++) {
-    *loss += (float)gradient(&p, images, 0, n, 0);
-    for (int64_t i = 0; i < net->width; i += LANES) {
-      const F old = load(w + i), away = by * (old - load(towards + i));
-      store(w + i, FMA(back, load(p.g + i) + away + ZERO, old)); /* -0 becomes 0, as in a step */
-    }
+/* Take steps of plain descent from w on one mini-batch, pulled to `towards` by mu (w - towards),
+ * which is rounded before it is added. */
+static void descents_one(Pass *p, Training *c) {
+  const F back = FILL(-c->sgd.lr), by = FILL(c->sgd.mu);
+  float loss = 0;
+  p->row = c->w;
+  for (int32_t step = 0; step < c->epochs; step++) {
+    loss += (float)gradient_of(p, &c->images, 0, c->n, 0);
+    SHARE_ROW(p, i, {
+      const F old = load(c->w + i), away = by * (old - load(c->sgd.towards + i));
+      store(c->w + i, FMA(back, load(p->g + i) + away + ZERO, old)); /* -0 becomes 0, as in a step */
+    })
   }
+  if (is_first(&p->team)) c->losses[0] = loss;
 }
 
-/* Score r rows, `stride` floats apart, on n images: losses [r, n] and, where they are not NULL,
- * predicted classes [r, n], logits [r, n, classes] and what the last layer reads [r, n, I]. */
-PUBLIC void NAME(score)(const Net *net, const float *rows, int64_t stride, int32_t r,
-                        const Images *images, int64_t n, float *losses, int64_t *predicted,
-                        float *logits, float *features, void *memory) {
-  Pass p = begin(net, memory);
-  const Value *head = &net->value[net->features];
-  const int32_t classes = net->value[net->logits].units;
-  const F *y = x_of(&p, net->logits), *x = x_of(&p, net->features);
-  for (int64_t at = 0; at < n; at += LANES) {
-    p.n = n - at < LANES ? n - at : LANES;
-    load_images(&p, images, at);
-    for (int32_t row = 0; row < r; row++) {
-      p.row = rows + row * stride;
-      forward(&p);
-      cross_entropy(&p, 0, losses + row * n + at);
-      for (int l = 0; l < p.n; l++) {
-        const int64_t to = row * n + at + l;
-        int32_t best = 0;
-        for (int32_t c = 1; c < classes; c++) best = lane(y + c, l) > lane(y + best, l) ? c : best;
-        if (predicted) predicted[to] = best;
-        for (int32_t c = 0; logits && c < classes; c++) logits[to * classes + c] = lane(y + c, l);
-        for (int32_t i = 0; features && i < head->units; i++)
-          features[to * head->units + i] = lane(x + i, l);
+/* Score rows on a client's images, which are read once for all rows. */
+static void score_one(Pass *p, const Scoring *c) {
+  const int32_t classes = p->net->value[p->net->logits].units;
+  const int32_t inputs = c->features ? p->net->value[c->read].units : 0;
+  const Vectors y = x_of(p, p->net->logits), x = x_of(p, c->read);
+  for (int64_t at = 0; at < c->n; at += LANES) {
+    p->n = c->n - at < LANES ? c->n - at : LANES;
+    load_images(p, &c->images, at);
+    for (int32_t row = 0; row < c->r; row++) {
+      const int64_t to = row * c->n + at;
+      p->row = c->rows + row * c->stride;
+      forward(p);
+      if (is_first_member(&p->team)) {
+        cross_entropy(p, 0, c->losses + to);
+        EACH_LANE(l) if (l < p->n && c->predicted) {
+          int32_t best = 0;
+          for (int32_t i = 1; i < classes; i++) best = lane(y + i, l) > lane(y + best, l) ? i : best;
+          c->predicted[to + l] = best;
+        }
+        EACH_LANE(l) if (l < p->n && c->logits)
+          for (int32_t i = 0; i < classes; i++) c->logits[(to + l) * classes + i] = lane(y + i, l);
       }
+      SHARE(&p->team, i, inputs)
+        EACH_LANE(l) if (l < p->n) c->features[(to + l) * inputs + i] = lane(x + i, l);
+      meet(&p->team);
     }
   }
 }
 
 #include "search.h"
+
+#ifdef GPU
+#include "launch.h"
+#else
+#include "calls.h"
+#include "averages.h"
+#endif
+
+VERB(train, Training)
+VERB(mix, Training)
+VERB(ahead, Training)
+VERB(descents, Training)
+VERB(gradient, Training)
+VERB(step, Training)
+VERB(score, Scoring)
+VERB(search, Search)
 #endif

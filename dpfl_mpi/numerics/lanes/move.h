@@ -24,6 +24,12 @@ INLINE void next(Odometer *o, const int32_t *table, int32_t dimensions, const in
 
 /* Run `call` for each number of an output: `at` is where it is, `o` where it comes from in so many
  * values, whose numbers in each of size[0] dimensions, and then steps, `table` begins with. */
+#define LINES(value, ...) \
+  for (int32_t plane_ = 0; plane_ < (value)->planes; plane_++) \
+    for (int32_t line_ = 0; line_ < (value)->lines; line_++) { \
+      int64_t at = (int64_t)plane_ * (value)->plane + (int64_t)line_ * (value)->line; \
+      __VA_ARGS__; \
+    }
 #define WALK(p, layer, values, ...) \
   const Value *out_ = &(p)->net->value[(layer)->out]; \
   Odometer o = {0}; \

@@ -28,11 +28,12 @@ enum { BYTES, FLOATS, TOKENS }; /* what samples are stored as */
 typedef struct {
   int32_t layers, samples;           /* how many; what samples are stored as */
   int32_t height, wide, channels;    /* of a sample: 1, 1, F of a vector, 1, L, 1 of a text */
-  int32_t logits, features;          /* values; the second is what the last layer reads */
+  int32_t logits;                    /* a value */
   const Value *value;                /* the first is the sample */
   const Layer *layer;                /* in the order of the way forward */
   const float *scale, *shift;        /* [C] a sample's n enters as n * scale + shift */
   int64_t vectors, scratch, width;   /* of the arena; where in it layers work; numbers of a row */
+  int64_t own;                       /* vectors that a member of a team has for itself */
 } Net;
 
 typedef struct {
@@ -55,11 +56,45 @@ typedef struct {
   int32_t decoupled;               /* the decay is AdamW's */
 } Sgd;
 
-/* (X, w^X) and (Y, w^Y) of a client's greedy search, between two calls. */
+/* One client's training, along the gradients of mini-batches. */
+typedef struct {
+  float *w, *m;        /* [D] its row, and the momentum's or Adam's */
+  float *v, *m_v;      /* those of its second row (mix) */
+  float *row;          /* [D] where else a gradient is taken (mix, ahead) */
+  float *g;            /* [D] the gradient, written by `gradient` and used up by `step` */
+  float share;         /* of v in row (mix); rate of the step from w to row (ahead) */
+  int32_t epochs, batch;
+  int64_t n;           /* images of an epoch */
+  Images images;
+  Sgd sgd;
+  double loss;         /* written: the sum of the mini-batches' losses, of one by `gradient` */
+  float losses[2];     /* the same added up in float32: at w and at row (mix), else the first */
+} Training;
+
+/* Rows of parameters that are scored on one client's images. */
+typedef struct {
+  const float *rows;
+  int64_t stride; /* floats from one row to the next */
+  int32_t r, read; /* rows; the value that `features` shows */
+  int64_t n;
+  Images images;
+  float *losses;      /* [r, n] */
+  int64_t *predicted; /* [r, n] classes, where it is not NULL */
+  float *logits;      /* [r, n, classes], likewise */
+  float *features;    /* [r, n, I], likewise */
+} Scoring;
+
+/* A client's greedy search: (X, w^X) and (Y, w^Y), and the candidates that are decided next. */
 typedef struct {
   double *x, *y;             /* [D] sums of p_i w_i over X and over Y */
   double p_x, p_y, r_x, r_y; /* sums of p_i; rewards of the averages, once it has started */
+  double cases[4];           /* candidates by which gain was above 0 */
   float *pair, *losses;      /* [2, D] the averages scored next; [2, n] */
-  double *cases;             /* [4] counts of candidates by which gain was above 0 */
-  int64_t started;
+  int64_t started, n;
+  Images images;
+  const float *const *models; /* [count] the candidates' rows, */
+  const double *p, *coins;    /* [count] their weights, and a coin each */
+  uint8_t *added;             /* [count] written: whether each was added to X */
+  int64_t count, most;        /* candidates; how many of them may be added */
+  int64_t decided;            /* written */
 } Search;

@@ -110,6 +110,6 @@ static void norm_back(const Pass *p, const Layer *layer) {
       }
     })
   }
-  if (layer->weight >= 0) add_up(p->g + layer->weight, scales, parameters, p->n);
-  if (layer->bias >= 0) add_up(p->g + layer->bias, shifts, parameters, p->n);
+  if (layer->weight >= 0) add_up(p, p->g + layer->weight, scales, parameters);
+  if (layer->bias >= 0) add_up(p, p->g + layer->bias, shifts, parameters);
 }

@@ -52,8 +52,10 @@ def with_stages(ops: list[Op], logits: Slot) -> list[Op]:
             pool = first if first.kind == "max_pool" else second
             if pool.in_stage:
                 second.out.geometry = pool.out.geometry
-                space = 2 * pool.out.size + 4 * pool.out.geometry[0]
-                op = Op("stage", op.uses, second.out, weight=op.weight, bias=op.bias, space=space)
+                filters, channels = pool.out.geometry[0], op.uses[0].view.slot.geometry[0]
+                size = {"space": 2 * pool.out.size, "own": 4 * filters}
+                size["scratch"] = filters * (25 * channels + 1)
+                op = Op("stage", op.uses, second.out, weight=op.weight, bias=op.bias, **size)
                 done |= {first, second}
         out.append(op)
     return out
@@ -219,7 +221,7 @@ def plan(
     if len(shape) == 1:
         arena.values[0].plane = 1  # a vector is read as one pixel of F channels
     layers, tables, features, vocabulary = [], [], {}, 0
-    scratch = 2 * ((w * c + 3) // 4)
+    scratch, own = 0, 2 * ((w * c + 3) // 4)
     for op in adding(arena.ops):
         inputs = [arena.number(use) for use in op.uses]
         out = arena.place(op.out, op)
@@ -239,7 +241,7 @@ def plan(
         tables.append((c_int32 * max(1, len(table)))(*table))
         layer.table = addressof(tables[-1])
         layers.append(layer)
-        scratch = max(scratch, op.scratch)
+        scratch, own = max(scratch, op.scratch), max(own, op.own)
         if op.kind == "embed" and op.uses[0].view.slot is sample:
             vocabulary = min(vocabulary or size[0], size[0])
         if op.kind == "dense":
@@ -249,6 +251,6 @@ def plan(
     values, all_layers = (
         (kind * len(parts))(*parts) for kind, parts in ((CValue, arena.values), (CLayer, layers))
     )
-    net = CNet(len(layers), SAMPLES[dtype], h, w, c, last, last, values, all_layers)
-    net.vectors, net.scratch = arena.end, start
+    net = CNet(len(layers), SAMPLES[dtype], h, w, c, last, values, all_layers)
+    net.vectors, net.scratch, net.own = arena.end, start, own
     return Plan(net, values, all_layers, tables, arena.pieces, features, vocabulary)

@@ -3,21 +3,23 @@
 
 /* Write into s->pair the averages (x + p w) / p_x and (y - p w) / p_y; without w x / p_x and y /
  * p_y. */
-static void average(const Search *s, const float *w, double p, double p_x, double p_y,
-                    int64_t width) {
+static void average(const Pass *pass, const Search *s, const float *w, double p, double p_x,
+                    double p_y) {
   const double *restrict x = s->x, *restrict y = s->y;
+  const int64_t width = pass->net->width;
   float *restrict pair = s->pair;
-  for (int64_t i = 0; i < width; i++) {
-    pair[i] = (float)((w ? fma(p, w[i], x[i]) : x[i]) / p_x);
-    pair[width + i] = (float)((w ? fma(-p, w[i], y[i]) : y[i]) / p_y);
+  SHARE_NUMBERS(&pass->team, i, width) {
+    pair[i] = (float)((w ? fma(p, (double)w[i], x[i]) : x[i]) / p_x);
+    pair[width + i] = (float)((w ? fma(-p, (double)w[i], y[i]) : y[i]) / p_y);
   }
+  meet(&pass->team);
 }
 
 /* Return the sum of n losses as Python's math.fsum: exact, then rounded once, whatever their order.
- * `part` are doubles that do not overlap, the smallest first (Shewchuk 1997): multiples of 2^-149
- * below 2^161, so never more than 310. */
-static double exact_sum(const float *losses, int64_t n) {
-  double part[311], rounded = 0;
+ * They are kept as doubles that do not overlap, the smallest first (Shewchuk 1997): multiples of 2^-149
+ * below 2^161, so never more than 310; `part` has room for them. */
+static double exact_sum(const float *losses, int64_t n, double *part) {
+  double rounded = 0;
   int count = 0;
   for (int64_t i = 0; i < n; i++) rounded += losses[i];
   if (!isfinite(rounded)) return rounded;
@@ -47,48 +49,49 @@ static double exact_sum(const float *losses, int64_t n) {
   return high;
 }
 
-/* Write R = -validation loss of the two models of s->pair. */
-static void rewards(const Net *net, const Search *s, const Images *images, int64_t n, double *r,
-                    void *memory) {
-  NAME(score)(net, s->pair, net->width, 2, images, n, s->losses, NULL, NULL, NULL, memory);
-  for (int i = 0; i < 2; i++) r[i] = -(exact_sum(s->losses + i * n, n) / n);
+/* Write R = -validation loss of the two models of s->pair into r, for the first thread. */
+static void rewards(Pass *p, const Search *s, double *r) {
+  const Scoring two = {.rows = s->pair, .stride = p->net->width, .r = 2, .n = s->n,
+                       .images = s->images, .losses = s->losses};
+  score_one(p, &two);
+  if (is_first(&p->team))
+    for (int i = 0; i < 2; i++)
+      r[i] = -(exact_sum(s->losses + i * s->n, s->n, p->shared->parts) / s->n);
 }
 
 /* Return max(difference, 0) as Python does: not-a-number stays, is not above 0, and its candidate
  * is not added. */
 INLINE double gain(double difference) { return 0 > difference ? 0 : difference; }
 
-/* Decide `count` candidates in their order, until `most` of them are added: models [count] and
- * their p, a coin each. Write whether each was added; return how many were decided. */
-PUBLIC int64_t NAME(search)(const Net *net, Search *s, const float *const *models, const double *p,
-                            const double *coins, int64_t count, int64_t most, uint8_t *added,
-                            const Images *images, int64_t n, void *memory) {
-  static const int cases[4] = {
-      2, 0, 1, 3}; /* neither gain is above 0, a alone, b alone, both: graph.CASES */
-  const int64_t width = net->width;
-  double r[2];
-  int64_t i = 0;
-  if (!s->started && count > 0 && most > 0) {
-    average(s, NULL, 0, s->p_x, s->p_y, width);
-    rewards(net, s, images, n, r, memory); /* R(X), R(Y): lines 3, 5 */
-    s->r_x = r[0], s->r_y = r[1], s->started = 1;
+/* Decide candidates in their order, until `most` of them are added. */
+static void search_one(Pass *p, Search *s) {
+  double r[2] = {0};
+  int64_t i = 0, most = s->most;
+  if (!s->started && s->count > 0 && most > 0) {
+    average(p, s, NULL, 0, s->p_x, s->p_y);
+    rewards(p, s, r); /* R(X), R(Y): lines 3, 5 */
+    if (is_first(&p->team)) s->r_x = r[0], s->r_y = r[1], s->started = 1;
   }
-  for (; i < count && most > 0; i++) { /* line 2 */
-    const float *w = models[i];
-    const double p_xj = s->p_x + p[i], p_yj = s->p_y - p[i];
-    average(s, w, p[i], p_xj, p_yj, width);
-    rewards(net, s, images, n, r, memory); /* R(X and j), R(Y without j): lines 4, 6 */
-    const double a = gain(r[0] - s->r_x); /* line 7 */
-    const double b = gain(r[1] - s->r_y); /* line 8 */
-    added[i] = a + b == 0 || coins[i] < a / (a + b); /* line 9 */
-    s->cases[cases[(a > 0) + 2 * (b > 0)]] += 1;
-    if (added[i]) { /* line 10 */
-      for (int64_t at = 0; at < width; at++) s->x[at] = fma(p[i], w[at], s->x[at]);
-      s->p_x = p_xj, s->r_x = r[0], most--;
-    } else { /* line 12 */
-      for (int64_t at = 0; at < width; at++) s->y[at] = fma(-p[i], w[at], s->y[at]);
-      s->p_y = p_yj, s->r_y = r[1];
+  for (; i < s->count && most > 0; i++) { /* line 2 */
+    const float *w = s->models[i];
+    const double of_w = s->p[i], p_xj = s->p_x + of_w, p_yj = s->p_y - of_w;
+    average(p, s, w, of_w, p_xj, p_yj);
+    rewards(p, s, r); /* R(X and j), R(Y without j): lines 4, 6 */
+    if (is_first(&p->team)) {
+      const double a = gain(r[0] - s->r_x);               /* line 7 */
+      const double b = gain(r[1] - s->r_y);               /* line 8 */
+      s->added[i] = a + b == 0 || s->coins[i] < a / (a + b); /* line 9 */
+      /* neither gain is above 0, a alone, b alone, both: graph.CASES */
+      s->cases[a > 0 ? (b > 0 ? 3 : 0) : (b > 0 ? 1 : 2)] += 1;
+      if (s->added[i]) s->p_x = p_xj, s->r_x = r[0]; /* line 10 */
+      else s->p_y = p_yj, s->r_y = r[1];             /* line 12 */
     }
+    meet(&p->team);
+    const int added = s->added[i];
+    double *sum = added ? s->x : s->y;
+    SHARE_NUMBERS(&p->team, at, p->net->width)
+      sum[at] = fma(added ? of_w : -of_w, (double)w[at], sum[at]);
+    most -= added;
   }
-  return i;
+  if (is_first(&p->team)) s->decided = i;
 }

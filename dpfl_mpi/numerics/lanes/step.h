@@ -1,22 +1,50 @@
-/* Steps along a gradient, and averages: what is computed on rows alone. */
+/* Steps along a gradient: what is computed on rows alone. */
+
+/* For each LANES numbers of a row from number i on that are this member's. */
+#define SHARE_ROW(p, i, ...) \
+  SHARE(&(p)->team, piece_, (p)->net->width / LANES) { \
+    const int64_t i = (int64_t)piece_ * LANES; \
+    __VA_ARGS__; \
+  }
+
+/* Write the squares of g in 64 sums, whatever the form: number i goes to sum i modulo 64. */
+static void square_sums(const Pass *p, const float *g, float *sums) {
+  const int64_t width = p->net->width;
+#ifdef GPU
+  SHARE(&p->team, j, 64 / LANES) {
+    F sum = ZERO;
+    for (int64_t i = j * LANES; i < width; i += 64) sum = FMA(load(g + i), load(g + i), sum);
+    store(sums + j * LANES, sum);
+  }
+  meet(&p->team);
+#else
+  F part[64 / LANES] = {0}; /* each member has all */
+  for (int64_t i = 0; i < width; i += 64)
+    for (int j = 0; j < 64 / LANES && i + j * LANES < width; j++) {
+      const F v = load(g + i + j * LANES);
+      part[j] = FMA(v, v, part[j]);
+    }
+  memcpy(sums, part, sizeof part);
+#endif
+}
 
 /* Apply the proximal term and the mask to g in place; return what clipping scales it by. */
-static float prepare(const float *restrict w, float *restrict g, int64_t width, const Sgd *sgd) {
+static float prepare(const Pass *p, const float *restrict w, float *restrict g, const Sgd *sgd) {
   const F mu = FILL(sgd->mu);
   float scale = 1;
-  for (int64_t i = 0; sgd->towards && i < width; i += LANES)
-    store(g + i, FMA(mu, load(w + i) - load(sgd->towards + i), load(g + i)));
-  for (int64_t i = 0; sgd->trained && i < width; i += LANES)
-    store(g + i, load(g + i) * numbers(sgd->trained + i));
-  if (sgd->clip > 0) { /* the norm's squares in 64 sums, whatever the form */
-    F part[64 / LANES] = {0};
+  if (sgd->towards)
+    SHARE_ROW(p, i, store(g + i, FMA(mu, load(w + i) - load(sgd->towards + i), load(g + i))))
+  if (sgd->trained) SHARE_ROW(p, i, store(g + i, load(g + i) * numbers(sgd->trained + i)))
+  if (sgd->clip > 0) {
     double square = 0;
-    for (int64_t i = 0; i < width; i += 64)
-      for (int j = 0; j < 64 / LANES && i + j * LANES < width; j++) {
-        const F v = load(g + i + j * LANES);
-        part[j] = FMA(v, v, part[j]);
-      }
-    for (int j = 0; j < 64; j++) square += lane(part, j);
+#ifdef GPU
+    float *sums = p->shared->sums;
+#else
+    float sums[64];
+#endif
+    meet(&p->team); /* all of g */
+    square_sums(p, g, sums);
+    for (int j = 0; j < 64; j++) square += sums[j];
     scale = sgd->clip / ((float)sqrt(square) + 1e-6f);
     if (scale > 1) scale = 1; /* not where it is not a number */
   }
@@ -25,13 +53,13 @@ static float prepare(const float *restrict w, float *restrict g, int64_t width, 
 
 /* Step as torch.optim.Adam or AdamW, each operation rounded where PyTorch's are. m [2 D + 1]: mean
  * gradient, mean squared gradient, steps. */
-static void adam(float *restrict w, float *restrict m, const float *restrict g, int64_t width,
+static void adam(const Pass *p, float *restrict w, float *restrict m, const float *restrict g,
                  const Sgd *sgd, const float *correction, float scale) {
-  float *means = m, *squares = m + width;
+  float *means = m, *squares = m + p->net->width;
   const F take = FILL(sgd->take), keep = FILL(sgd->keep), add = FILL(sgd->add);
   const F decay = FILL(sgd->decay);
   const F first = FILL(correction[0]), second = FILL(correction[1]), lr = FILL(sgd->lr);
-  for (int64_t i = 0; i < width; i += LANES) {
+  SHARE_ROW(p, i, {
     const F ones = sgd->trained ? numbers(sgd->trained + i) : FILL(1.f);
     const F old = load(w + i), decayed = old * ones;
     const F slope = sgd->decoupled ? scale * load(g + i) : FMA(decay, decayed, scale * load(g + i));
@@ -47,70 +75,25 @@ static void adam(float *restrict w, float *restrict m, const float *restrict g, 
     store(means + i, kept_mean);
     store(squares + i, kept_square);
     store(w + i, PICK(frozen, old, FMA(ZERO - lr, step, old)));
-  }
-  m[2 * width]++;
+  })
+  if (is_first(&p->team)) m[2 * p->net->width]++;
 }
 
 /* Take step number `at` of a call along g, which is changed; clipping, decay and momentum are as in
  * torch.optim. */
-PUBLIC void NAME(step)(float *restrict w, float *restrict m, float *restrict g, int64_t width,
+static void step_along(const Pass *p, float *restrict w, float *restrict m, float *restrict g,
                        const Sgd *sgd, int64_t at) {
-  const float scale = prepare(w, g, width, sgd);
+  const float scale = prepare(p, w, g, sgd);
   if (sgd->corrections) {
-    adam(w, m, g, width, sgd, sgd->corrections + 2 * at, scale);
+    adam(p, w, m, g, sgd, sgd->corrections + 2 * at, scale);
     return;
   }
   const F momentum = FILL(sgd->momentum), decay = FILL(sgd->decay), lr = FILL(sgd->lr);
-  for (int64_t i = 0; i < width; i += LANES) {
+  SHARE_ROW(p, i, {
     const F old = load(w + i);
     const F moved = FMA(momentum, load(m + i), FMA(decay, old, scale * load(g + i)));
     const M frozen = sgd->trained ? ABOVE(FILL(1.f), numbers(sgd->trained + i)) : ABOVE(ZERO, ZERO);
     store(m + i, PICK(frozen, load(m + i), moved));
     store(w + i, PICK(frozen, old, FMA(ZERO - lr, moved, old)));
-  }
-}
-
-enum { PIECE = 16 }; /* a row is padded to so many */
-
-/* Write into each of `count` rows of out the average of its models, [ends[k], ends[k + 1]): their
- * sum of p w in float64, in their order, over whole[k]; a row whose whole is not above 0 stays. */
-PUBLIC void NAME(means)(const float *const *models, const double *p, const int64_t *ends,
-                        const double *whole, int64_t count, float *out, int64_t width) {
-  for (int64_t k = 0; k < count; k++, out += width)
-    for (int64_t i = 0; whole[k] > 0 && i < width; i += PIECE) {
-      double sum[PIECE];
-      for (int l = 0; l < PIECE; l++) sum[l] = p[ends[k]] * models[ends[k]][i + l];
-      for (int64_t j = ends[k] + 1; j < ends[k + 1]; j++)
-        for (int l = 0; l < PIECE; l++) sum[l] += p[j] * models[j][i + l];
-      for (int l = 0; l < PIECE; l++) out[i + l] = (float)(sum[l] / whole[k]);
-    }
-}
-
-/* Write into out 2^50 times the sum of p w of `count` models, of rounded terms: exact in any order.
- */
-PUBLIC void NAME(fixed)(const float *const *models, const double *p, int64_t count, int64_t *out,
-                        int64_t width) {
-  for (int64_t i = 0; i < width; i += PIECE) {
-    int64_t sum[PIECE] = {0};
-    for (int64_t j = 0; j < count; j++) {
-      const double scale = p[j] * 0x1p50;
-      for (int l = 0; l < PIECE; l++) sum[l] += (int64_t)rint(models[j][i + l] * scale);
-    }
-    for (int l = 0; l < PIECE; l++) out[i + l] = sum[l];
-  }
-}
-
-/* A candidate of the greedy search: write the sums x_j = x + p w and y_j = y - p w, rounded once,
- * and into pair [2, width] the averages x_j / p_x and y_j / p_y. No element meets another: the
- * compiler makes the vectors. */
-PUBLIC void NAME(candidate)(const double *restrict x, const double *restrict y,
-                            const float *restrict w, double p, double p_x, double p_y,
-                            double *restrict x_j, double *restrict y_j, float *restrict pair,
-                            int64_t width) {
-  for (int64_t i = 0; i < width; i++) {
-    x_j[i] = fma(p, w[i], x[i]);
-    y_j[i] = fma(-p, w[i], y[i]);
-    pair[i] = (float)(x_j[i] / p_x);
-    pair[width + i] = (float)(y_j[i] / p_y);
-  }
+  })
 }

@@ -20,6 +20,8 @@ static void token(const Pass *p, const Layer *layer) {
   }
 }
 
+static void token_back(const Pass *p, const Layer *layer) { (void)p, (void)layer; }
+
 /* y [L, D] = the rows of weight [rows, D] that L tokens name. size: rows, and a row whose gradient
  * is not taken (-1: none). */
 static void embed(const Pass *p, const Layer *layer) {

@@ -99,7 +99,8 @@ class Op:
     numbers: tuple[float, ...] = ()
     margin: tuple[int, int] = (0, 0)  # zeros around its output's gradient
     space: int = 0  # vectors of its own
-    scratch: int = 0
+    scratch: int = 0  # vectors that its call works in
+    own: int = 0  # and those that each member of a team needs for itself
     in_place: bool = False  # its first input's gradient may lie where its output's does
     overwrites: bool = False  # its output may too: its way back does not read its input
     keeps: bool = True  # its way back reads its output, which then stays

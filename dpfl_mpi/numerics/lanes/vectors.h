@@ -1,5 +1,6 @@
-/* Vectors of one number of each image, and functions of them: the same bits in every form. */
+/* Vectors of one number of each image on a CPU. gpu.h says the same for a GPU. */
 #define LANES (FORM / 32)
+#define OWN LANES /* lanes that a thread has numbers of */
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 #define NAME(name) JOIN(name, FORM)
@@ -13,6 +14,7 @@
 #endif
 typedef float F __attribute__((vector_size(FORM / 8)));
 typedef uint32_t U __attribute__((vector_size(FORM / 8)));
+typedef F *Vectors; /* in memory */
 
 /* Sizes of blocks whose sums fit into the registers: 32 of AVX-512, 16 of AVX2. M: yes or no for
  * each lane. */
@@ -23,6 +25,7 @@ enum { ROWS = 2, COLUMNS = 6, SLOPES = 2, TAPS_AT_ONCE = 6 };
 enum { FILTERS = 6, UNITS = 8, CHANNELS = 4, TAPS = 5 };
 enum { ROWS = 4, COLUMNS = 4, SLOPES = 4, TAPS_AT_ONCE = 4 };
 #endif
+enum { UNITS_BACK = 8 };
 
 #if FORM >= 256
 #include <immintrin.h>
@@ -60,6 +63,15 @@ INLINE F ROOT(F a) { return (F){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3
 #define NO_NUMBER(a) ((M)((a) != (a)))
 #endif
 #define ZERO ((F){0})
+#define BITS(x) ((U)(x))
+#define FLOAT(u) ((F)(u))
+typedef M *Masks; /* in memory */
+#define MASKS(vectors) ((M *)(vectors))
+#define EACH_LANE(l) for (int l = 0; l < LANES; l++)
+#define ON(v, l) ((v)[l]) /* lane l of a vector */
+#define OWNED(l) (l)      /* place of a lane in an array [OWN] */
+INLINE Vectors vectors_at(void *memory) { return memory; }
+INLINE float *floats_at(Vectors v) { return (float *)v; }
 #define EITHER(m, a, b) ((M)(((m) & (a)) | (~(m) & (b)))) /* of masks: a where m, else b */
 
 /* In a register where it is used more than once: GCC would read it again for every use. */
@@ -84,65 +96,30 @@ INLINE F numbers(const uint8_t *p) {
   for (int l = 0; l < LANES; l++) v[l] = p[l];
   return number(v);
 }
-/* Write a gradient, or add it to what is there. */
-INLINE void put(F *to, F d, int adds) { *to = adds ? *to + d : d; }
-/* What the four sums of a mean come to. */
-INLINE F together(const F *sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
+/* A number of one lane of a vector in memory. */
 INLINE float lane(const F *v, int l) { return ((const float *)v)[l]; }
-INLINE F relu_of(F a) { return PICK(ABOVE(ZERO, a), ZERO, a); } /* not-a-number stays */
-
-/* Return the greater and where it is b: a at a tie, not-a-number where there is one, as torch's
- * max-pool. */
-INLINE F greater(F a, F b, M *second) {
-  *second = ABOVE(b, a) | NO_NUMBER(b);
-  return PICK(*second, b, a);
-}
-
-/* Return e^x of x <= 0, to 1e-7. Adding 1.5 * 2^23 rounds and leaves the whole number in the low
- * bits (Cephes). Below -50 it is 0: as gradients, 1e-22 and less would become subnormal numbers on
- * their way back, which take 100 times as long. */
-static F exponential(F x) {
-  static const float c[5] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                             5.0000001201e-1f};
-  const F shifted = FMA(x, FILL(1.44269504f), FILL(12582912.f)), n = shifted - 12582912.f;
-  const F r = FMA(n, FILL(2.12194440e-4f), FMA(n, FILL(-0.693359375f), x)); /* x - n log 2 */
-  F p = FILL(1.9875691500e-4f);
-  for (int i = 0; i < 5; i++) p = FMA(p, r, FILL(c[i]));
-  const F y = FMA(p, r * r, r) + 1.f;
-  return PICK(ABOVE(FILL(-50.f), x), ZERO, (F)((U)y + ((U)shifted << 23))); /* y 2^n */
-}
-
-/* Return log x of x >= 1, to 1e-7 (Cephes): e log 2 + log(1 + m), 1 + m in sqrt(1/2) ... sqrt(2).
- */
-static F logarithm(F x) {
-  static const float c[8] = {-1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f,
-                             1.4249322787e-1f,  -1.6668057665e-1f, 2.0000714765e-1f,
-                             -2.4999993993e-1f, 3.3333331174e-1f};
-  const U bits = (U)x - 0x3f3504f3u;
-  const F e = (F)((bits >> 23) + 0x4b400000u) - 12582912.f;
-  const F m = (F)((bits & 0x7fffffu) + 0x3f3504f3u) - 1.f;
-  F p = FILL(7.0376836292e-2f);
-  for (int i = 0; i < 8; i++) p = FMA(p, m, FILL(c[i]));
-  const F y = FMA(FILL(-0.5f), m * m, FMA(e, FILL(-2.12194440e-4f), p * (m * m * m))) + m;
-  return FMA(e, FILL(0.693359375f), y) + (x - x); /* x - x passes on not-a-number and infinity */
-}
 
 /* Run `call` on blocks of 9, 8, 6, 5, 4, 2 and 1 of `total` things, none above `largest`. In it
  * `at` is the block's first and `count` its size, which the compiler knows, so that the sums of a
  * block are registers. */
-#define BLOCK(size, largest, total, call) \
+#define BLOCK(size, largest, total, ...) \
   if (size <= (largest) && at + size <= (total)) { \
     enum { count = size }; \
-    call; \
+    __VA_ARGS__; \
     at += size; \
     continue; \
   }
-#define BLOCKS(largest, total, call) \
-  for (int32_t at = 0; at < (total);) { \
-    BLOCK(9, largest, total, call) BLOCK(8, largest, total, call) BLOCK(6, largest, total, call) \
-    BLOCK(5, largest, total, call) BLOCK(4, largest, total, call) BLOCK(2, largest, total, call) \
-    BLOCK(1, largest, total, call) \
+#define BLOCKS_FROM(first, largest, total, ...) \
+  for (int32_t at = (first); at < (total);) { \
+    BLOCK(9, largest, total, __VA_ARGS__) \
+    BLOCK(8, largest, total, __VA_ARGS__) \
+    BLOCK(6, largest, total, __VA_ARGS__) \
+    BLOCK(5, largest, total, __VA_ARGS__) \
+    BLOCK(4, largest, total, __VA_ARGS__) \
+    BLOCK(2, largest, total, __VA_ARGS__) \
+    BLOCK(1, largest, total, __VA_ARGS__) \
   }
+#define BLOCKS(largest, total, ...) BLOCKS_FROM(0, largest, total, __VA_ARGS__)
 
 /* g [4] += the sums of four vectors over the images, four after four. */
 #if FORM >= 256
@@ -158,7 +135,7 @@ INLINE void add_four(float *g, const F *v, int n) {
 #endif
 
 /* g[i] += the sum of v[i] over the images, four after four. */
-static void add_up(float *g, const F *v, int64_t count, int n) {
+static void add_up_of(float *g, const F *v, int64_t count, int n) {
   int64_t i = 0;
 #if FORM >= 256
   for (; i + 4 <= count; i += 4) add_four(g + i, v + i, n);

@@ -1,0 +1,45 @@
+/* Averages of rows, on a CPU. */
+enum { PIECE = 16 }; /* a row is padded to so many */
+
+/* Write into each of `count` rows of out the average of its models, [ends[k], ends[k + 1]): their
+ * sum of p w in float64, in their order, over whole[k]; a row whose whole is not above 0 stays. */
+PUBLIC void NAME(means)(const float *const *models, const double *p, const int64_t *ends,
+                        const double *whole, int64_t count, float *out, int64_t width) {
+  for (int64_t k = 0; k < count; k++, out += width)
+    for (int64_t i = 0; whole[k] > 0 && i < width; i += PIECE) {
+      double sum[PIECE];
+      for (int l = 0; l < PIECE; l++) sum[l] = p[ends[k]] * models[ends[k]][i + l];
+      for (int64_t j = ends[k] + 1; j < ends[k + 1]; j++)
+        for (int l = 0; l < PIECE; l++) sum[l] += p[j] * models[j][i + l];
+      for (int l = 0; l < PIECE; l++) out[i + l] = (float)(sum[l] / whole[k]);
+    }
+}
+
+/* Write into out 2^50 times the sum of p w of `count` models, of rounded terms: exact in any order.
+ */
+PUBLIC void NAME(fixed)(const float *const *models, const double *p, int64_t count, int64_t *out,
+                        int64_t width) {
+  for (int64_t i = 0; i < width; i += PIECE) {
+    int64_t sum[PIECE] = {0};
+    for (int64_t j = 0; j < count; j++) {
+      const double scale = p[j] * 0x1p50;
+      for (int l = 0; l < PIECE; l++) sum[l] += (int64_t)rint(models[j][i + l] * scale);
+    }
+    for (int l = 0; l < PIECE; l++) out[i + l] = sum[l];
+  }
+}
+
+/* A candidate of the greedy search: write the sums x_j = x + p w and y_j = y - p w, rounded once,
+ * and into pair [2, width] the averages x_j / p_x and y_j / p_y. No element meets another: the
+ * compiler makes the vectors. */
+PUBLIC void NAME(candidate)(const double *restrict x, const double *restrict y,
+                            const float *restrict w, double p, double p_x, double p_y,
+                            double *restrict x_j, double *restrict y_j, float *restrict pair,
+                            int64_t width) {
+  for (int64_t i = 0; i < width; i++) {
+    x_j[i] = fma(p, w[i], x[i]);
+    y_j[i] = fma(-p, w[i], y[i]);
+    pair[i] = (float)(x_j[i] / p_x);
+    pair[width + i] = (float)(y_j[i] / p_y);
+  }
+}

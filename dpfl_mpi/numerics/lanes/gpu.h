@@ -1,0 +1,123 @@
+/* What vectors.h and team.h say, for a GPU: a vector is one number of a thread, its lane is the
+ * thread's place among 16, and a member of the team is 16 neighbouring threads. A team is a block,
+ * or a cluster of blocks.
+ *
+ * With EMULATED, C++ on a CPU does the same: a thread of the CPU is a thread of the block.
+ */
+#ifndef EMULATED
+typedef unsigned char uint8_t;
+typedef int int32_t;
+typedef unsigned uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define NULL 0
+#else
+#include "emulated.h"
+#endif
+#define restrict __restrict__
+#define INLINE static __forceinline__
+#ifdef __CUDACC_RTC__
+#define UNROLL _Pragma("unroll")
+#define EACH_LAYER _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#define EACH_LAYER
+#endif
+#ifndef CLUSTER
+#define CLUSTER 1 /* blocks of a team */
+#endif
+
+enum { LANES = 16, OWN = 1 }; /* OWN: lanes that a thread has numbers of */
+typedef float F;
+typedef uint32_t U;
+typedef bool M;
+
+/* Vectors in memory, of which a thread reads and writes its own lane. */
+struct Vectors {
+  float *at;
+  __forceinline__ float &operator[](int64_t i) const { return at[i * LANES]; }
+};
+INLINE Vectors operator+(Vectors v, int64_t i) { return {v.at + i * LANES}; }
+INLINE Vectors &operator+=(Vectors &v, int64_t i) { return v.at += i * LANES, v; }
+INLINE bool operator!=(Vectors a, Vectors b) { return a.at != b.at; }
+typedef Vectors Masks; /* 1 or 0 */
+#define MASKS(vectors) (vectors)
+
+/* Sizes of blocks whose sums fit into the registers. */
+enum { FILTERS = 2, UNITS = 4, UNITS_BACK = 4 };
+enum { ROWS = 4, COLUMNS = 4, SLOPES = 4, TAPS_AT_ONCE = 4 };
+
+#define PICK(m, a, b) ((m) ? (a) : (b))
+#define EITHER(m, a, b) ((m) ? (a) : (b))
+#define ABOVE(a, b) ((a) > (b))
+#define NO_NUMBER(a) ((a) != (a))
+#define FILL(x) ((F)(x))
+#define FMA(a, b, c) __fmaf_rn(a, b, c)
+#define ROOT(a) __fsqrt_rn(a)
+#define ZERO 0.f
+#define BITS(x) __float_as_uint(x)
+#define FLOAT(u) __uint_as_float(u)
+
+INLINE int own_lane(void) { return threadIdx.x % LANES; }
+#define EACH_LANE(l) for (int l = own_lane(), l##_ = 1; l##_; l##_ = 0)
+#define ON(v, l) (v) /* lane l of a vector */
+INLINE Vectors vectors_at(void *memory) { return {(float *)memory + own_lane()}; }
+INLINE float *floats_at(Vectors v) { return v.at - own_lane(); }
+INLINE F held(F v, int) { return v; }
+INLINE F load(const float *p) { return p[own_lane()]; }
+INLINE void store(float *p, F v) { p[own_lane()] = v; }
+INLINE F number(U whole) { return (F)whole; }
+INLINE F numbers(const uint8_t *p) { return (F)p[own_lane()]; }
+#define OWNED(l) 0 /* place of a lane in an array [OWN] */
+/* A number of one lane of a vector in memory. */
+INLINE float lane(Vectors v, int l) { return floats_at(v)[l]; }
+
+/* Run `call` on blocks of `largest` of `total` things, then on single ones. In it `at` is the
+ * block's first and `count` its size, which the compiler knows. */
+#define BLOCKS(largest, total, ...) \
+  { \
+    enum { count = largest }; \
+    for (int32_t at = 0; at + count <= (total); at += count) { __VA_ARGS__; } \
+  } \
+  { \
+    enum { count = 1 }; \
+    for (int32_t at = (total) - (total) % (largest); at < (total); at++) { __VA_ARGS__; } \
+  }
+
+/* The team. */
+enum { THREADS = TEAM * CLUSTER, MEMBERS = THREADS / LANES };
+typedef struct {
+  int thread; /* of the team's */
+} Team;
+INLINE int member_of(const Team *t) { return t->thread / LANES; }
+INLINE int is_first(const Team *t) { return t->thread == 0; }
+INLINE int is_first_member(const Team *t) { return t->thread < LANES; }
+INLINE int thread_of_team(void) { return blockIdx.x % CLUSTER * TEAM + threadIdx.x; }
+INLINE void meet(const Team *) {
+#if CLUSTER > 1
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+#else
+  __syncthreads();
+#endif
+}
+#define SHARE(t, i, n) for (int i = member_of(t), i##_n = (n); i < i##_n; i += MEMBERS)
+#define SHARE_NUMBERS(t, i, n) for (int i = (t)->thread, i##_n = (n); i < i##_n; i += THREADS)
+#define PLACES(t, planes, lines, units, ...) \
+  SHARE(t, of_, (planes) * (lines) * (units)) { \
+    const int plane_ = of_ / ((lines) * (units)), line_ = of_ / (units) % (lines), \
+              unit_ = of_ % (units); \
+    (void)plane_, (void)line_; \
+    __VA_ARGS__; \
+  }
+#define TILES(t, largest, total, lines, units, ...) \
+  { \
+    enum { count = largest }; \
+    PLACES(t, (total) / (largest), lines, units, const int at = plane_ * count; __VA_ARGS__) \
+  } \
+  if ((total) % (largest)) { \
+    enum { count = 1 }; \
+    PLACES(t, (total) % (largest), lines, units, \
+           const int at = (total) - (total) % (largest) + plane_; __VA_ARGS__) \
+  }
+#define OUTPUTS(t, largest, total, ...) TILES(t, largest, total, 1, 1, __VA_ARGS__)

@@ -1,0 +1,30 @@
+/* Kernels of a GPU: a team takes clients from a queue. */
+#include "plan.h"
+
+enum { ARENA_BYTES = NET.vectors * LANES * 4, ROW_BYTES = NET.width * 4 };
+
+/* Bytes of a team's work space, which starts at a multiple of 128. */
+INLINE Pass begin(uint8_t *memory) {
+  Pass p = {};
+  p.team.thread = thread_of_team();
+  p.net = &NET;
+  p.arena = vectors_at(memory);
+  p.g = (float *)(memory + ARENA_BYTES);
+  p.shared = (Shared *)(memory + ARENA_BYTES + (ROW_BYTES + 127) / 128 * 128);
+  return p;
+}
+
+/* Compute a task for each client, the first ones first. *next is 0 at first. */
+#define VERB(verb, Task) \
+  extern "C" __global__ void __launch_bounds__(TEAM) verb(Task *tasks, int64_t count, int32_t *next, \
+                                                          uint8_t *memory, int64_t stride) { \
+    for (;;) { \
+      Pass p = begin(memory + stride * (blockIdx.x / CLUSTER)); \
+      if (is_first(&p.team)) p.shared->task = atomicAdd(next, 1); \
+      meet(&p.team); \
+      const int64_t task = p.shared->task; \
+      if (task >= count) return; \
+      verb##_one(&p, tasks + task); \
+      meet(&p.team); \
+    } \
+  }
