@@ -217,7 +217,7 @@ class Arrived:
         if len(numbers) == 1:  # without the gather a search of small models takes a tenth less
             number = numbers[0]
             row = outgoing[place[number]].clone() if local[0] else self._remote(number)
-            return row[None].to(outgoing.device)
+            return row[None]
         rows = outgoing[torch.from_numpy(np.where(local, place[numbers], 0)).to(outgoing.device)]
         for i in np.flatnonzero(~local).tolist():
             rows[i] = self._remote(numbers[i])
@@ -228,12 +228,15 @@ class Arrived:
         if self.unpacked is not None:
             return self.unpacked[int(number)].clone()
         assert self.inbox is not None
-        return torch.from_numpy(self.inbox.take(int(self.route.slots(number))))
+        slot = int(self.route.slots(number))
+        if self.packing.landed is not None:
+            return self.packing.landed[slot].clone()
+        return torch.from_numpy(self.inbox.take(slot))
 
     def addresses(self, senders: np.ndarray, to: slice | np.ndarray) -> np.ndarray:
         """Return where in memory the rows of `rows` lie until the next sending, uint64 `[c]`.
 
-        On a CPU, with all columns sent. `to`: one receiver, or one per sender.
+        In the device's memory, with all columns sent. `to`: one receiver, or one per sender.
         """
         self.mailroom.check(self.sending)
         placement = self.mailroom.placement
@@ -244,7 +247,8 @@ class Arrived:
         if self.unpacked is not None:
             out[away] = [self.unpacked[j].data_ptr() for j in numbers[away].tolist()]
         elif self.inbox:
-            window = self.inbox.view.ctypes.data
+            landed = self.packing.landed
+            window = self.inbox.view.ctypes.data if landed is None else landed.data_ptr()
             out[away] = window + row_bytes * self.route.slots(numbers[away])
         return out.astype(np.uint64)
 

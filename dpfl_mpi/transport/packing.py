@@ -28,6 +28,10 @@ class Packing:
         self.columns = columns_W
         self.in_place = columns_W is None and not self.encodes
         self.k = len(self.placement.ids)
+        # one-sided calls on a GPU's memory crash, or return wrong rows (pmodels/mpich 7619, 7340):
+        # MPI sees host memory alone, page-locked where a GPU copies from and to it
+        self.on_gpu = ensemble.device.type == "cuda"
+        self.landed: Tensor | None = None  # on a GPU, a copy of the rows in the window
         self._sent: slice | Tensor = slice(ensemble.size)
         count = ensemble.size
         if columns_W is not None:
@@ -39,15 +43,14 @@ class Packing:
         # the rows that left this rank's clients, of this round and of those before that count
         # still; local receivers read them here: a method may train its rows on before it averages
         self.outgoing = self.staged[0]
-        if not self.in_place or ensemble.device.type == "cuda":
+        if not self.in_place or self.on_gpu:
             self.outgoing = ensemble.zeros(ages.count * self.k)
         self.own = self.outgoing[: self.k]  # of receivers, where not all columns are sent
         self._store: dict[int, Tensor] = {}  # unpacked rows of other ranks by key
 
     def _add_window(self, width: int) -> None:
-        pinned = self.ensemble.device.type == "cuda"
         rows = self.ages.count * self.k
-        self.staged.append(torch.zeros(rows, width, pin_memory=pinned))
+        self.staged.append(torch.zeros(rows, width, pin_memory=self.on_gpu))
 
     def begin(self) -> None:
         """Start a round: what left in the last one is a round older."""
@@ -82,15 +85,31 @@ class Packing:
 
     def unpack(self, window: int, route: Route, inbox: Inbox) -> None:
         """Store the rows that arrived in a window, unless they are read in place."""
+        self.landed = None  # its memory is the next one's
         if not self.in_place:
             self._store = self._take(route, inbox)
+        elif self.on_gpu:
+            self.landed = self._arrived(inbox, len(route.arriving))
+
+    def _arrived(self, inbox: Inbox, count: int) -> Tensor:
+        """Return so many rows of the first window on the device: on a CPU a view, not a copy."""
+        view, staged = inbox.view[:count], self.staged[0]
+        if not self.on_gpu:
+            return torch.from_numpy(view)
+        rows = torch.empty(view.shape, device=self.ensemble.device)
+        # through the memory of rows that have left: they are staged anew before the next Put
+        for start in range(0, count, len(staged)):
+            part = staged[: count - start]
+            part.numpy()[:] = view[start : start + len(part)]
+            rows[start : start + len(part)].copy_(part)  # waits, as `part` is used again
+        return rows
 
     def _take(self, route: Route, inbox: Inbox) -> dict[int, Tensor]:
         """Return the rows in a window by key."""
-        rows = {}
-        for slot, key in enumerate(self._keys(route.arriving).tolist()):
+        rows, keys = {}, self._keys(route.arriving).tolist()
+        for key, arrived in zip(keys, self._arrived(inbox, len(keys)), strict=True):
             rows[key] = self.ensemble.zeros(1)[0]
-            rows[key][self._sent] = torch.from_numpy(inbox.take(slot)).to(self.outgoing.device)
+            rows[key][self._sent] = arrived
         return rows
 
     def unpacked(self, numbers: np.ndarray) -> dict[int, Tensor] | None:

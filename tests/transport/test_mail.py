@@ -1,5 +1,7 @@
 """What is received is what was sent, on any ranks, through a window of any width."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from launch import differences, federation, refused, run_here, run_many, text_fi
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.window import Route
 from dpfl_mpi.results import Result
+from dpfl_mpi.transport.packing import Packing
 
 FIVE = {"clients": 5, "rounds": 2, "budget": 4, "tau_train": 1}
 SEVEN = {"clients": 7, "rounds": 2, "tau_train": 1}
@@ -120,12 +123,19 @@ def noted(box, *given, **how):
 window.Inbox.__init__, placement.MAX_ROWS_PER_PASS = noted, {most}
 """
 AS_ON_A_GPU = """
-from dpfl_mpi.transport import packing
-init_packing = packing.Packing.__init__
+import torch
+zeros = torch.zeros
+torch.zeros = lambda *shape, pin_memory=False, **how: zeros(*shape, **how)
+from dpfl_mpi.transport.packing import Packing
+init_packing, unpack = Packing.__init__, Packing.unpack
 def separate(rows, *given, **how):
     init_packing(rows, *given, **how)
-    rows.outgoing = rows.outgoing.clone()
-packing.Packing.__init__ = separate
+    rows.on_gpu, rows.outgoing = True, rows.outgoing.clone()
+def unpack_all(rows, number, path, box):
+    unpack(rows, number, path, box)
+    assert box.staging.ctypes.data == rows.staged[number].data_ptr() != rows.outgoing.data_ptr()
+    box.staging[:] = box.view[:] = float("nan")  # nothing reads the host's memory any more
+Packing.__init__, Packing.unpack = separate, unpack_all
 """
 
 
@@ -134,7 +144,7 @@ packing.Packing.__init__ = separate
     [(3, 2, "", ["2 2 3 "] * 3), (2, 256, AS_ON_A_GPU, ["3 3 2 ", "4 4 3 "])],
 )
 def test_every_row_comes_in_passes_of_one_window(ranks, most, more, slots, tmp_path):
-    """Each run makes one window; with AS_ON_A_GPU what was sent is apart from what is staged."""
+    """Each run makes one window; with AS_ON_A_GPU rows are apart from the memory that MPI sees."""
     runs = {name: SEVEN | {"method": name} for name in ("pfedgraph", "cobo")}
     runs["mine"] = FIVE | {"method": method_file(tmp_path, TRAINED_ON)}
     before = IN_PASSES.format(folder=tmp_path, most=most) + more
@@ -143,6 +153,37 @@ def test_every_row_comes_in_passes_of_one_window(ranks, most, more, slots, tmp_p
     for name, fields in runs.items():
         alone = run_here(tmp_path / "alone.h5", fields, fresh=True)
         assert differences(alone, out[name]) == []
+
+
+def test_codecs_and_columns_as_on_a_gpu(tmp_path):
+    runs = {"all": FIVE, "some": FIVE | {"send": "layers=body"}, "few": FIVE | {"codec": "int8"}}
+    out = run_many(2, tmp_path, runs, IN_PASSES.format(folder=tmp_path, most=256) + AS_ON_A_GPU)
+    for name, fields in runs.items():
+        assert differences(run_here(tmp_path / "alone.h5", fields, fresh=True), out[name]) == []
+
+
+def test_rows_of_a_gpu_pass_through_page_locked_memory(monkeypatch):
+    """By a CPU's tensors: MPI is given the same host memory each time, for any number of rows."""
+    asked, zeros, rng = [], torch.zeros, np.random.default_rng(0)
+    noted = lambda *shape, pin_memory: asked.append(pin_memory) or zeros(*shape)  # noqa: E731
+    monkeypatch.setattr(torch, "zeros", noted)
+    ensemble = SimpleNamespace(device=torch.device("cuda"), size=16, width=16)
+    ensemble.zeros = lambda k: zeros(k, 16)
+    ages = SimpleNamespace(count=1, placement=SimpleNamespace(ids=np.arange(3)))
+    packing = Packing(ensemble, ages, None)
+    assert asked == [True] and packing.on_gpu
+    ensemble.device = torch.device("cpu")
+    memory = packing.staged[0].data_ptr()
+    for count in (2, 0, 8):
+        packing.outgoing[:] = sent = torch.from_numpy(rng.random((3, 16), np.float32))
+        packing.pack(0)
+        assert torch.equal(packing.staged[0], sent)
+        inbox = SimpleNamespace(view=rng.random((8, 16), np.float32))
+        packing.unpack(0, Route([], np.arange(count), np.array([count])), inbox)
+        assert np.array_equal(packing.landed.numpy(), inbox.view[:count])
+        assert not np.shares_memory(packing.landed.numpy(), inbox.view)
+        assert [rows.data_ptr() for rows in packing.staged] == [memory]
+        assert torch.equal(packing.outgoing, sent)
 
 
 def test_rows_of_every_row_are_copies():
