@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
             rows = samples(result, source, args.part)
         else:
             rows = [np.arange(len(source.labels["test"]))] * result.run.clients
-        device = pick_device(args.device, "float32", 0)
+        device = pick_device(args.device, "float32")
         scores = accuracies(result, source, rows, args.part, device, weights)
         print(report(result, scores, args.on, args.part))
         if args.out:

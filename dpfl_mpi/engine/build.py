@@ -27,7 +27,7 @@ from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.clients import Clients
-from dpfl_mpi.numerics.device import name_of, pick_device, why_hidden
+from dpfl_mpi.numerics.device import devices_line, name_of, pick_device, why_hidden
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.optimiser import optimiser_of
 from dpfl_mpi.numerics.select_backend import select_backend
@@ -55,8 +55,8 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     if world.root:  # which has read a file of budgets
         warn(budget_of_one(run), job, world)
     limits, graphs = limits_of(run, world), graphs_of(run, world)
-    device = pick_device(job.device, run.precision, world.local_rank)
-    warn_of_device(job, world, device)
+    device = pick_device(job.device, run.precision, world.local_rank, world.node.size)
+    tell_devices(job, world, device)
     # each rank keeps its own clients, as `Members` places them
     on_rank = lambda n_train: place(n_train, world.size) == world.rank  # noqa: E731
     whole = world.each_rank(lambda: deal(run, source) if world.root else None)
@@ -164,10 +164,16 @@ def warn(text: str, job: Job, world: World) -> None:
         complain(f"warning: {text}")
 
 
-def warn_of_device(job: Job, world: World, device: torch.device) -> None:
-    """Warn of `auto` on a CPU beside GPUs, and of ranks that share a GPU. Collective."""
+def tell_devices(job: Job, world: World, device: torch.device) -> None:
+    """Print which ranks have which GPU; warn where they share one, or `auto` takes a CPU beside it.
+
+    Collective.
+    """
     why = why_hidden() if job.device == "auto" and device.type == "cpu" else ""
-    sharing = world.most_alike(name_of(device))
+    names = world.texts(name_of(device))
+    if (line := devices_line(names)) and world.root and not job.quiet:
+        print(line, flush=True)
+    sharing = max(map(names.count, filter(None, names)), default=0)
     if world.agree(bool(why)):
         why = why or "a node has GPUs that its ranks do not see"
         warn(f"--device auto takes the CPU: {why}", job, world)

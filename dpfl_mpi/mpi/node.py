@@ -1,7 +1,6 @@
 """What this node has: memory that it can still give, what killed runs left in it, and GPUs."""
 
 import contextlib
-import itertools
 import os
 import re
 import stat
@@ -76,6 +75,17 @@ def remove_left() -> None:
                 path.unlink()
 
 
+def gpus_in(listed: str) -> list[list[str]]:
+    """Return the UUID of each GPU that `nvidia-smi -L` lists, and those of its MIG instances."""
+    gpus: list[list[str]] = []
+    for name in re.findall(r"UUID: ((?:GPU|MIG)-[^)]+)", listed):
+        if name.startswith("GPU"):
+            gpus.append([name])
+        else:
+            gpus[-1].append(name)
+    return gpus
+
+
 def installed_gpus() -> list[str]:
     """Return the names of this node's GPUs for CUDA_VISIBLE_DEVICES, ignoring its current value.
 
@@ -83,21 +93,30 @@ def installed_gpus() -> list[str]:
     as its instances. The list is empty without the driver.
     """
     if listed := output(["nvidia-smi", "-L"]):
-        found = re.findall(r"UUID: ((?:GPU|MIG)-[^)]+)", listed)
-        pairs = itertools.pairwise(found)
-        split = {gpu for gpu, part in pairs if part[:3] == "MIG" and gpu[:3] == "GPU"}
-        return [name for name in found if name not in split]
+        return [name for gpu, *instances in gpus_in(listed) for name in instances or [gpu]]
     with contextlib.suppress(OSError):
         return [str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
     return []
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs of CUDA_VISIBLE_DEVICES where it is set, else all of this node."""
+    """Return the GPUs of CUDA_VISIBLE_DEVICES where it is set, else all of this node.
+
+    A GPU that is split into MIG instances is listed as its instances.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return installed_gpus()
     names = [name.strip() for name in visible.split(",")]
     # CUDA ignores everything from the first of these on
     ends = [i for i, name in enumerate(names) if name in ("", "-1", "NoDevFiles")]
-    return names[: ends[0]] if ends else names
+    gpus = gpus_in(output(["nvidia-smi", "-L"]))
+    return [part for name in names[: min(ends, default=None)] for part in parts_of(name, gpus)]
+
+
+def parts_of(name: str, gpus: list[list[str]]) -> list[str]:
+    """Return the MIG instances of a GPU, by its number or how its UUID begins; itself if whole."""
+    for number, (uuid, *instances) in enumerate(gpus):
+        if instances and (name == str(number) or uuid.startswith(name)):
+            return instances
+    return [name]

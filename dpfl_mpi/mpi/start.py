@@ -49,6 +49,8 @@ def set_environment() -> None:
     os.environ.setdefault("MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0")
     # at the end of a whole run UCX warns of objects that MPICH left in its pool
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
+    # no buffer is on a GPU, and MPICH would start CUDA before a rank has its device
+    os.environ.setdefault("MPIR_CVAR_ENABLE_GPU", "0")
     if launched(LOCAL_SIZE, 1) > len(os.sched_getaffinity(0)):
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")  # MPICH spins while it waits
 

@@ -93,14 +93,13 @@ class World:
                 self.comm.Bcast(data[start : start + PIECE], root=0)
         return arrays
 
-    def texts(self, text: str, comm: MPI.Comm | None = None) -> list[str]:
-        """Return the text of every rank, of this node where `comm` is `self.node`. Collective."""
-        comm = self.comm if comm is None else comm
+    def texts(self, text: str) -> list[str]:
+        """Return the text of every rank. Collective."""
         data = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
-        lengths = np.empty(comm.size, np.int64)
-        comm.Allgather(np.array([len(data)], np.int64), lengths)
+        lengths = np.empty(self.size, np.int64)
+        self.comm.Allgather(np.array([len(data)], np.int64), lengths)
         out = np.empty(lengths.sum(), np.uint8)
-        comm.Allgatherv(data, [out, lengths, MPI.BYTE])
+        self.comm.Allgatherv(data, [out, lengths, MPI.BYTE])
         return [part.tobytes().decode() for part in np.split(out, np.cumsum(lengths)[:-1])]
 
     def first(self, text: str) -> str:
@@ -171,11 +170,6 @@ class World:
     def hosts(self) -> list[str]:
         """Return the host name of every rank. Collective."""
         return self.texts(MPI.Get_processor_name())
-
-    def most_alike(self, text: str) -> int:
-        """Return the most ranks of one node that give the same text, "" aside. Collective."""
-        alike = self.texts(text, self.node).count(text) * bool(text)
-        return int(self.spread(np.array([float(alike)]))[0, 2])
 
     def check_memory(self, need: int, advice: str) -> None:
         """Raise `UserError`, which ends with `advice`, where a node has too little shared memory.

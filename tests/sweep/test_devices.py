@@ -1,6 +1,6 @@
 """Which GPU a rank or a Run of a sweep gets, without one: by a fake nvidia-smi on PATH."""
 
-from functools import partial
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +11,10 @@ from starts import script
 
 from dpfl_mpi.engine import build
 from dpfl_mpi.models.mlp import MLP
-from dpfl_mpi.mpi.node import installed_gpus, visible_gpus
+from dpfl_mpi.mpi.node import gpus_in, installed_gpus, visible_gpus
 from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import Backend
-from dpfl_mpi.numerics.device import pick_device, why_hidden
+from dpfl_mpi.numerics.device import devices_line, name_of, pick_device, place_of, why_hidden
 from dpfl_mpi.numerics.optimiser import SGD
 from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.numerics.select_backend import select_backend
@@ -27,6 +27,30 @@ SPLIT = """GPU 0: Fake A100 (UUID: GPU-0000-00)
   MIG 3g.20gb     Device  0: (UUID: MIG-aaaa-00)
   MIG 3g.20gb     Device  1: (UUID: MIG-bbbb-00)
 GPU 1: Fake A100 (UUID: GPU-1111-00)
+"""
+# as `nvidia-smi -L` prints: MIG on some GPUs, on all, on none, and by a driver before 470
+MIXED = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-6513270e-269e-5d37-b2a7-4de452e6b438)
+  MIG 7g.80gb     Device  0: (UUID: MIG-d23f0824-128b-5f33-8c5c-7fd0a6a3a450)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-9531985d-5d9d-59f8-9818-e811892f902b)
+  MIG 2g.20gb     Device  0: (UUID: MIG-36f675cc-81e7-5ef5-a8e2-5d940ed90475)
+  MIG 1c.3g.40gb  Device  1: (UUID: MIG-6b0d549b-6f03-575a-9600-a35a099950d8)
+GPU 2: NVIDIA A100-SXM4-80GB (UUID: GPU-8d116ece-1738-57d9-bd9c-172411e20b8f)
+"""
+H100 = """\
+GPU 0: NVIDIA H100 NVL (UUID: GPU-90c192cf-d3ac-54af-8f21-ddb66cad4a26)
+  MIG 2g.24gb     Device  0: (UUID: MIG-a170b338-3926-5059-b28c-105d1fb17c23)
+  MIG 2g.24gb     Device  1: (UUID: MIG-0fd630f1-f29d-5da9-953f-48f1a09f76b5)
+  MIG 1g.12gb     Device  2: (UUID: MIG-0cb1e29c-658c-5a14-95e6-0af593bd04cf)
+"""
+WHOLE = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-8e81973e-0bec-57b0-b898-d190f9ebdacc)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-6b4cb242-4a23-5596-a217-beaddbc496cb)
+"""
+OLDER = """\
+GPU 0: A100-PCIE-40GB (UUID: GPU-92276658-1e27-51c0-8a6a-63ec24ede6a4)
+  MIG 4g.20gb Device 0: (UUID: MIG-GPU-92276658-1e27-51c0-8a6a-63ec24ede6a4/2/0)
+  MIG 1g.5gb Device 1: (UUID: MIG-GPU-92276658-1e27-51c0-8a6a-63ec24ede6a4/9/0)
 """
 
 
@@ -57,19 +81,105 @@ def test_gpus_of_a_node(smi, monkeypatch):
     assert installed_gpus() == []
 
 
-@pytest.mark.parametrize("wanted", ["auto", "cuda"])
-def test_ranks_of_a_node_have_different_gpus(monkeypatch, request, wanted):
-    """By a PyTorch that sees four GPUs."""
-    chosen = []
+def test_what_nvidia_smi_lists():
+    """The begin of each GPU's UUID, and how many MIG instances it has."""
+    for text, gpus in (
+        (MIXED, {"GPU-6513270e": 1, "GPU-9531985d": 2, "GPU-8d116ece": 0}),
+        (H100, {"GPU-90c192cf": 3}),
+        (WHOLE, {"GPU-8e81973e": 0, "GPU-6b4cb242": 0}),
+        (OLDER, {"GPU-92276658": 2}),
+        ("No devices found.\n", {}),
+    ):
+        listed = gpus_in(text)
+        assert {gpu[:12]: len(instances) for gpu, *instances in listed} == gpus
+        assert all(text.count(f"(UUID: {name})") == 1 for gpu in listed for name in gpu)
+    assert gpus_in(OLDER)[0][2] == "MIG-GPU-92276658-1e27-51c0-8a6a-63ec24ede6a4/9/0"
+
+
+def test_neighbours_share_a_gpu():
+    for ranks, devices, places in (
+        (1, 4, [0]),
+        (4, 4, [0, 1, 2, 3]),
+        (6, 4, [0, 0, 1, 2, 2, 3]),
+        (8, 2, [0, 0, 0, 0, 1, 1, 1, 1]),
+        (3, 1, [0, 0, 0]),
+    ):
+        assert [place_of(rank, ranks, devices) for rank in range(ranks)] == places
+
+
+@pytest.fixture
+def cuda(monkeypatch, request):
+    """A function that sets how many GPUs PyTorch says that it sees."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(device.index))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
-    devices = [pick_device(wanted, "float32", local_rank) for local_rank in range(6)]
-    assert [d.index for d in devices] == chosen == [0, 1, 2, 3, 0, 1]
+    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_ranks_of_a_node_have_different_gpus(smi, cuda, wanted):
+    smi(FOUR)
+    cuda(4)
+    devices = [pick_device(wanted, "float32", rank, 4) for rank in range(4)]
+    assert [d.index for d in devices] == [0, 1, 2, 3]
+    assert pick_device(wanted, "float32", 5, 6).index == 3
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
-    assert pick_device("cpu", "float32", 1).type == "cpu"
+    assert pick_device("cpu", "float32", 1, 2).type == "cpu"
+
+
+@pytest.mark.parametrize(("visible", "taken"), [
+    (None, ["MIG-d23f0824", "MIG-36f675cc", "MIG-6b0d549b", "GPU-8d116ece"]),
+    ("1", ["MIG-36f675cc", "MIG-36f675cc", "MIG-6b0d549b", "MIG-6b0d549b"]),
+    ("GPU-9531985d,0", ["MIG-36f675cc", "MIG-36f675cc", "MIG-6b0d549b", "MIG-d23f0824"]),
+    ("MIG-6b0d549b,MIG-36f675cc", ["MIG-6b0d549b"] * 2 + ["MIG-36f675cc"] * 2),
+    ("MIG-6b0d549b", ["MIG-6b0d549b"] * 4),  # of each task, as Slurm may name it
+    ("2", ["2"] * 4),  # it is whole
+    ("", [""] * 4),
+])  # fmt: skip
+def test_a_rank_has_one_mig_instance(smi, cuda, monkeypatch, visible, taken):
+    """Of four ranks on a node with three instances and a whole GPU, before CUDA starts."""
+    smi(MIXED)
+    cuda(1)
+    seen = []
+    now = lambda: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or True  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "is_available", now)
+    for rank in range(4):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        pick_device("cpu", "float32", rank, 4)
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+        for _ in range(2):  # a second Run of a process keeps it
+            assert pick_device("auto", "float32", rank, 4).index == 0
+    assert [name[:12] for name in seen[::2]] == taken and seen[::2] == seen[1::2]
+
+
+def test_one_line_says_which_ranks_have_which_gpu(monkeypatch):
+    def properties(device):
+        uuids = [gpu for gpu, *_ in gpus_in(WHOLE)]
+        return SimpleNamespace(name="NVIDIA H100", uuid=uuids[device.index].removeprefix("GPU-"))
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    one, two = (name_of(torch.device("cuda", i)) for i in range(2))
+    assert one == "NVIDIA H100 (GPU-8e81973e-0bec-57b0-b898-d190f9ebdacc)"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus_in(OLDER)[0][2])
+    part, cpu = name_of(torch.device("cuda", 0)), name_of(torch.device("cpu"))
+    assert part == "NVIDIA H100 (MIG-GPU-92276658-1e27-51c0-8a6a-63ec24ede6a4/9/0)" and cpu == ""
+    for names, said in (
+        ([cpu, cpu], ""),
+        ([one], "devices: rank 0 on NVIDIA H100 (GPU-8e81973e)"),
+        ([one] * 4 + [two] * 4,
+         "devices: ranks 0-3 on NVIDIA H100 (GPU-8e81973e); 4-7 on NVIDIA H100 (GPU-6b4cb242)"),
+        ([one, two, one, part, cpu],
+         "devices: ranks 0, 2 on NVIDIA H100 (GPU-8e81973e); 1 on NVIDIA H100 (GPU-6b4cb242); "
+         "3 on NVIDIA H100 (MIG-GPU-92276658/9/0); 4 on the CPU"),
+    ):  # fmt: skip
+        assert devices_line(names) == said
+    many = devices_line([f"A100 (GPU-{i})" for i in range(20)])
+    assert many.endswith("; 7 on A100 (GPU-7); 12 more devices")
 
 
 def test_a_gpu_computes_with_recorded_steps(monkeypatch):
@@ -131,18 +241,17 @@ def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path, capfd):
         assert [line for line in capfd.readouterr().err.splitlines() if "GPU" in line] == lines
 
 
-def test_ranks_that_share_a_gpu_are_counted(monkeypatch, capsys):
-    def properties(device):
-        return SimpleNamespace(uuid=f"GPU-{device.index}")
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    for index, alike in ((0, {"GPU-0": 3}), (1, {"GPU-1": 2}), (2, {})):
-        most_alike = partial(lambda alike, name: alike.get(name, 1), alike)
-        world = SimpleNamespace(root=True, agree=bool, most_alike=most_alike)
-        build.warn_of_device(Job(), world, torch.device("cuda", index))
+def test_ranks_that_share_a_gpu_are_counted(capsys):
+    lines = []
+    for names in (["A", "B", "A", "A", "B"], ["A", "A"], ["A", "B", "", ""], ["", ""]):
+        world = SimpleNamespace(root=True, agree=bool, texts=lambda _, names=names: names)
+        build.tell_devices(Job(device="cpu"), world, torch.device("cpu"))
+        lines.append(devices_line(names))
     turns = "they take turns on it, unless CUDA's MPS runs"
     shared = f"warning: up to {{}} ranks share one GPU; {turns}".format
-    assert capsys.readouterr().err.splitlines() == [shared(3), shared(2)]
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [shared(3), shared(2)]
+    assert said.out.splitlines() == lines[:3] and lines[3] == ""
 
 
 # sweeps -------------------------------------------------------------------------------------------
