@@ -16,8 +16,8 @@ from torch import Tensor
 from dpfl_mpi.data.partition import PARTS, Partition
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.numerics import BORDER
+from dpfl_mpi.numerics.draws import Schedules, dropout_keys, schedules
 from dpfl_mpi.numerics.ensemble import Ensemble, Rows
-from dpfl_mpi.streams import AUGMENT, DROPOUT, ORDER, stream
 
 TARGET = 0  # the class that a backdoor leads to
 Images = TypeVar("Images", np.ndarray, Tensor)
@@ -150,28 +150,24 @@ class Clients:
 
         The crops are (dy, dx, flip), uint8 `[3, epochs, n]`.
         """
-        n, client = int(self.n_train[i]), int(self.ids[i])
-        order, crops = np.empty((epochs, n), np.int32), np.zeros((3, epochs, n), np.uint8)
-        for e in range(epochs):
-            rng = stream(self.seed, ORDER, client, first_epoch + e)
-            order[e] = self.start[i] + rng.permutation(n)
-            if self.augment:
-                rng = stream(self.seed, AUGMENT, client, first_epoch + e)
-                crops[:2, e] = rng.integers(0, 2 * BORDER + 1, (2, n))
-                crops[2, e] = rng.integers(0, 2, n)
-        return order, crops
+        return self._schedules(np.array([i]), epochs, np.array([first_epoch])).of(0)
+
+    def schedules(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Schedules:
+        """Return what these rows train on, from `first_epoch` `[K]` on, drawn in one call."""
+        rows = np.arange(len(self))[rows]
+        return self._schedules(rows, epochs, first_epoch[rows])
+
+    def _schedules(self, rows: np.ndarray, epochs: int, first: np.ndarray) -> Schedules:
+        places = self.start[rows], self.n_train[rows]
+        return schedules(self.seed, self.ids[rows], first, *places, epochs, self.augment)
 
     def dropout_keys(
         self, rows: np.ndarray, epochs: int, first_epoch: np.ndarray, batch_size: int
     ) -> Tensor:
         """Return a key per client and step, int64 `[k, steps]`, 0 after a client's last step."""
         steps = -(-self.n_train[rows] // batch_size)
-        out = np.zeros((len(rows), epochs * int(steps.max(initial=0))), np.int64)
-        for j, i in enumerate(rows):
-            for e in range(epochs):
-                rng = stream(self.seed, DROPOUT, int(self.ids[i]), int(first_epoch[i]) + e)
-                out[j, e * steps[j] : (e + 1) * steps[j]] = rng.integers(0, 2**63, steps[j])
-        return self.ensemble.put(out)
+        drawn = dropout_keys(self.seed, self.ids[rows], first_epoch[rows], steps, epochs)
+        return self.ensemble.put(drawn)
 
     def exchange_classes(self, clients: np.ndarray, a: int, b: int) -> None:
         """Exchange the labels a and b of these local clients, in place."""

@@ -108,6 +108,17 @@ def test_augmentation_against_a_plain_loop(augmented, colour_file):
         assert torch.equal(torch.cat([x for x, _, _ in seen(augmented, i, 2, 2)]), twin)
 
 
+def test_schedules_of_several_clients_are_those_of_each(augmented):
+    clients = augmented.clients
+    first = np.arange(len(clients)) + 2
+    for rows in (slice(1, 4), np.array([4, 0])):
+        several = clients.schedules(rows, 3, first)
+        for j, i in enumerate(np.arange(len(clients))[rows]):
+            one = clients.schedule(int(i), 3, int(first[i]))
+            assert one[0].shape == (3, clients.n_train[i])
+            assert all(map(np.array_equal, several.of(j), one))
+
+
 def test_scoring_does_not_augment(augmented):
     clients = augmented.clients
     scored = next(clients.scored_samples(slice(0, 1), True, 1000))[0]

@@ -39,14 +39,20 @@ for body, name in re.findall(r"typedef struct \{(.*?)\} (\w+);", source("net.h")
 # the kinds of layers, by the numbers that a `Layer` has
 KINDS = re.findall(r"kind\((\w+)\)", source("lanes.c").split("#define NUMBER")[0])
 
-# result and arguments of each function of a form, by its name
-PUBLIC = re.compile(r"PUBLIC (\w+) NAME\((\w+)\)\((.*?)\) \{", re.DOTALL)
-FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    name: (NUMBERS[kind], [of for part in arguments.split(",") for _, of in parsed(part)])
-    for file in ("calls.h", "averages.h")
-    for kind, name, arguments in PUBLIC.findall(source(file))
-    if "##" not in name and name != "verb"
-}
+
+def functions(declaration: str, *files: str) -> dict[str, tuple[Any, list[Any]]]:
+    """Return result and arguments of each function that is so declared, by its name."""
+    pattern = re.compile(rf"PUBLIC (\w+) {declaration}\((.*?)\) \{{", re.DOTALL)
+    return {
+        name: (NUMBERS[kind], [of for part in arguments.split(",") for _, of in parsed(part)])
+        for file in files
+        for kind, name, arguments in pattern.findall(source(file))
+        if "##" not in name and name != "verb"
+    }
+
+
+DRAWS = functions(r"(\w+)", "draws.h")  # in no form
+FUNCTIONS = functions(r"NAME\((\w+)\)", "calls.h", "averages.h")  # in each form
 # what computes a task for each client: the structure of the task, by the name of the verb
 VERBS: dict[str, Any] = {
     name: STRUCTURES[task]

@@ -56,6 +56,8 @@ PUBLIC int32_t widest(void) {
   return 128;
 #endif
 }
+
+#include "draws.h"
 #else
 #ifdef GPU
 #include "gpu.h"
