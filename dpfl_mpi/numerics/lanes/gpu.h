@@ -94,7 +94,7 @@ INLINE int is_first(const Team *t) { return t->thread == 0; }
 INLINE int is_first_member(const Team *t) { return t->thread < LANES; }
 INLINE int thread_of_team(void) { return blockIdx.x % CLUSTER * TEAM + threadIdx.x; }
 INLINE void meet(const Team *) {
-#if CLUSTER > 1
+#if CLUSTER > 1 && !defined(EMULATED)
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
 #else

@@ -1,16 +1,17 @@
 /* Kernels of a GPU: a team takes clients from a queue. */
 #include "plan.h"
 
-enum { ARENA_BYTES = NET.vectors * LANES * 4, ROW_BYTES = NET.width * 4 };
+/* Return where each part of a team's work space starts, which starts at a multiple of 128. */
+INLINE int64_t behind_arena(void) { return NET.vectors * LANES * 4; }
+INLINE int64_t behind_row(void) { return behind_arena() + (NET.width * 4 + 127) / 128 * 128; }
 
-/* Bytes of a team's work space, which starts at a multiple of 128. */
 INLINE Pass begin(uint8_t *memory) {
   Pass p = {};
   p.team.thread = thread_of_team();
   p.net = &NET;
   p.arena = vectors_at(memory);
-  p.g = (float *)(memory + ARENA_BYTES);
-  p.shared = (Shared *)(memory + ARENA_BYTES + (ROW_BYTES + 127) / 128 * 128);
+  p.g = (float *)(memory + behind_arena());
+  p.shared = (Shared *)(memory + behind_row());
   return p;
 }
 

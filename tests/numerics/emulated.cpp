@@ -1,0 +1,16 @@
+/* The kernels of a GPU on a CPU, for a team of TEAM threads: g++ -std=c++20 -fPIC -shared
+ * -ffp-contract=off -DGPU -DEMULATED -DTEAM=64. The caller gives `plan.h`: emulated_plan.h, whose
+ * network is set while it runs, or one network's own. */
+#include "lanes.c"
+
+/* Return the bytes of a team's work space. */
+extern "C" int64_t space(void) {
+  return behind_row() + (sizeof(Shared) + 127) / 128 * 128;
+}
+
+/* Run a kernel of launch.h by one team, whose threads run in their order or backwards. */
+extern "C" void launch(void (*kernel)(void *, int64_t, int32_t *, uint8_t *, int64_t),
+                       int32_t backwards, void *tasks, int64_t count, int32_t *next,
+                       uint8_t *memory, int64_t stride) {
+  launch_emulated(THREADS, TEAM, backwards, kernel, tasks, count, next, memory, stride);
+}

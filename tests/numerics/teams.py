@@ -1,0 +1,63 @@
+"""Teams that compute a client: of the CPU's threads, and of a GPU's as a CPU emulates them."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from dpfl_mpi.numerics.lanes.declared import SOURCES
+
+# a network that is set while the program runs, so that one program serves all
+ANY_NETWORK = 'static Net NET;\nextern "C" void use(const Net *net) { NET = *net; }\n'
+
+
+def work_space(size):
+    """Return zeros, and where in them a multiple of 128 is."""
+    memory = np.zeros(size + 128, np.uint8)
+    return memory, -(-memory.ctypes.data // 128) * 128
+
+
+def share_out(native, members):
+    """Let a `Native` compute by a team of so many threads."""
+    native.held, place = work_space(native._call.space(native._net, members))
+
+    def run(verb, task):
+        getattr(native._call, verb)(native._net, task, 1, 1, members, place)
+        return task
+
+    native._run = run
+
+
+def emulator(folder: Path, team: int, extra: tuple[str, ...] = (), plan=ANY_NETWORK):
+    """Compile the kernels of a GPU for a CPU, for a team of so many threads; return the library."""
+    (folder / "plan.h").write_text(plan)
+    here, target = Path(__file__).parent, folder / f"emulated_{team}.so"
+    flags = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-gnu-unique"]
+    define = ["-DGPU", "-DEMULATED", f"-DTEAM={team}", *extra]
+    places = [f"-I{here}", f"-I{SOURCES}", f"-I{folder}", str(here / "emulated.cpp")]
+    command = ["g++", *flags, *define, *places, "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    library = ctypes.CDLL(str(target))
+    library.space.restype = ctypes.c_int64
+    return library
+
+
+def emulate(native, library, backwards=0):
+    """Let a `Native` compute by a block of an emulated GPU."""
+    held: dict = {}
+
+    def run(verb, task):
+        library.use(ctypes.byref(native._net))
+        if not held:
+            held["memory"], held["at"] = work_space(library.space())
+        following, size = ctypes.c_int32(0), ctypes.c_int64
+        kernel = getattr(library, verb)
+        library.launch(
+            kernel, backwards, ctypes.byref(task), size(1), ctypes.byref(following),
+            ctypes.c_void_p(held["at"]), size(0),
+        )  # fmt: skip
+        return task
+
+    native._run = run
