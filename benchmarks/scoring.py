@@ -32,6 +32,7 @@ from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.lanes.declared import STRUCTURES
 from dpfl_mpi.numerics.native import FORMS, forms
 from dpfl_mpi.numerics.native_backend import NativeBackend
 
@@ -76,16 +77,19 @@ def searching(backend: NativeBackend) -> Calls:
     pair, total = w[:2].clone(), w.double().sum(0)
     losses = np.empty((2, backend.clients.n_search[0]), np.float32)
     images = native._chosen(backend._scored, backend._order(0))
-    where = native._net, pair.data_ptr(), native.width, 2, images
+    task = STRUCTURES["Scoring"](pair.data_ptr(), native.width, 2, images=images)
+    task.losses = losses.ctypes.data
 
     def search() -> None:
-        start = w[0].double() * share, total * share, pair, share, 1.0
-        backend.chooser(0, start, np.zeros(4)).decide(*candidates, models)
+        shares = np.array([share]), np.array([1.0])
+        start = w[:1].double() * share, total[None] * share, pair[None], *shares
+        count = np.array([models])
+        backend.chooser(slice(0, 1), start, np.zeros((1, 4))).decide(*candidates, count, count)
 
     def evaluate(n: int) -> None:
+        task.n = n
         for _ in range(models + 1):
-            out = losses.ctypes.data, None, None, None, None
-            native._call.score(*where, n, *out, native._work)
+            native._run("score", task)
 
     evaluations = lambda: evaluate(losses.shape[1])  # noqa: E731
     return {"search": search, "evaluations": evaluations, "calls": lambda: evaluate(0)}

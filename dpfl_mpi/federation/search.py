@@ -60,13 +60,13 @@ class Search:
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.stopped = np.zeros(len(self.ids), bool)
         self.r_x = self.r_y = np.zeros(len(self.ids))
-        self.started = False
-        # where rows lie whole in this process's memory, the CPU kernels decide all candidates at
-        # hand in one call, with the same bits
+        self.started = np.zeros(len(self.ids), bool)
+        # where rows lie whole in the device's memory, the kernels decide all candidates at hand in
+        # one call, with the same bits
         self.chooser: Any = None
-        if in_place and len(self.ids) == 1 and not scoring.metric_batch and rule.decides_as_paper:
-            sums = self.x[0], self.y[0], self.averages[0], float(self.p_x[0]), float(p_y[0])
-            self.chooser = scoring.backend.chooser(block.start, sums, self.cases[0])
+        if in_place and not scoring.metric_batch and rule.decides_as_paper:
+            sums = self.x, self.y, self.averages, self.p_x, self.p_y
+            self.chooser = scoring.backend.chooser(block, sums, self.cases)
 
     def is_full(self, i: int) -> bool:
         """Whether |X| >= B_c for the block's i-th client, which is tested before each candidate."""
@@ -77,7 +77,7 @@ class Search:
     def consider(self, here: Arrived, candidates: list[Senders]) -> None:
         """Decide the candidates of each client in their order; `here` has all of their models."""
         if self.chooser is not None:
-            self._consider_at_once(here, np.asarray(candidates[0], np.int64))
+            self._consider_at_once(here, candidates)
             return
         for position in range(max(map(len, candidates), default=0)):
             active = [position < len(c) and not self.is_full(i) for i, c in enumerate(candidates)]
@@ -90,11 +90,11 @@ class Search:
 
     def _step(self, here: Arrived, j: list[int], active: np.ndarray) -> None:
         """Add candidate j to X or remove it from Y, for each client that is `active` `[k]`."""
-        if not self.started:
+        if not self.started.any():
             torch.div(self.x, self.ensemble.column(self.p_x), out=self.averages[:, 0])
             torch.div(self.y, self.ensemble.column(self.p_y), out=self.averages[:, 1])
             self.r_x, self.r_y = self._rewards(active)  # lines 3, 5
-            self.started = True
+            self.started[:] = True
         p_j = np.where(active, self.p[j], 0.0)
         p_xj, p_yj = self.p_x + p_j, self.p_y - p_j
         w_kW = here.rows(j, self.block)
@@ -135,16 +135,22 @@ class Search:
         r = self.scoring.reward(self.block, scored, active).T
         return r if self.models == 2 else np.concatenate([r, r * 0])
 
-    def _consider_at_once(self, here: Arrived, order: np.ndarray) -> None:
-        if len(order) == 0 or self.is_full(0):
+    def _consider_at_once(self, here: Arrived, candidates: list[Senders]) -> None:
+        counts = np.array([0 if self.is_full(i) else len(c) for i, c in enumerate(candidates)])
+        active = np.flatnonzero(counts)
+        if len(active) == 0:
             return
-        coins = self.coins[0].random(len(order))
-        addresses = here.addresses(order, self.block)
-        room = int(self.room[0]) - len(self.chosen[0])
-        added = self.chooser.decide(addresses, self.p[order], coins, room)
-        self.chosen[0] += order[: len(added)][added].tolist()
-        self.scoring.count(self.block, 2 * len(added) + (0 if self.started else 2))
-        self.r_x, self.started = np.array([self.chooser.reward]), True
+        order = np.concatenate([candidates[i] for i in active]).astype(np.int64)
+        coins = np.concatenate([self.coins[i].random(counts[i]) for i in active])
+        to = self.block.start + np.repeat(np.arange(len(counts)), counts)
+        room = self.room - [len(chosen) for chosen in self.chosen]
+        models = here.addresses(order, to)
+        decided = np.zeros(len(counts), np.int64)
+        for i, added in enumerate(self.chooser.decide(models, self.p[order], coins, counts, room)):
+            decided[i] = len(added)
+            self.chosen[i] += np.asarray(candidates[i], np.int64)[: len(added)][added].tolist()
+        self.scoring.count(self.block, 2 * (decided + ((counts > 0) & ~self.started)))
+        self.r_x, self.started = self.chooser.rewards, self.started | (counts > 0)
 
 
 def select(which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:

@@ -23,6 +23,9 @@ SCORED_IMAGES = 50  # of a client at once on a CPU: the widest layer stays in a 
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]
 # called with the rows w, v and their mixture, after the gradient at the mixture
 Learn = Callable[[Block, Block, Block], None]
+# of a block's searches: the sums of p_i w_i over X and over Y, float64 [k, W], where their averages
+# are scored next [k, 2, W], and their sums of p_i, float64 [k]
+Starts = tuple[Tensor, Tensor, Tensor, np.ndarray, np.ndarray]
 # (which rows of this rank, these rows [k, W], images for `Backend.outputs`) -> logits [k, S, C]
 Predict = Callable[[slice, Tensor, Any], Tensor]
 
@@ -256,8 +259,11 @@ class Backend:
         torch.div(y, column(p_y), out=pair[:, 1])
         return x, y
 
-    def chooser(self, i: int, start: Any, cases: np.ndarray) -> Any:
-        """Return what decides many candidates of local client i in one call; None: nothing does."""
+    def chooser(self, rows: slice, start: Starts, cases: np.ndarray) -> Any:
+        """Return what decides many candidates of these clients in one call; None: nothing does.
+
+        It counts them in `cases`, float64 `[k, 4]`, by which of their two gains is above 0.
+        """
         return None
 
 

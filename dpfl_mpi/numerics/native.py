@@ -172,19 +172,7 @@ class Native:
 
         `ValueError`: they are not what the library would read.
         """
-        m, border, stored = pixels.shape[0], 0, self.shape
-        if len(self.shape) == 3:
-            border = pixels.shape[1] - self.shape[0]
-            stored = (self.shape[0] + border, self.shape[1] + border, self.shape[2])
-        _address(pixels, self.dtype, (m, *stored))
-        _address(labels, "int64", (m,))
-        if border < 0:
-            raise ValueError(f"images of {stored[0]} rows; the model reads {self.shape[0]}")
-        if m and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
-            raise ValueError(f"a label that is not among the {self.classes} classes")
-        most = self.vocabulary or 2**31
-        if m and self.dtype == "int32" and (int(pixels.min()) < 0 or int(pixels.max()) >= most):
-            raise ValueError(f"a token that is not below {most}")
+        check_samples(self, pixels, labels)
         return Images(pixels, labels)
 
     def train(self, w: Tensor, m: Tensor, epochs: Epochs) -> float:
@@ -399,27 +387,47 @@ class Chooser:
         self._search.images = native._chosen(images, order)
 
     @property
-    def reward(self) -> float:
-        """R(X)."""
-        return float(self._search.r_x)
+    def rewards(self) -> np.ndarray:
+        """R(X), float64 `[1]`."""
+        return np.array([self._search.r_x])
 
-    def decide(self, models: np.ndarray, p: np.ndarray, coins: np.ndarray, most: int) -> np.ndarray:
-        """Decide candidates in their order until `most` are added; return which were, bool.
+    def decide(
+        self, models: np.ndarray, p: np.ndarray, coins: np.ndarray, _: Any, most: np.ndarray
+    ) -> list[np.ndarray]:
+        """Decide candidates in their order until `most` `[1]` are added; return which were, bool.
 
         Args:
             models: where each one's row of float32 `[W]` lies in memory, uint64 `[c]`.
             p: their weights, float64 `[c]`.
             coins: in [0, 1), float64 `[c]`.
+            most: int64 `[1]`.
         """
         search, count = self._search, len(models)
         added = np.zeros(count, bool)
         given = {"models": (models, "uint64"), "p": (p, "float64"), "coins": (coins, "float64")}
         for name, (array, dtype) in [*given.items(), ("added", (added, "bool"))]:
             setattr(search, name, _address(array, dtype, (count,)))
-        search.count, search.most, search.cases = count, most, (0, 0, 0, 0)
+        search.count, search.most, search.cases = count, int(most[0]), (0, 0, 0, 0)
         self._native._run("search", search)
         self.cases += np.array(search.cases)
-        return added[: search.decided]
+        return [added[: search.decided]]
+
+
+def check_samples(kernels: Any, pixels: Array, labels: Array) -> None:
+    """Raise `ValueError` where samples are not what kernels of a shape, dtype and classes read."""
+    m, border, stored = pixels.shape[0], 0, kernels.shape
+    if len(kernels.shape) == 3:
+        border = pixels.shape[1] - kernels.shape[0]
+        stored = (kernels.shape[0] + border, kernels.shape[1] + border, kernels.shape[2])
+    _address(pixels, kernels.dtype, (m, *stored))
+    _address(labels, "int64", (m,))
+    if border < 0:
+        raise ValueError(f"images of {stored[0]} rows; the model reads {kernels.shape[0]}")
+    if m and (int(labels.min()) < 0 or int(labels.max()) >= kernels.classes):
+        raise ValueError(f"a label that is not among the {kernels.classes} classes")
+    most = kernels.vocabulary or 2**31
+    if m and kernels.dtype == "int32" and (int(pixels.min()) < 0 or int(pixels.max()) >= most):
+        raise ValueError(f"a token that is not below {most}")
 
 
 def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Plan, int]:

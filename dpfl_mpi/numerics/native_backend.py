@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.backend import Backend, Learn, LocalEpochs, Predict, Proximal
+from dpfl_mpi.numerics.backend import Backend, Learn, LocalEpochs, Predict, Proximal, Starts
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import X86, Block, Ensemble, Rows, cross_entropy
 from dpfl_mpi.numerics.native import (
@@ -25,7 +25,6 @@ from dpfl_mpi.numerics.native import (
     Images,
     MiniBatch,
     Native,
-    Start,
     StepRule,
     load,
 )
@@ -152,8 +151,11 @@ class NativeBackend(Backend):
         x, y = self.native.candidate(x_kW[0], y_kW[0], w_kW[0], *shares, pair[0])
         return x[None], y[None]
 
-    def chooser(self, i: int, start: Start, cases: np.ndarray) -> Chooser:
-        return Chooser(self.native, self._scored, self._search_order(i), start, cases)
+    def chooser(self, rows: slice, start: Starts, cases: np.ndarray) -> Chooser:
+        x, y, averages, p_x, p_y = start
+        first = x[0], y[0], averages[0], float(p_x[0]), float(p_y[0])
+        order = self._search_order(rows.start)
+        return Chooser(self.native, self._scored, order, first, cases[0])
 
     # --------------------------------------------------------------------------------------------
     def _client(self, rows: Rows) -> int:
