@@ -1,6 +1,6 @@
 """The keyed draws of clients' local epochs, in C (`lanes/draws.h`).
 
-Without the library NumPy draws the same numbers, about ten times as slowly.
+Without the library NumPy draws the same numbers, more slowly.
 """
 
 import functools
