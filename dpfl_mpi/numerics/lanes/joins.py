@@ -4,17 +4,21 @@ See `layers`, whose conventions these functions share.
 """
 
 import functools
+import itertools
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dpfl_mpi.numerics.dropout import BITS
 from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles
-from dpfl_mpi.numerics.lanes.trace import Geometry, Op, S, Slot, Unknown, Use, image, move
+from dpfl_mpi.numerics.lanes.trace import Geometry, Op, S, Slot, Unknown, Use, View, image, move
 
 JOINS = ("add", "sub", "mul", "div", "choose")  # in the order of join.h
 KNOWN = HANDLERS  # the functions of both files
@@ -99,12 +103,56 @@ def both(r, out, what, a, b, otherwise=0.0):
     if not a.dim() == b.dim() == out.dim():
         raise Unknown(f"{what} of tensors of {a.dim() - 1} and {b.dim() - 1} axes")
     first, second = r.leading(a.expand(out.shape)), r.leading(b.expand(out.shape))
-    shape = tuple(out.shape[1:])
-    r.layer(
-        out, "join", [Use(first), Use(second)], natural(shape),
-        size=[len(shape), JOINS.index(what), first.offset, second.offset],
-        table=[*shape, *first.strides, *second.strides], numbers=(otherwise,),
-    )  # fmt: skip
+    views, shape = (first, second), tuple(out.shape[1:])
+
+    def fill(x: Any, other: Any, y: Any) -> tuple[list[int], list[int]]:
+        in_y = [y.plane, y.line, 1][-len(shape) :] if len(shape) < 4 else dense(shape)
+        axes = [i for i in range(len(shape)) if shape[i] > 1]
+        learn = [view for view in views if view.slot.upstream]
+        # one number that is read twice, at the same place of the output, has one member
+        both_same = first.strides == second.strides and first.offset == second.offset
+        same = first.slot is second.slot and both_same
+        shared = [i for i in axes if all(view.strides[i] for view in learn)]
+        if have_in_common(learn[:1] if same else learn):
+            shared = []
+        size, table = [JOINS.index(what), first.offset, second.offset], []
+        for part in (shared, [i for i in axes if i not in shared]):
+            steps = in_y, first.strides, second.strides
+            numbers, *steps = merged(*([of[i] for i in part] for of in (shape, *steps)))
+            size += [len(numbers), math.prod(numbers)]
+            table += [*numbers, *itertools.chain(*steps)]
+        return size, table
+
+    r.layer(out, "join", [Use(first), Use(second)], natural(shape), fill=fill, numbers=(otherwise,))
+
+
+def dense(shape: Sequence[int]) -> list[int]:
+    """Return the steps of numbers that lie one after the other."""
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def merged(shape: Sequence[int], *steps: Sequence[int]) -> list[list[int]]:
+    """Return the same numbers in as few axes as possible: how many in each, then their steps."""
+    out: list[list[int]] = []
+    for n, *step in zip(shape, *steps, strict=True):
+        if out and all(old == n * new for old, new in zip(out[-1][1:], step, strict=True)):
+            out[-1] = [out[-1][0] * n, *step]
+        else:
+            out.append([n, *step])
+    return [list(part) for part in zip(*out, strict=True)] if out else [[] for _ in (0, *steps)]
+
+
+def have_in_common(views: Sequence[View]) -> bool:
+    """Return whether a number is in two places of views, where they are not expanded."""
+    found = defaultdict(list)
+    for view in views:
+        places = np.array([view.offset])
+        for n, step in zip(view.shape, view.strides, strict=True):
+            if step:
+                places = np.add.outer(places, step * np.arange(n)).ravel()
+        found[view.slot].append(places)
+    joint = map(np.concatenate, found.values())
+    return any(len(np.unique(places)) < len(places) for places in joint)
 
 
 def natural(shape: tuple[int, ...]) -> Geometry:
@@ -167,11 +215,16 @@ def summed(r, out, input, dim=None, *_, mean=False, **settings):
         return
     stays = [i for i in range(len(view.shape)) if i not in gone]
     groups = stays, gone
-    table = [part[i] for axes in groups for part in (view.shape, view.strides) for i in axes]
-    count = math.prod(view.shape[i] for i in gone)
+    size, table = [], []
+    for axes in groups:
+        numbers, steps = merged(*([of[i] for i in axes] for of in (view.shape, view.strides)))
+        size += [len(numbers), math.prod(numbers)]
+        table += [*numbers, *steps]
+    expanded = any(view.strides[i] == 0 and view.shape[i] > 1 for i in stays)
+    count = size[3]
     r.layer(
         out, "total", [Use(view)], flat(tuple(view.shape[i] for i in stays)),
-        size=[len(stays), len(gone), count, view.offset], table=table,
+        size=[*size, view.offset, int(expanded or have_in_common([view]))], table=table,
         numbers=(1 / count if mean else 1.0,), keeps=False,
     )  # fmt: skip
 
@@ -191,7 +244,13 @@ def matmul(r, out, input, other):
         raise Unknown("matmul of tensors of different shapes")
     (i, k), j = a.shape[-2:], b.shape[-1]
     missing = 4 - axes
-    size = [*[1] * missing, *a.shape[:-2], i, j, k, a.offset, b.offset]
+    learn = [view for view in (a, b) if view.slot.upstream]
+    # what is expanded is one number for several
+    expanded = any(
+        not step and n > 1 for v in learn for n, step in zip(v.shape, v.strides, strict=True)
+    )
+    common = expanded or have_in_common(learn)
+    size = [*[1] * missing, *a.shape[:-2], i, j, k, a.offset, b.offset, int(common)]
     strides = a.strides, b.strides, out.stride()[1:]
     table = [step for steps in strides for step in (*[0] * missing, *steps)]
     uses = [Use(a), Use(b)]

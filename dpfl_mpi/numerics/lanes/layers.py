@@ -241,8 +241,8 @@ def norm(r, out, view, shape, groups, each, weight=None, bias=None, eps=1e-5):
     parameters = math.prod(shape) // groups if each else shape[0]
     r.layer(
         out, "norm", [Use(view, shape)], shape, weight, bias,
-        size=[groups, int(each)], numbers=(eps,), space=2 * groups, scratch=2 * parameters,
-        in_place=True, keeps=False,
+        size=[groups, int(each)], numbers=(eps,), space=2 * groups,
+        scratch=2 * (parameters + groups), in_place=True, keeps=False,
     )  # fmt: skip
 
 

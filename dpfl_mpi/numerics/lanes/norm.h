@@ -3,7 +3,9 @@
  *
  * size: groups, whether there is a scale and shift for each number of a group (else for each
  * plane). number[0]: added to the variance. weight and bias: either may be missing. Space: mean and
- * 1 / deviation of each group. Scratch: two vectors for each scale.
+ * 1 / deviation of each group. Scratch: two vectors for each scale, and for each group.
+ *
+ * Sums of a group are one member's; what is done to each number is shared out by lines.
  */
 enum { NORM_GROUPS, NORM_EACH };
 
@@ -13,7 +15,8 @@ enum { NORM_GROUPS, NORM_EACH };
     int32_t start_ = 0; \
     for (; start_ + 4 <= (units); start_ += 4) \
       UNROLL for (int k = 0; k < 4; k++) { const int32_t i = start_ + k; __VA_ARGS__; } \
-    for (int k = 0; start_ + k < (units); k++) { const int32_t i = start_ + k; __VA_ARGS__; } \
+    UNROLL for (int k = 0; k < 3; k++) \
+      if (start_ + k < (units)) { const int32_t i = start_ + k; __VA_ARGS__; } \
   }
 
 /* A layer's parameters and shape. */
@@ -23,11 +26,18 @@ typedef struct {
   int32_t groups, planes, each; /* planes of a group */
 } Norm;
 
-static Norm norm_of(const Pass *p, const Layer *layer) {
+INLINE Norm norm_of(const Pass *p, const Layer *layer) {
   const Value *in = &p->net->value[layer->in];
-  return (Norm){in, &p->net->value[layer->out], layer->weight < 0 ? NULL : p->row + layer->weight,
-                layer->bias < 0 ? NULL : p->row + layer->bias, layer->size[NORM_GROUPS],
-                in->planes / layer->size[NORM_GROUPS], layer->size[NORM_EACH]};
+  const Norm n = {in, &p->net->value[layer->out],
+                  layer->weight < 0 ? NULL : p->row + layer->weight,
+                  layer->bias < 0 ? NULL : p->row + layer->bias, layer->size[NORM_GROUPS],
+                  in->planes / layer->size[NORM_GROUPS], layer->size[NORM_EACH]};
+  return n;
+}
+
+/* Return the number of the parameters of a number of the input. */
+INLINE int64_t parameter_of(const Norm *n, int32_t plane, int32_t line, int32_t unit) {
+  return n->each ? ((int64_t)(plane % n->planes) * n->in->lines + line) * n->in->units + unit : plane;
 }
 
 /* Run `call` for each line of a group: `from` and `to` are where it lies in the input and output,
@@ -46,48 +56,60 @@ static Norm norm_of(const Pass *p, const Layer *layer) {
 
 static void norm(const Pass *p, const Layer *layer) {
   const Norm n = norm_of(p, layer);
-  const F *x = x_of(p, layer->in);
-  F *y = x_of(p, layer->out), *kept = p->arena + layer->space;
+  const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out), kept = p->arena + layer->space;
   const int32_t units = n.in->units;
   const float count = (float)n.planes * n.in->lines * units;
-  for (int32_t g = 0; g < n.groups; g++) {
-    F sum[4] = {ZERO}, square[4] = {ZERO};
+  SHARE(&p->team, g, n.groups) {
+    F sum[4] = {ZERO, ZERO, ZERO, ZERO}, square[4] = {ZERO, ZERO, ZERO, ZERO};
     GROUP_LINES(n, g, IN_FOURS(units, sum[k] += x[from + i]))
     const F middle = together(sum) / count;
     GROUP_LINES(n, g,
                 IN_FOURS(units, const F v = x[from + i] - middle; square[k] = FMA(v, v, square[k])))
-    const F by = 1.f / ROOT(together(square) / count + layer->number[0]);
-    kept[2 * g] = middle, kept[2 * g + 1] = by;
-    GROUP_LINES(n, g, for (int32_t i = 0; i < units; i++) {
-      const int64_t at = n.each ? first + i : first;
-      const F scale = n.scale ? FILL(n.scale[at]) : FILL(1.f);
-      const F shift = n.shift ? FILL(n.shift[at]) : ZERO;
-      y[to + i] = FMA((x[from + i] - middle) * by, scale, shift);
+    kept[2 * g] = middle;
+    kept[2 * g + 1] = 1.f / ROOT(together(square) / count + layer->number[0]);
+  }
+  meet(&p->team);
+  EACH(p, layer, {
+    const int64_t g = plane_ / n.planes, at = parameter_of(&n, plane_, line_, unit_);
+    const F scale = n.scale ? FILL(n.scale[at]) : FILL(1.f);
+    const F shift = n.shift ? FILL(n.shift[at]) : ZERO;
+    y[there] = FMA((x[here] - kept[2 * g]) * kept[2 * g + 1], scale, shift);
+  })
+}
+
+/* The gradients of a scale and shift for each number of a group, which all groups share: those of
+ * this member's units. */
+static void norm_parameters(const Pass *p, const Norm *n, Vectors x, Vectors dy, Vectors kept,
+                            Vectors scales, Vectors shifts) {
+  for (int32_t g = 0; g < n->groups; g++) {
+    const F middle = kept[2 * g], by = kept[2 * g + 1];
+    GROUP_LINES(*n, g, SHARE(&p->team, i, n->in->units) {
+      const F v = (x[from + i] - middle) * by, d = dy[to + i];
+      scales[first + i] = FMA(d, v, g ? scales[first + i] : ZERO);
+      shifts[first + i] = (g ? shifts[first + i] : ZERO) + d;
     })
   }
 }
 
 static void norm_back(const Pass *p, const Layer *layer) {
   const Norm n = norm_of(p, layer);
-  const F *x = x_of(p, layer->in), *kept = p->arena + layer->space;
-  const F *dy = d_of(p, layer->out);
-  F *dx = d_of(p, layer->in);
+  const Vectors x = x_of(p, layer->in), dy = d_of(p, layer->out), dx = d_of(p, layer->in);
+  const Vectors kept = p->arena + layer->space;
   const int32_t units = n.in->units, adds = layer->adds & 1;
   const float count = (float)n.planes * n.in->lines * units;
   const int64_t parameters = n.each ? (int64_t)n.planes * n.in->lines * units : n.in->planes;
-  F *scales = scratch_of(p), *shifts = scales + parameters; /* their gradients */
-  memset(scales, 0, sizeof(F) * 2 * parameters);
-  for (int32_t g = 0; g < n.groups; g++) {
+  const Vectors scales = scratch_of(p), shifts = scales + parameters; /* their gradients */
+  const Vectors means = shifts + parameters; /* of d, and of d times the normed x, in each group */
+  if (n.each && (n.scale || n.shift)) norm_parameters(p, &n, x, dy, kept, scales, shifts);
+  SHARE(&p->team, g, n.groups) {
     const F middle = kept[2 * g], by = kept[2 * g + 1];
-    /* sums of d, and of d times the normed x */
     F all = ZERO, moment = ZERO, of_plane = ZERO, moment_of_plane = ZERO;
     GROUP_LINES(n, g, {
-      F sum[4] = {ZERO}, product[4] = {ZERO};
+      F sum[4] = {ZERO, ZERO, ZERO, ZERO}, product[4] = {ZERO, ZERO, ZERO, ZERO};
       const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
-      if (n.each)
-        IN_FOURS(units, F d = dy[to + i]; const F v = (x[from + i] - middle) * by;
-                 scales[first + i] = FMA(d, v, scales[first + i]); shifts[first + i] += d;
-                 if (n.scale) d *= FILL(n.scale[first + i]);
+      const float *own = n.each && n.scale ? n.scale + first : NULL;
+      if (own)
+        IN_FOURS(units, const F v = (x[from + i] - middle) * by, d = dy[to + i] * FILL(own[i]);
                  sum[k] += d; product[k] = FMA(d, v, product[k]))
       else
         IN_FOURS(units, const F v = (x[from + i] - middle) * by, d = dy[to + i]; sum[k] += d;
@@ -99,17 +121,17 @@ static void norm_back(const Pass *p, const Layer *layer) {
         of_plane = moment_of_plane = ZERO;
       }
     })
-    if (!wanted(p, layer->in)) continue;
-    all = all / count, moment = moment / count;
-    GROUP_LINES(n, g, {
-      const F scale = n.scale && !n.each ? FILL(n.scale[first]) : FILL(1.f);
-      const int own = n.each && n.scale;
-      for (int32_t i = 0; i < units; i++) {
-        const F v = (x[from + i] - middle) * by, s = own ? FILL(n.scale[first + i]) : scale;
-        put(&dx[from + i], by * (FMA(s, dy[to + i], ZERO - all) - v * moment), adds);
-      }
-    })
+    means[2 * g] = all / count, means[2 * g + 1] = moment / count;
   }
+  meet(&p->team);
   if (layer->weight >= 0) add_up(p, p->g + layer->weight, scales, parameters);
   if (layer->bias >= 0) add_up(p, p->g + layer->bias, shifts, parameters);
+  if (!wanted(p, layer->in)) return;
+  EACH(p, layer, {
+    const int64_t g = plane_ / n.planes, at = parameter_of(&n, plane_, line_, unit_);
+    const F by = kept[2 * g + 1], v = (x[here] - kept[2 * g]) * by;
+    const F scale = n.scale ? FILL(n.scale[at]) : FILL(1.f);
+    const F d = by * (FMA(scale, dy[there], ZERO - means[2 * g]) - v * means[2 * g + 1]);
+    put(&dx[here], d, adds);
+  })
 }

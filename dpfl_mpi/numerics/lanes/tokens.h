@@ -5,18 +5,15 @@
  * size[1] (in whole numbers). */
 static void token(const Pass *p, const Layer *layer) {
   const Value *in = &p->net->value[layer->in];
-  const int32_t by = layer->size[1];
-  const F *x = x_of(p, layer->in);
-  F *y = x_of(p, layer->out);
-  for (int64_t i = 0; i < (int64_t)in->planes * in->lines * in->units; i++) {
-    int32_t t[LANES];
-    memcpy(t, &x[i], sizeof t);
-    for (int l = 0; l < LANES; l++) {
-      const float above = t[l] > by;
-      if (layer->size[0]) t[l] = (t[l] % by + by) % by;
-      else memcpy(&t[l], &above, 4);
+  const int32_t by = layer->size[1], remainder = layer->size[0];
+  const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out);
+  SHARE(&p->team, i, in->planes * in->lines * in->units) {
+    U v = BITS(x[i]);
+    EACH_LANE(l) {
+      const int32_t t = ON(v, l);
+      ON(v, l) = remainder ? (t % by + by) % by : t > by ? 0x3f800000 : 0; /* the bits of 1.0 */
     }
-    memcpy(&y[i], t, sizeof t);
+    y[i] = FLOAT(v);
   }
 }
 
@@ -28,31 +25,29 @@ static void embed(const Pass *p, const Layer *layer) {
   const Value *out = &p->net->value[layer->out];
   const int32_t width = out->units;
   const float *w = p->row + layer->weight;
-  const F *x = x_of(p, layer->in);
-  F *y = x_of(p, layer->out);
-  for (int64_t i = 0; i < out->lines; i++) {
-    int32_t t[LANES];
-    memcpy(t, &x[i], sizeof t);
-    for (int32_t j = 0; j < width; j++) {
-      F v;
-      for (int l = 0; l < LANES; l++) v[l] = w[(int64_t)t[l] * width + j];
-      y[i * out->line + j] = v;
-    }
-  }
+  const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out);
+  PLACES(&p->team, 1, out->lines, width, {
+    const U t = BITS(x[line_]);
+    F v = ZERO;
+    EACH_LANE(l) ON(v, l) = w[(int64_t)ON(t, l) * width + unit_];
+    y[line_ * out->line + unit_] = v;
+  })
 }
 
+/* Columns of the embedding are shared out. */
 static void embed_back(const Pass *p, const Layer *layer) {
   const Value *out = &p->net->value[layer->out];
   const int32_t width = out->units;
   float *g = p->g + layer->weight;
-  const F *x = x_of(p, layer->in), *dy = d_of(p, layer->out);
+  const Vectors x = x_of(p, layer->in), dy = d_of(p, layer->out);
   for (int l = 0; l < p->n; l++) /* image by image: the same order in every form */
-    for (int64_t i = 0; i < out->lines; i++) {
+    for (int32_t i = 0; i < out->lines; i++) {
+      const float number = lane(x + i, l);
       int32_t t;
-      memcpy(&t, (const float *)&x[i] + l, 4);
+      memcpy(&t, &number, 4);
       if (t == layer->size[1]) continue;
-      for (int32_t j = 0; j < width; j++)
-        g[(int64_t)t * width + j] += lane(dy + i * out->line + j, l);
+      SHARE_NUMBERS(&p->team, j, width)
+        g[(int64_t)t * width + j] += lane(dy + (i * out->line + j), l);
     }
 }
 
@@ -67,29 +62,30 @@ INLINE uint64_t mixed(uint64_t z) {
  * that share a draw, the first draw that keeps, of 2^24. number[0]: what is kept is multiplied by
  * it. Space: a factor for each draw. */
 static void drop(const Pass *p, const Layer *layer) {
-  const F *x = x_of(p, layer->in);
-  F *y = x_of(p, layer->out), *factor = p->arena + layer->space;
-  const int64_t units = p->net->value[layer->in].units;
-  const int64_t share = layer->size[1], draws = units / share;
+  const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out), factors = p->arena + layer->space;
+  const int32_t share = layer->size[1], draws = p->net->value[layer->in].units / share;
   const uint64_t golden = 0x9e3779b97f4a7c15u;
   const uint64_t start = mixed(p->key + golden * (uint64_t)layer->size[0]);
-  for (int64_t i = 0; i < draws; i++)
-    for (int l = 0; l < LANES; l++) {
+  SHARE(&p->team, i, draws) {
+    F factor = FILL(1.f);
+    EACH_LANE(l) if (p->drops) {
       const uint64_t place = (uint64_t)((p->first + l) * draws + i + 1);
-      const int32_t draw =
-          p->drops ? (int32_t)(mixed(start + place * golden) >> 40) : layer->size[2];
-      factor[i][l] = !p->drops ? 1.f : draw >= layer->size[2] ? layer->number[0] : 0.f;
+      const int32_t draw = (int32_t)(mixed(start + place * golden) >> 40);
+      ON(factor, l) = draw >= layer->size[2] ? layer->number[0] : 0.f;
     }
-  for (int64_t i = 0; i < units; i++)
-    y[i] = PICK(ABOVE(factor[i / share], ZERO), x[i] * factor[i / share], ZERO);
+    factors[i] = factor;
+    const M kept = ABOVE(factor, ZERO);
+    for (int32_t j = i * share; j < (i + 1) * share; j++) y[j] = PICK(kept, x[j] * factor, ZERO);
+  }
 }
 
 static void drop_back(const Pass *p, const Layer *layer) {
-  const F *dy = d_of(p, layer->out), *factor = p->arena + layer->space;
-  F *dx = d_of(p, layer->in);
-  const int64_t units = p->net->value[layer->in].units, share = layer->size[1];
-  for (int64_t i = 0; i < units; i++) {
-    const F by = factor[i / share];
-    put(&dx[i], PICK(ABOVE(by, ZERO), dy[i] * by, ZERO), layer->adds & 1);
+  const Vectors dy = d_of(p, layer->out), dx = d_of(p, layer->in), factors = p->arena + layer->space;
+  const int32_t share = layer->size[1], draws = p->net->value[layer->in].units / share;
+  SHARE(&p->team, i, draws) {
+    const F factor = factors[i];
+    const M kept = ABOVE(factor, ZERO);
+    for (int32_t j = i * share; j < (i + 1) * share; j++)
+      put(&dx[j], PICK(kept, dy[j] * factor, ZERO), layer->adds & 1);
   }
 }
