@@ -42,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
     add("--nodes", type=int, default=1, help="nodes they are spread over")
     add("--rows", type=int, default=20, help="clients shown in the table")
     add("--save", type=Path, help="JSON file for the partition: each client's samples")
-    add("--wide", action="store_true", help="do not fold lines at 80 columns")
     add("--no-measure", dest="measure", action="store_false", help="no time estimate")
     return out
 
@@ -67,24 +66,22 @@ def main(arguments: list[str] | None = None) -> int:
     check_apart(args.save, *files_read, flag="--save")
     source = open_source(run)
     partition = deal(run, source)
-    fit = str if args.wide else fitted
-    print(fit(data_text(run, source, partition)))
+    print(fitted(data_text(run, source, partition)))
     if args.save:
         save(partition, args.save, run, source.sha256)
         print(f"saved to {args.save}: run on it with --partition file:{args.save}")
     ensemble = needs.ensemble_of(run, source)
     plan = needs.needs_of(run, job, source, partition, ensemble, args.ranks, args.nodes)
-    print("\n" + table(source, partition, plan.owner, args.rows, args.wide))
-    print("\n" + fit(plan_text(run, plan)))
+    print("\n" + table(source, partition, plan.owner, args.rows))
+    print("\n" + fitted(plan_text(run, plan)))
     needs.refuse(job, plan)
     if args.measure:
         samples = int(partition.sizes("train").mean())
-        print(fit(time_text(plan, needs.step_seconds(run, job, source, ensemble, samples))))
+        print(fitted(time_text(plan, needs.step_seconds(run, job, source, ensemble, samples))))
     return 0
 
 
 def data_text(run: Resolved, source: Source, partition: Partition) -> str:
-    """Return the lines about the data and the partition."""
     train, test = (len(source.labels[part]) for part in ("train", "test"))
     kind = "images" if len(source.shape) == 3 else "samples"
     size = source.size if kind == "images" else f"{source.size} {source.kind}"
@@ -116,7 +113,6 @@ def span(counts: np.ndarray) -> str:
 
 
 def recipe(run: Resolved) -> str:
-    """Return how the samples are dealt to clients."""
     alpha, classes = run.dirichlet_alpha, run.classes_per_client
     match run.partition.kind:
         case "dirichlet":
@@ -133,12 +129,12 @@ def recipe(run: Resolved) -> str:
     return str(run.partition)
 
 
-def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wide: bool) -> str:
+def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) -> str:
     """Return clients by classes: a column per class if they fit, else the largest classes."""
     names, counts_NC = source.class_names, partition.class_counts
     widths = [max(3, len(n), len(str(c))) for n, c in zip(names, counts_NC.max(0), strict=True)]
     room = WIDTH - len(COLUMNS)
-    fits = source.classes <= 12 if wide else sum(widths) + len(widths) - 1 <= room
+    fits = sum(widths) + len(widths) - 1 <= room
     columns = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
     lines = [COLUMNS + (columns if fits else "largest classes")]
     for k in range(min(rows, partition.n)):
@@ -147,8 +143,8 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wi
             text = " ".join(f"{c or '.':>{w}}" for c, w in zip(counts, widths, strict=True))
         else:
             largest = [c for c in np.argsort(-counts, kind="stable")[:6] if counts[c]]
-            text = " ".join(f"{names[c]}:{counts[c]}" for c in largest)
-            text = text if wide else shorten(text, room, placeholder=" ...")
+            each = " ".join(f"{names[c]}:{counts[c]}" for c in largest)
+            text = shorten(each, room, placeholder=" ...")
         sizes = " ".join(f"{partition.sizes(part)[k]:>5}" for part in PARTS)
         lines.append(f"{k:>6} {owner[k]:>4} {sizes} {partition.p[k]:>6.4f}  {text}")
     if partition.n > rows:
@@ -157,17 +153,16 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int, wi
 
 
 def plan_text(run: Resolved, plan: Needs) -> str:
-    """Return the lines about ranks, nodes, memory and window."""
     ranks, nodes = len(plan.clients), int(plan.node.max()) + 1
     method = short(run.method)
     if run.found("method").topology == "graph":
         method += f", B_c = {run.typed_budget}"
     size = f"{run.rounds} rounds, {plan.parameters} parameters per model"
-    lines = [f"plan       {ranks} ranks on {nodes} node(s), {method}, {size}"]
-    lines += [rank_text(plan, r) for r in range(min(ranks, 12))]
-    if ranks > 12:
-        most = megabytes(plan.memory.max())
-        lines.append(f"  ... and {ranks - 12} more ranks, at most {most} each")
+    largest = int(plan.memory.argmax())
+    parts = ("data", "models", "results", "window")
+    each = ", ".join(f"{name} {megabytes(getattr(plan, name)[largest])}" for name in parts)
+    work = f"{plan.steps.max() / max(plan.steps.mean(), 1):.2f} of the mean work"
+    most = f"at most {work} and {megabytes(plan.memory[largest])} ({each})"
     of_node = np.bincount(plan.node, plan.memory)
     fullest = int(of_node.argmax())
     window = megabytes(plan.window[plan.node == fullest].sum())
@@ -175,24 +170,15 @@ def plan_text(run: Resolved, plan: Needs) -> str:
     of = f"{window} of it windows in shared memory"
     (total, what), (shared, where) = node_memory(shared=False), node_memory()
     windows = "" if where == what else f", windows {megabytes(shared)} of it ({where})"
-    lines += [
+    lines = [
+        f"plan       {ranks} ranks on {nodes} node(s), {method}, {size}",
+        f"clients    {span(plan.clients)} per rank; {most}",
         f"memory     at most {megabytes(of_node[fullest])} for the {on_node}, {of}",
         f"           this machine can give {megabytes(total)} ({what}){windows}",
     ]
     if plan.passes > 1:
         lines.append(f"           a round takes up to {plan.passes} passes of the window")
     return "\n".join(lines)
-
-
-def rank_text(plan: Needs, r: int) -> str:
-    """Return the clients of a rank, its share of the work, and its memory."""
-    ids = np.flatnonzero(plan.owner == r)
-    names = " ".join(map(str, ids[:12])) + (f" ... {ids[-1]}" if len(ids) > 12 else "")
-    work = plan.steps[r] / max(plan.steps.mean(), 1)
-    parts = ("data", "models", "results", "window")
-    memory = ", ".join(f"{name} {megabytes(getattr(plan, name)[r])}" for name in parts)
-    clients = f"{len(ids):>4} clients, {work:.2f} of the mean work"
-    return f"  rank {r:<4} {clients}, {megabytes(plan.memory[r])} ({memory}): {names or 'none'}"
 
 
 def time_text(plan: Needs, step: float) -> str:

@@ -30,7 +30,7 @@ SETTINGS = (
     # the source of the paper's numbers
     {"dataset": "femnist", "partition": "fedrep", "data": "data/femnist-a-j.h5"},
 )
-TUNED = {"finetune_epochs": 10}  # 2 tau_train
+TUNED, FEMNIST_TUNED = {"finetune_epochs": 10}, {"finetune_epochs": 4}  # 2 tau_train
 BASELINES = ("apfl", "perfedavg", "ditto", "fedrep", "knnper", "pfedgraph")
 ROWS: tuple[dict[str, Any], ...] = (
     {"method": "local"},
@@ -41,7 +41,6 @@ ROWS: tuple[dict[str, Any], ...] = (
     *({"method": method} for method in BASELINES),
     *({"method": "dpfl", "budget": budget} for budget in published.BUDGETS),
 )
-FEMNIST_TUNED = {"finetune_epochs": 4}  # 2 tau_train
 
 
 def rows_on(data: dict[str, Any]) -> list[Run]:
@@ -70,6 +69,9 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
             theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
             last = [r.benign_percentages("last/test_acc") for r in results["result"]]
             notes = sorted({note for r in results["result"] if (note := coverage(r))})
+            scored = lines[lines["row"] == line.row].dropna(subset=[column])
+            each = [100 * part.to_numpy() for _, part in scored.groupby("run")[column]]
+            worst = [np.sort(a)[: -(-len(a) // 10)].mean() for a in each]
             out.append({
                 "setting": where,
                 "method": line.row,
@@ -77,7 +79,8 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
                 "std": tables.deviation(values),
                 "n": len(values),
                 "bold": is_bold,
-                **over_clients(lines[lines["row"] == line.row], column),
+                "client_std": mean(np.array([a.std() for a in each])),
+                "worst_decile": mean(np.array(worst)),
                 **against_local(lines, line, rows[rows["method"] == "local"], column),
                 "few": "; ".join(notes),
                 "last_round": mean(np.array([a.mean() for a in last if len(a)])),
@@ -87,17 +90,6 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
                 "cell": tables.mean_text(values),
             })  # fmt: skip
     return pd.DataFrame(out)
-
-
-def over_clients(lines: pd.DataFrame, column: str) -> dict[str, Any]:
-    """Return the spread and the worst decile of a row's clients, percent, means over seeds."""
-    scored = lines.dropna(subset=[column])
-    each = [100 * part.to_numpy() for _, part in scored.groupby("run")[column]]
-    worst = [np.sort(a)[: -(-len(a) // 10)].mean() for a in each]
-    return {
-        "client_std": mean(np.array([a.std() for a in each])),
-        "worst_decile": mean(np.array(worst)),
-    }
 
 
 def against_local(
@@ -120,7 +112,6 @@ def against_local(
 
 
 def details(part: pd.DataFrame, score: str) -> pd.DataFrame:
-    """Return the table of one data set."""
     pairs = zip(part["vs_local"], part["vs_local_half_interval"], strict=True)
     gains = ["-" if np.isnan(gain) else f"{gain:+.2f} ± {number(half)}" for gain, half in pairs]
     last = "last round" if score == "accuracy" else "last round, accuracy"

@@ -76,16 +76,10 @@ def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float
     }
 
 
-def table_line(cells: pd.DataFrame) -> dict[str, str]:
-    """Return the texts of a row: means over its Runs."""
-    means = cells.mean(skipna=False)
-    return {name: number(v, ".4g" if name == "accuracy" else ".3g") for name, v in means.items()}
-
-
 def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     runs = [result.run for result in frames.runs["result"]]
-    churn = any(run.churn for run in runs)
-    figure, panels = plt.subplots(1, 3 + churn, figsize=(TEXT, 2.2))
+    width = 3 + any(run.churn for run in runs)
+    figure, panels = plt.subplots(1, width, figsize=(TEXT, 2.2))
     parts, table = [], []
     rows = zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True)
     for line, look, label in rows:
@@ -105,8 +99,10 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
             curve(panels[3], by_age.index, by_age["all"], [0], **look | {"ls": ":", "marker": ""})
         parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
         cells = [row_of(r, part, reach) for r, part in zip(results, each, strict=True)]
+        forms = dict.fromkeys(cells[0], ".3g") | {"accuracy": ".4g"}
+        means = pd.DataFrame(cells).mean(skipna=False).items()
         names = {"setting": line.setting, "method": line.row}
-        table.append(names | table_line(pd.DataFrame(cells)))
+        table.append(names | {name: number(value, forms[name]) for name, value in means})
     ends = [part["accuracy"].iloc[-1] for part in parts]
     best = max(filter(np.isfinite, ends), default=100.0)
     for axes, cost in zip(panels[:2], PANELS.values(), strict=True):
