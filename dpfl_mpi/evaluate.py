@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.data.partition import PARTS, search_first
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.engine.saved import dealt, fill, network_of, source_of, with_code
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
@@ -20,20 +19,17 @@ from dpfl_mpi.storage.files import check_apart, write_csv
 
 CHUNK_IMAGES = 256  # scored at once: activations of a small network fit a core's cache
 SAMPLES = {
-    "own": "their own {} samples",
+    "own": "their own test samples",
     "all": "the whole test set",
     "classes": "all test samples of their classes",
 }
 ByClient = list[np.ndarray]  # an array of samples, or of their weights, for each client
 
 
-def samples(result: Result, source: Source, part: str) -> ByClient:
-    """Return each client's samples of one part, as the run dealt them."""
-    partition = dealt(result, source, "; score on all with --on all")
-    searched = np.zeros(partition.n, np.int64)
-    if part == "val" and result.run.search_share < 1:  # samples of the search are not scored
-        partition, searched = search_first(result.run, source.labels["train"], partition)
-    return [partition.of(part, k)[searched[k] :] for k in range(partition.n)]
+def samples(result: Result, source: Source, advice: str = "") -> ByClient:
+    """Return each client's test samples; `advice` ends the sentence of an error."""
+    partition = dealt(result, source, advice)
+    return [partition.of("test", k) for k in range(partition.n)]
 
 
 def of_classes(
@@ -45,11 +41,9 @@ def of_classes(
     classes, the expected accuracy is the same, with less variance. Clients of different
     `groups` `[N]` share no images. Nobody may train on these images.
     """
-    partition = dealt(result, source)
-    labels = source.labels["test"]
-    own = [partition.of("test", k) for k in range(partition.n)]
+    own, labels = samples(result, source), source.labels["test"]
     if groups is None:
-        groups = np.zeros(partition.n, np.int64)
+        groups = np.zeros(len(own), np.int64)
     rows, weights = [], []
     for images, group in zip(own, groups, strict=True):
         pool = np.unique(np.concatenate([own[k] for k in np.flatnonzero(groups == group)]))
@@ -62,33 +56,27 @@ def of_classes(
 
 
 def accuracies(
-    result: Result,
-    source: Source,
-    rows: ByClient,
-    part: str,
-    device: Any,
-    weights: ByClient | None = None,
+    result: Result, source: Source, rows: ByClient, device: Any, weights: ByClient | None = None
 ) -> np.ndarray:
-    """Return the accuracy of every client's best model on its rows, 0 to 1, `[N]`.
+    """Return the accuracy of every client's best model on its test images, 0 to 1, `[N]`.
 
-    Rows are test images, or training images for other parts. Without `weights` all count alike.
-    A client that was never scored has no model; its accuracy is nan.
+    Without `weights` all count alike. A client that was never scored has no model; its accuracy is
+    nan.
     """
     import torch
 
     model = network_of(result, source).to(device)
-    pool = "test" if part == "test" else "train"
     out = np.full(len(rows), np.nan)
     last_rows = None
     for k in np.flatnonzero(result["best/round"] >= 0).tolist():
         fill(model, result, k)
         if rows[k] is not last_rows:  # with --on all clients share the rows: read them once
-            images = torch.from_numpy(source.images(pool, rows[k]))
+            images = torch.from_numpy(source.images("test", rows[k]))
             last_rows = rows[k]
         with torch.no_grad():
             chunks = images.split(CHUNK_IMAGES)
             predicted = torch.cat([model(chunk.to(device)).argmax(1).cpu() for chunk in chunks])
-        right = predicted.numpy() == source.labels[pool][rows[k]]
+        right = predicted.numpy() == source.labels["test"][rows[k]]
         if weights is None:
             out[k] = right.sum() / max(len(right), 1)
         else:
@@ -96,9 +84,8 @@ def accuracies(
     return out
 
 
-def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
+def report(result: Result, scores: np.ndarray, on: str) -> str:
     """Return what is printed: the scores, and how they compare with those in the result."""
-    where = SAMPLES[on].format(part)
     benign = int(result.benign.sum())
     scored = result.benign & np.isfinite(scores)
     scores = scores[scored]
@@ -107,12 +94,14 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
         missing = benign - len(scores)
         lines.append(f"{missing} of {benign} clients have no model: they were never scored")
     if not len(scores):
-        return lines[0] if lines else f"no client is scored on {where}: none counts in averages"
+        return (
+            lines[0] if lines else f"no client is scored on {SAMPLES[on]}: none counts in averages"
+        )
     mean = f"mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}"
     ends = f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
-    lines.append(folded(f"{len(scores)} models on {where}: {mean}, {ends}", first=""))
-    if on == "own" and part != "train":
-        stored = result[f"best/{part}_acc"][scored]
+    lines.append(folded(f"{len(scores)} models on {SAMPLES[on]}: {mean}, {ends}", first=""))
+    if on == "own":
+        stored = result["best/test_acc"][scored]
         equal = int((np.abs(stored - scores) < 1e-9).sum())
         mean = f"mean {100 * np.nanmean(stored):.2f} %"
         lines.append(f"in the result: {mean}; the same for {equal} of {len(scores)} clients")
@@ -125,13 +114,11 @@ def report(result: Result, scores: np.ndarray, on: str, part: str) -> str:
     return "\n".join(lines)
 
 
-def check_on(result: Result, source: Source, on: str, part: str) -> None:
+def check_on(result: Result, source: Source, on: str) -> None:
     """Raise `UserError` if models cannot be scored on images of other clients."""
     partition = result.run.partition
     if on == "own":
         return
-    if part != "test":
-        raise UserError(f"--set is {part}; --on {on} takes test samples: allowed is test")
     if source.pooled:
         pool = f"--partition {partition} takes training and test samples from one pool"
         # only the run's own data have classes of a client
@@ -151,9 +138,7 @@ def parser() -> argparse.ArgumentParser:
     for kind in ("model", "dataset"):
         add(f"--{kind}", metavar="FILE", help=f"the run's own {kind}, if it is not a shipped one")
     add("--data", type=Path, metavar="FILE", help="prepared data file (default: that of the run)")
-    part = "which of a client's own samples (default test)"
-    add("--set", choices=PARTS, default="test", dest="part", help=part)
-    on = "a client's own samples (default), the whole test set, or all test samples of its classes"
+    on = "a client's test samples (default), the whole test set, or all test samples of its classes"
     weighted = ", weighted by its shares of the classes"
     add("--on", choices=SAMPLES, default="own", help=on + weighted)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -177,17 +162,17 @@ def main(arguments: list[str] | None = None) -> None:
             code["dataset"] = args.dataset
         result.run = with_code(result.run, code)
         source = source_of(result, args.data)
-        check_on(result, source, args.on, args.part)
+        check_on(result, source, args.on)
         weights = None
         if args.on == "classes":
             rows, weights = of_classes(result, source)
         elif args.on == "own":
-            rows = samples(result, source, args.part)
+            rows = samples(result, source, "; score on all with --on all")
         else:
             rows = [np.arange(len(source.labels["test"]))] * result.run.clients
         device = pick_device(args.device, "float32")
-        scores = accuracies(result, source, rows, args.part, device, weights)
-        print(report(result, scores, args.on, args.part))
+        scores = accuracies(result, source, rows, device, weights)
+        print(report(result, scores, args.on))
         if args.out:
             pairs = zip(rows, scores, strict=True)
             table = ((k, len(r), repr(float(s))) for k, (r, s) in enumerate(pairs))

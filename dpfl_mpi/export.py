@@ -36,7 +36,6 @@ def text(number: Any) -> str:
 
 
 def of_rounds(result: Result) -> Iterator[Row]:
-    """Yield client, round, set, loss and accuracy."""
     rounds = result["round/number"][: result.last_round + 1].tolist()
     scores = [f"round/{part}_{what}" for part in PARTS for what in ("loss", "acc")]
     arrays = {name: result[name] for name in scores if name in result}
@@ -50,7 +49,6 @@ def of_rounds(result: Result) -> Iterator[Row]:
 
 
 def of_clients(result: Result) -> Iterator[Row]:
-    """Yield client, sizes, best round, validation accuracy and scores on the test images."""
     sizes = [result[f"client/n_{part}"].tolist() for part in PARTS]
     best_round = result["best/round"].tolist()
     absent = np.full(result.run.clients, np.nan)

@@ -136,7 +136,6 @@ def prepare(
 
 
 def check_same(out: Path, origin: Mapping[str, str]) -> None:
-    """Raise `UserError` unless the file that is there has this origin."""
     mend = "choose another --out, or overwrite it with --force"
     what = f"--out is {out}, which is not a readable file of dpfl_mpi; {mend}"
     with refused_as(what, (Unreadable,)), Hdf5(out, "a readable file of dpfl_mpi") as file:

@@ -18,6 +18,7 @@ from dpfl_mpi.settings.fields import as_dict, fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests
 
 CLASSES_WIDTH = 44  # columns for the classes of a client
+ROUNDS, CLIENTS = 8, 4  # shown: the last rounds, and the clients at either end
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDTH) -> str:
@@ -47,7 +48,7 @@ def settings(run: Run) -> str:
     return "\n".join(lines)
 
 
-def rounds(result: Result, last: int) -> str:
+def rounds(result: Result) -> str:
     """Return a table of the last rounds; losses and accuracies are means over clients."""
     arrays = result.by_round()
     columns = {
@@ -62,11 +63,11 @@ def rounds(result: Result, last: int) -> str:
     if "hours" in arrays:
         columns["hours"] = [f"{hours:.3g}" for hours in arrays["hours"]]
     rows = [(t, *values) for t, values in enumerate(zip(*columns.values(), strict=True))]
-    return table(("round", *columns), rows[-last:])
+    return table(("round", *columns), rows[-ROUNDS:])
 
 
-def clients(result: Result, each: int, room: int) -> str:
-    """Return a table of the `each` best and `each` worst clients by test accuracy."""
+def clients(result: Result, room: int) -> str:
+    """Return a table of the best and the worst clients by test accuracy."""
     test = result["best/test_acc"]
     classes = []
     for counts in result["client/class_counts"]:
@@ -83,7 +84,7 @@ def clients(result: Result, each: int, room: int) -> str:
         "classes (samples)": classes,
     }
     order = np.argsort(-test, kind="stable")
-    shown = (*order[:each], *order[max(each, len(order) - each) :])
+    shown = (*order[:CLIENTS], *order[max(CLIENTS, len(order) - CLIENTS) :])
     rows = [[k, *(column[k] for column in columns.values())] for k in shown]
     return table(("client", *columns), rows, room)
 
@@ -121,15 +122,13 @@ def outcomes(result: Result) -> dict[str, str]:
 
 
 def origin(result: Result) -> str:
-    """Return where and when the result was computed last."""
     (*_, start) = result.starts()
     ranks = f"{start['ranks']} rank" + "s" * (start["ranks"] != 1)
     where = f"{ranks} on {', '.join(start['hosts'])} ({start['device']}, {start['cpu']})"
     return entry("computed", f"{where}, commit {start['commit'] or 'unknown'}, {start['time']}")
 
 
-def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
-    """Return all that is shown of one run: `last` rounds, `each` best and worst clients."""
+def show(result: Result, room: int = WIDTH) -> str:
     run, state = result.run, result.state
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{state} of {run.rounds}"
     lines = [f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}"]
@@ -144,8 +143,8 @@ def show(result: Result, last: int, each: int, room: int = WIDTH) -> str:
         entry("scores by class", f"balanced accuracy {balanced} %, macro F1 {f1} %"),
         origin(result),
         f"\nsettings\n{settings(run)}",
-        f"\nlast rounds (means over clients)\n{rounds(result, last)}",
-        f"\nclients, best and worst\n{clients(result, each, room)}",
+        f"\nlast rounds (means over clients)\n{rounds(result)}",
+        f"\nclients, best and worst\n{clients(result, room)}",
         f"\ncollaboration graph (collaborators: min / mean / max)\n{graph(result)}",
     ]
     return "\n".join(lines)
@@ -188,7 +187,6 @@ def compare(a: Result, b: Result, room: int = WIDTH) -> str:
 
 
 def cite(results: Sequence[Result]) -> str:
-    """Return the BibTeX of DPFL's paper, then of the methods used."""
     entries = [find("method", "dpfl").citation, *(r.method.citation for r in results)]
     return "\n\n".join(dict.fromkeys(entry.strip() for entry in entries if entry.strip()))
 
@@ -203,9 +201,6 @@ def main(arguments: list[str] | None = None) -> None:
     add("--compare", nargs=2, metavar=("A", "B"), help="show what differs between two results")
     add("--cite", action="store_true", help="print only the BibTeX of the methods used")
     add("--layout", action="store_true", help="print only what a result file holds")
-    add("--last", type=int, default=8, metavar="R", help="rounds shown (default 8)")
-    clients = "clients shown at either end (default 4)"
-    add("--clients", type=int, default=4, metavar="K", help=clients)
     add("--wide", action="store_true", help="do not split tables at 80 columns")
     args = parser.parse_args(arguments)
     if args.layout:
@@ -213,8 +208,6 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if not args.results and not args.compare:
         parser.error("name a RESULT, or two with --compare")
-    if args.last < 1 or args.clients < 1:
-        parser.error("--last and --clients take whole numbers of at least 1")
     results = [Result(path) for path in args.results]
     pair = [Result(path) for path in args.compare or ()]
     if args.cite:
@@ -223,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
     for result in (*results, *pair):
         result.check_begun()
     room = 10**6 if args.wide else WIDTH
-    parts = [show(result, args.last, args.clients, room) for result in results]
+    parts = [show(result, room) for result in results]
     if pair:
         parts.append(compare(pair[0], pair[1], room))
     print("\n\n".join(parts))

@@ -52,7 +52,6 @@ ADVICE = {
 
 
 def write_samples(path: Path, shape: str) -> None:
-    """Write random samples whose classes a model can tell apart."""
     classes, axes = SHAPES[shape], tuple(map(int, shape.split()[0].split("x")))
     rng, y = np.random.default_rng(0), np.arange(480) % SHAPES[shape]
     means = rng.integers(40, 215, (classes, *axes))

@@ -180,7 +180,7 @@ def clients_of(setting: str, result: Result) -> pd.DataFrame:
     result.run = with_code(result.run, dataset)
     source, n = source_of(result, None), len(result["client/p"])
     rows, weights = of_classes(result, source, np.arange(n) % GROUP_COUNTS.get(setting, 1))
-    accuracy = accuracies(result, source, rows, "test", "cpu", weights)
+    accuracy = accuracies(result, source, rows, "cpu", weights)
     scores = {"accuracy": accuracy, "own": result["best/test_acc"], "last": result["last/test_acc"]}
     columns = {"run": result.path.stem[-8:], "client": np.arange(n)}
     return pd.DataFrame(columns | scores).round(6)

@@ -82,7 +82,6 @@ def control_row(run: Run, method: str) -> str:
 
 
 def run_line(run: Run, result: Result) -> dict[str, Any]:
-    """Return a Run's line of runs.csv."""
     resolved, start = result.run, {"kernels": "torch"} | result.starts()[-1]
     of_method = {"dataset": resolved.dataset, "method": resolved.method}
     standard = Run(**of_method, partition=str(resolved.partition)).resolve(resolved.contents)

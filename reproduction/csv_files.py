@@ -26,7 +26,6 @@ DEFAULTS = {"method": "dpfl", "tau_init": 10, "ggc_period": 1}  # of flags that 
 
 
 def of_folder(folder: Path) -> Frames:
-    """Return the frames of the CSV files of a folder."""
     runs = runs_of(folder)
 
     def table(name: str, dtype: Any = TEXTS) -> pd.DataFrame:
@@ -57,7 +56,6 @@ def of_folder(folder: Path) -> Frames:
 
 
 def totals(result: Result) -> dict[str, int]:
-    """Return the gradient steps, models received and evaluations of all rounds and clients."""
     steps = "finetune" if result.run.finetune_epochs else "round"
     searched = "graph/evaluations" in result
     return {

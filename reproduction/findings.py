@@ -32,12 +32,10 @@ AGES = (0, 1, 5)  # epochs of newcomers
 
 
 def long(frames: Frames) -> Frames:
-    """Return the comparisons."""
     return frames.where(frames.runs["rounds"] >= 20)
 
 
 def short(frames: Frames) -> Frames:
-    """Return the Runs of attacks, newcomers and drift."""
     return frames.where(frames.runs["rounds"] == 6)
 
 

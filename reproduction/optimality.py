@@ -8,9 +8,7 @@ others; by Theorem 1 also Algorithm 3) is then run in many orders and compared w
 within the budget: by the reward that it maximises, and by test accuracy.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.command_line import Parser
-from dpfl_mpi.storage.files import check_apart, write_csv
 
 MOST_CLIENTS = 16  # 2^15 subsets for each
 CHUNK = 64  # averages scored at once
@@ -31,8 +28,6 @@ CHUNK = 64  # averages scored at once
 class Found:
     """What was found for one client. Bit i of a subset is the i-th other client, ascending."""
 
-    client: int
-    others: np.ndarray  # [N - 1]
     rewards: np.ndarray  # [2^(N - 1)]: R of every subset
     best: int  # the best subset within the budget
     chosen: np.ndarray  # [orders]: the subsets of the greedy search
@@ -77,7 +72,7 @@ def check(result: Result) -> None:
 class Models:
     """The saved models of all clients, and the data to score them on."""
 
-    def __init__(self, result: Result, data: Path | None):
+    def __init__(self, result: Result):
         import torch
 
         from dpfl_mpi.numerics.backend import Backend
@@ -90,7 +85,7 @@ class Models:
         run = result.run
         self.p = result["client/p"]
         self.n = len(self.p)
-        source = source_of(result, data)
+        source = source_of(result, None)
         partition = dealt(result, source)
         ensemble = ensemble_of(run, source)
         ordered, n_search = search_first(run, source.labels["train"], partition)
@@ -139,11 +134,10 @@ class Models:
         chosen = np.array([greedy(rewards, order, coins, most) for order, coins in draws])
         best = best_subset(rewards, most)
         test = {s: self.test_acc(k, s) for s in {0, best, *chosen.tolist()}}
-        return Found(k, np.delete(np.arange(self.n), k), rewards, best, chosen, test)
+        return Found(rewards, best, chosen, test)
 
 
 def interval_text(values: np.ndarray) -> str:
-    """Return "mean ± half width" of the 95 % interval over clients, nan for one client."""
     return "{:+.4f} ± {:.4f}".format(*interval([values]))
 
 
@@ -172,32 +166,20 @@ def report(all_found: list[Found], budget: Any, orders: int) -> str:
     return "\n".join([title, *(f"{name:20}{text}" for name, text in lines.items())])
 
 
-def rows(all_found: list[Found]) -> Iterator[tuple[Any, ...]]:
-    """Yield a CSV row per client and order; order -1 is the best subset."""
-    for f in all_found:
-        for i, s in enumerate([f.best, *f.chosen.tolist()]):
-            members = " ".join(str(j) for bit, j in enumerate(f.others) if s >> bit & 1)
-            reward, gap = float(f.rewards[s]), float(f.rewards[f.best] - f.rewards[s])
-            yield f.client, i - 1, members, *map(repr, (reward, gap, f.test_acc[s]))
-
-
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     about = str(__doc__).partition("\n\n")[0]
     parser = Parser(prog="python reproduction/optimality.py", description=about)
     add = parser.add_argument
-    what = f"a run of at most {MOST_CLIENTS} clients with --save_models"
-    add("result", metavar="RESULT", help=f"result of {what}")
-    add("--data", type=Path, help="prepared data file (default: that of the run)")
+    what = f"result of a run of at most {MOST_CLIENTS} clients with --save_models"
+    add("result", metavar="RESULT", help=what)
     add("--orders", type=int, default=100, metavar="N", help="greedy searches per client (100)")
-    add("--out", type=Path, help="CSV file of every order's subset, gap and test accuracy")
     args = parser.parse_args(arguments)
     if args.orders < 1:
         raise UserError(f"--orders is {args.orders}; allowed is a whole number of at least 1")
     with Result(args.result) as result:
         run, clients = result.run, np.flatnonzero(result.benign).tolist()
-        check_apart(args.out, args.result, args.data or run.data)
-        models = Models(result, args.data)
+        models = Models(result)
         most = np.minimum(result["client/budget"] - run.budget_counts_self, models.n - 1).tolist()
         all_found = [models.search(k, most[k], args.orders) for k in clients]
     if not all_found:
@@ -207,10 +189,6 @@ def main(arguments: list[str] | None = None) -> None:
         print("here a client may choose any other; in the run it reached fewer (--reach)")
     if run.metric == "batch":
         print("here losses are means over images; in the run over mini-batches (--metric batch)")
-    if args.out:
-        columns = ("client_id", "order", "collaborators", "reward", "gap", "test_acc")
-        write_csv(args.out, columns, rows(all_found))
-        print(args.out)
 
 
 if __name__ == "__main__":

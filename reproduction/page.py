@@ -63,7 +63,6 @@ def at_equal_cost(lines: pd.DataFrame, cost: str) -> Lines:
 
 
 def changed(lines: pd.DataFrame) -> Lines:
-    """Yield the points that a change of the network costs each method, and the GB of DPFL."""
     last = lines.groupby(["network", "row", "seed"])[["accuracy", "gigabytes"]].last()
     accuracy, sent = last["accuracy"].unstack("seed"), last["gigabytes"].unstack("seed")
     for change in ("staleness 1", "staleness 5", "int8", "topk:0.1"):
@@ -89,7 +88,6 @@ def network_tables() -> dict[str, str]:
 
 @cache
 def arena_lines() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Return the arena's Runs, their clients, and the differences between rows."""
     texts = {"run": str, "commit": str}
     runs = pd.read_csv(HERE / "arena.csv", dtype=texts)
     clients = pd.read_csv(HERE / "arena-clients.csv", dtype=texts)

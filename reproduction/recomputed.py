@@ -112,7 +112,6 @@ def order(frames: Frames) -> Lines:
 
 
 def ablation(frames: Frames, field: str, symbol: str, published: Mapping[int, str]) -> str:
-    """Return the table of DPFL by a field and by budget, without its caption."""
     names = {f"{row}, {field} {value}" for row in DPFL for value in published} | {*DPFL}
     rows = frames.rows[frames.rows["row"].isin(names)].assign(variant="")
     setting = setting_of(frames)
@@ -244,7 +243,6 @@ def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
 
 
 def measured(folders: Mapping[str, Frames]) -> list[dict[str, str]]:
-    """Return the lines of a table: what the Runs of a row took."""
     out = []
     for name, frames in folders.items():
         runs = without_tuning(frames).dropna(subset=["train_seconds"])

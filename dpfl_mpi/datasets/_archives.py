@@ -90,7 +90,6 @@ def in_tar(source: Path, file: BinaryIO) -> Iterator[Member]:
 
 
 def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:
-    """Yield the files of a zip archive in its own order."""
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             if info.flag_bits & 1:

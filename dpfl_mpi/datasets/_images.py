@@ -87,7 +87,6 @@ def image_splits(
 
 
 def check_classes(source: Path, split: str, found: set[str], classes: tuple[str, ...]) -> None:
-    """Raise `UserError` if a split lacks a class, or has others."""
     missing, others = sorted({*classes} - found), sorted(found - {*classes})
     if classes and not missing and not others:
         return

@@ -98,5 +98,4 @@ def to_samples(where: str, x: Any) -> np.ndarray:
 
 
 def pad(x: np.ndarray, longest: int) -> np.ndarray:
-    """Return texts `[M, L]` filled up with token 0."""
     return np.pad(x, ((0, 0), (0, longest - x.shape[1])))

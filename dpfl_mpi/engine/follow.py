@@ -131,7 +131,6 @@ def identity(result: Result) -> dict[str, str]:
 
 
 def numbers_of(result: Result, rounds: range) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield each round with its means over clients, by name."""
     by_round = result.by_round() | {"best_test_acc": result.mean("round/best_test_acc")}
     for t in rounds:
         yield t, {name: float(values[t]) for name, values in by_round.items()}

@@ -106,7 +106,6 @@ def digest(path: Path) -> str:
 
 
 def files_of(flag: str, path: Path) -> tuple[str, ...]:
-    """Return the names of the files that a module lists in `FILES`."""
     for node in parsed(flag, path).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             continue

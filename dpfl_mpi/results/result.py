@@ -364,7 +364,6 @@ def title(result: Result) -> str:
 
 
 def data_frame(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
-    """Return columns as a data frame whose index has this name."""
     try:
         import pandas as pd
     except ImportError:

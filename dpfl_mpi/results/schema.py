@@ -155,7 +155,6 @@ class Layout(NamedTuple):
 
 
 def parse_layout() -> dict[str, Layout]:
-    """Return the arrays of the table by name."""
     out = {}
     for line in LAYOUT.splitlines():
         name, kind, axes, limits = (line[start:end].strip() for start, end in COLUMNS)

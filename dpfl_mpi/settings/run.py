@@ -331,7 +331,6 @@ def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
 
 
 def tuning_of(method: Any) -> dict[str, Any]:
-    """Return the defaults of a method's options that only fine-tuning reads."""
     options = dataclasses.fields(method.options)
     return {f.name: f.default for f in options if f.metadata.get("tuning")}
 
@@ -347,7 +346,6 @@ def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any]
 
 
 def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
-    """Return the values of the fields that a Run leaves open."""
     out = {**dataset.PAPER, "partition_seed": run.seed, "data": dataset.DATA}
     if run.preset == "authors_code":
         if not hasattr(dataset, "AUTHORS_CODE"):

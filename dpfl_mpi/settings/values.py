@@ -288,18 +288,15 @@ def written(value: Any) -> Any:
 
 # the files ----------------------------------------------------------------------------------------
 def check_reach(edges: np.ndarray, clients: int, rounds: int) -> str:
-    """Return the end of an error sentence, or ''."""
     high = edges.max(initial=0)
     return f"; it has client {high:g}, allowed are 0 to {clients - 1}" if high >= clients else ""
 
 
 def check_available(table: np.ndarray, clients: int, rounds: int) -> str:
-    """Return the end of an error sentence, or ''."""
     return empty(np.flatnonzero(table[:rounds].sum(1) == 0) + 1)
 
 
 def check_churn(events: np.ndarray, clients: int, rounds: int) -> str:
-    """Return the end of an error sentence, or ''."""
     time, client, joins = events.T
     if (client >= clients).any():
         return f"; it has client {client.max():g}, allowed are 0 to {clients - 1}"
@@ -323,7 +320,6 @@ def empty(rounds: np.ndarray) -> str:
 
 
 def check_network(table: np.ndarray, clients: int, rounds: int) -> str:
-    """Return the end of an error sentence, or ''."""
     for column, (name, (low, high)) in zip(table.T, NETWORK_COLUMNS.items(), strict=True):
         for k in np.flatnonzero(~((low <= column) & (column <= high))):
             allowed = f"allowed is a number from {low:g} to {high:g}"
@@ -335,6 +331,7 @@ class Shape(NamedTuple):
     line: str  # a pattern
     lines: str  # how many: "N" clients, "T" rounds or more, or "" for any number
     what: str
+    # of a table, clients and rounds: the end of an error sentence, or ""
     check: Callable[[np.ndarray, int, int], str] = lambda table, clients, rounds: ""
 
 

@@ -237,7 +237,6 @@ class Hdf5(AbstractContextManager["Hdf5"]):
 
 
 def fits(shape: Sequence[int], wanted: Sequence[Size]) -> bool:
-    """Return whether a shape is one of those wanted."""
     if len(shape) != len(wanted):
         return False
     pairs = zip(shape, wanted, strict=True)

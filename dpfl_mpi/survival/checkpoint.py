@@ -298,7 +298,6 @@ class Checkpoints:
         raise UserError(f"{holds}; {mend} another --out, or add --fresh")
 
     def _load(self, manifest: Path, parts: Parts) -> State:
-        """Return this rank's state by group, from its shards; `UserError` where one is damaged."""
         k, device = len(parts.ids), parts.backend.ensemble.device
         out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {}}
         with Hdf5(manifest, MANIFEST) as file:

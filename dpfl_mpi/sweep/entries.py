@@ -66,7 +66,6 @@ def read_submission(file: Path) -> Submission:
 
 @functools.cache
 def warn(text: str) -> None:
-    """Print a warning once."""
     complain(f"warning: {text}")
 
 

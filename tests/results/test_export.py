@@ -6,7 +6,6 @@ import os
 import shutil
 
 import numpy as np
-import optimality
 import pytest
 import tiny_result
 from launch import ROOT, refused, run_here, text_file
@@ -79,7 +78,7 @@ def test_several_results_have_a_file_of_their_own_and_what_is_replaced_is_said(t
     assert "run" not in rows_of(one)[0] and {row["run"] for row in rows_of(both)} == {"2", "3"}
 
 
-@pytest.mark.parametrize("command", [export.main, evaluate.main, optimality.main])
+@pytest.mark.parametrize("command", [export.main, evaluate.main])
 def test_what_is_read_is_never_overwritten(command, digits_file, tmp_path, said):
     """The data of the run, too, without --data; here they are a link, which names the same file."""
     (tmp_path / "data.h5").symlink_to(digits_file)
@@ -108,8 +107,10 @@ def test_a_missing_file_is_one_sentence(command, said):
     assert error == "error: nothing.h5: there is no such result file\n"
 
 
-def test_show_prints_the_run(made, said):
-    out = said(show.main, made["dpfl"], "--clients", 1, "--last", 2, "--wide")
+def test_show_prints_the_run(made, said, monkeypatch):
+    monkeypatch.setattr(show, "ROUNDS", 2)
+    monkeypatch.setattr(show, "CLIENTS", 1)
+    out = said(show.main, made["dpfl"], "--wide")
     assert "dpfl on digits, finished, 2 rounds\n" in out
     assert "\n  test accuracy        70.00 %, best by validation (50.00 % in round 0)\n" in out
     spread = "22.36 points (lowest 40.0 %, highest 100.0 %)"
@@ -185,8 +186,7 @@ def test_cite_and_layout(made, said):
     assert out.startswith("@inproceedings{kharrat2025dpfl,") and out.count("arXiv:2406.06520") == 1
     assert find("method", "local").citation == ""
     assert said(show.main, "--layout") == LAYOUT
-    for arguments in ([], ["x", "--last", "0"]):
-        assert "usage" in said(show.main, *arguments, code=2)
+    assert "usage" in said(show.main, code=2)
 
 
 def test_the_summary_draws_only_what_there_is(made, tmp_path, monkeypatch):
@@ -238,8 +238,8 @@ def test_means_are_over_clients_that_are_scored(tmp_path, said):
     local = tiny_result.tiny(tmp_path, "local", "local", flipped=flipped)  # .6 .6 .8 .6
     compared = " ".join(show.compare(flip, local).split())
     assert "B - A: -20.00 points; B is better for 0, equal for 0, worse for 2" in compared
-    assert "test accuracy        90.00 %, best by validation" in show.show(flip, 1, 1)
-    text = evaluate.report(flip, np.array([0.8, 0.1, 1.0, 0.1]), "own", "test")
+    assert "test accuracy        90.00 %, best by validation" in show.show(flip)
+    text = evaluate.report(flip, np.array([0.8, 0.1, 1.0, 0.1]), "own")
     assert text.startswith("2 models on their own test samples: mean 90.00 %")
     assert "the same for 2 of 2 clients" in text
     out = said(show.main, tiny_result.make(tmp_path / "a.h5", best=[0.5, np.nan, np.nan, np.nan]))
@@ -254,9 +254,8 @@ def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
 
 def test_evaluate_finds_the_recorded_scores(trained, tmp_path, said):
     out = tmp_path / "scores.csv"
-    for words in (["--out", out], ["--set", "val"]):
-        text = said(evaluate.main, trained, "--device", "cpu", *words)
-        assert "the same for 4 of 4 clients" in text
+    text = said(evaluate.main, trained, "--device", "cpu", "--out", out)
+    assert "the same for 4 of 4 clients" in text
     with Result(trained) as result:
         assert floats(out, "accuracy") == pytest.approx(result["best/test_acc"].tolist())
         assert floats(out, "samples") == result["client/n_test"].tolist()
@@ -345,7 +344,7 @@ def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
             assert samples[k] == np.isin(labels, np.flatnonzero(own[k])).sum()
         assert min(samples) > own.sum(1).max()
         rows, weights = evaluate.of_classes(result, source, np.arange(4))
-        alone = evaluate.accuracies(result, source, rows, "test", "cpu", weights)
+        alone = evaluate.accuracies(result, source, rows, "cpu", weights)
         assert alone == pytest.approx(result["best/test_acc"])
 
 
@@ -358,8 +357,6 @@ def test_evaluate_refuses_classes_where_clients_differ_in_more(tmp_path, result_
     path = result_of(fields, save_models=True).path
     sentence = "--on is classes; clients of --partition natural differ in more than their classes"
     assert sentence in said(evaluate.main, path, "--on", "classes", code=2)
-    sentence = "--set is train; --on all takes test samples: allowed is test"
-    assert sentence in said(evaluate.main, path, "--on", "all", "--set", "train", code=2)
 
 
 def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, result_of, said):
