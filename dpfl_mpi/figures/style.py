@@ -50,12 +50,13 @@ STYLE: Any = {
 def method_look(method: Method | Declared) -> tuple[str, str, str]:
     """Return colour, line style and marker of a method, the same in every figure.
 
-    Without valid ones in its file they are hashed from its title. The line is then never solid:
-    a solid line of the colour is that of a shipped method.
+    Where its `look` is none they are hashed from its title. The line is then never solid: a solid
+    line of the colour is that of a shipped method.
     """
-    is_colour = re.fullmatch(r"#[0-9A-Fa-f]{6}", method.colour)
-    if is_colour and method.line in LINES and method.marker in MARKS:
-        return method.colour, method.line, method.marker
+    marks = "".join(set(MARKS))
+    found = re.fullmatch(rf"(#[0-9A-Fa-f]{{6}})(?: (--|-\.|:|-))?(?: ([{marks}]))?", method.look)
+    if found:
+        return found[1], found[2] or "-", found[3] or "o"
     i = zlib.crc32(method.title.encode())
     return COLOURS[1 + i % 6], LINES[1 + i // 6 % 3], MARKS[i % len(MARKS)]
 

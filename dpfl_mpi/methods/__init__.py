@@ -5,7 +5,6 @@ Axes: N clients in all, K on this rank, W row width, T rounds.
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -55,10 +54,7 @@ class Method:
 
     title: str = ""  # in tables; empty: the file's name
     citation: str = ""  # BibTeX
-    # in figures, as matplotlib names line and marker
-    colour: str = ""  # "#RRGGBB"; empty: derived from the title
-    line: str = "-"
-    marker: str = "o"
+    look: str = ""  # in figures: "#RRGGBB -- s", see docs/extend-methods.md
     # between whom models move: nobody, clients and a server, or clients along a graph
     topology: Topology = "graph"
     searches: bool = True  # of a graph: the greedy search chooses it, so ggc_* are read
@@ -117,9 +113,7 @@ SWITCH = "True and False", lambda value: type(value) is bool
 RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "title": TEXT,
     "citation": TEXT,
-    "colour": ("#RRGGBB", lambda value: re.fullmatch("(#[0-9A-Fa-f]{6})?", str(value)) is not None),
-    "line": TEXT,
-    "marker": TEXT,
+    "look": TEXT,
     "topology": (", ".join(get_args(Topology)), lambda value: value in get_args(Topology)),
     "searches": SWITCH,
     "asks_all": SWITCH,

@@ -22,9 +22,7 @@ CITATION = """@article{deng2020apfl,
   author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
   journal = {arXiv:2003.13461}, year = {2020}
 }"""
-METHOD = Method(
-    "APFL", CITATION, topology="server", models=2, colour="#D55E00", line="--", marker="v"
-)
+METHOD = Method("APFL", CITATION, topology="server", models=2, look="#D55E00 -- v")
 PULL = 0.02  # of a learned alpha to 0
 
 

@@ -28,13 +28,7 @@ CITATION = """@inproceedings{hashemi2024cobo,
   note = {arXiv:2409.05539}
 }"""
 METHOD = Method(
-    "CoBo",
-    CITATION,
-    topology="server",
-    sends_models=False,
-    every_row=12,
-    colour="#E69F00",
-    line="-.",
+    "CoBo", CITATION, topology="server", sends_models=False, every_row=12, look="#E69F00 -."
 )
 
 

@@ -31,13 +31,7 @@ CITATION = """@inproceedings{listozec2022dac,
   note = {arXiv:2206.08839}
 }"""
 METHOD = Method(
-    "DAC",
-    CITATION,
-    searches=False,
-    sends_models=False,
-    ignores=OWN_GRAPH,
-    colour="#E69F00",
-    line=":",
+    "DAC", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, look="#E69F00 :"
 )
 GROWTH = 0.2  # of tau, per round
 LEAST = 1e-12  # stands for a loss or a distance of 0

@@ -38,8 +38,7 @@ METHOD = Method(
     sends_models=False,
     sends="body",
     ignores=OWN_GRAPH,
-    colour="#000000",
-    line=":",
+    look="#000000 :",
 )
 
 

@@ -15,9 +15,7 @@ CITATION = """@inproceedings{li2021ditto,
   author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2021}
 }"""
-METHOD = Method(
-    "Ditto", CITATION, topology="server", models=2, elementwise=True, colour="#E69F00", marker="<"
-)
+METHOD = Method("Ditto", CITATION, topology="server", models=2, elementwise=True, look="#E69F00 <")
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,7 @@ CITATION = """@inproceedings{kharrat2025dpfl,
   note = {arXiv:2406.06520}
 }"""
 METHOD = Method(
-    "DPFL",
-    CITATION,
-    ignores=("graphs",),
-    preprocesses=True,
-    elementwise=True,
-    colour="#0072B2",
-    marker="X",
+    "DPFL", CITATION, ignores=("graphs",), preprocesses=True, elementwise=True, look="#0072B2 X"
 )
 
 

@@ -13,6 +13,6 @@ from dataclasses import replace
 from dpfl_mpi.methods import dpfl
 from dpfl_mpi.settings.search import Rule as Options
 
-METHOD = replace(dpfl.METHOD, title="DPFL, other choice", asks_all=True, line="--")
+METHOD = replace(dpfl.METHOD, title="DPFL, other choice", asks_all=True, look="#0072B2 -- X")
 __all__ = ["METHOD", "Options", "init", "round"]
 init, round = dpfl.init, dpfl.round

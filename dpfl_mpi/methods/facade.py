@@ -29,13 +29,7 @@ CITATION = """@inproceedings{biswas2025facade,
   note = {arXiv:2410.02541}
 }"""
 METHOD = Method(
-    "Facade",
-    CITATION,
-    searches=False,
-    sends_models=False,
-    ignores=OWN_GRAPH,
-    colour="#0072B2",
-    line="-.",
+    "Facade", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, look="#0072B2 -."
 )
 
 

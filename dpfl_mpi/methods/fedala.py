@@ -29,9 +29,7 @@ CITATION = """@inproceedings{zhang2023fedala,
             Ma, Ruhui and Guan, Haibing},
   booktitle = {AAAI Conference on Artificial Intelligence}, year = {2023}
 }"""
-METHOD = Method(
-    "FedALA", CITATION, topology="server", elementwise=True, colour="#009E73", line="-."
-)
+METHOD = Method("FedALA", CITATION, topology="server", elementwise=True, look="#009E73 -.")
 
 
 @dataclass(frozen=True)

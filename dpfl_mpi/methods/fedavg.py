@@ -14,9 +14,7 @@ CITATION = """@inproceedings{mcmahan2017fedavg,
   booktitle = {International Conference on Artificial Intelligence and
             Statistics (AISTATS)}, year = {2017}
 }"""
-METHOD = Method(
-    "FedAvg", CITATION, topology="server", elementwise=True, colour="#009E73", marker="s"
-)
+METHOD = Method("FedAvg", CITATION, topology="server", elementwise=True, look="#009E73 s")
 
 
 def init(fed: Federation, predict: Predict | None = None) -> State:

@@ -16,7 +16,7 @@ CITATION = """@inproceedings{li2021fedbn,
   author = {Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
   booktitle = {International Conference on Learning Representations (ICLR)}, year = {2021}
 }"""
-METHOD = Method("FedBN", CITATION, topology="server", elementwise=True, colour="#56B4E9", line="-.")
+METHOD = Method("FedBN", CITATION, topology="server", elementwise=True, look="#56B4E9 -.")
 
 
 def init(fed: Federation) -> State:

@@ -18,9 +18,7 @@ CITATION = """@article{arivazhagan2019fedper,
             Choudhary, Sunav},
   journal = {arXiv:1912.00818}, year = {2019}
 }"""
-METHOD = Method(
-    "FedPer", CITATION, topology="server", elementwise=True, colour="#56B4E9", line="--"
-)
+METHOD = Method("FedPer", CITATION, topology="server", elementwise=True, look="#56B4E9 --")
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ CITATION = """@inproceedings{li2020fedprox,
             Talwalkar, Ameet and Smith, Virginia},
   booktitle = {Conference on Machine Learning and Systems (MLSys)}, year = {2020}
 }"""
-METHOD = Method(
-    "FedProx", CITATION, topology="server", elementwise=True, colour="#CC79A7", marker="D"
-)
+METHOD = Method("FedProx", CITATION, topology="server", elementwise=True, look="#CC79A7 D")
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,7 @@ CITATION = """@inproceedings{collins2021fedrep,
   author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2021}
 }"""
-METHOD = Method(
-    "FedRep",
-    CITATION,
-    topology="server",
-    elementwise=True,
-    colour="#009E73",
-    line="--",
-    marker=">",
-)
+METHOD = Method("FedRep", CITATION, topology="server", elementwise=True, look="#009E73 -- >")
 
 
 @dataclass(frozen=True)

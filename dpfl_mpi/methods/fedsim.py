@@ -26,13 +26,7 @@ CITATION = """@article{listozec2024similarity,
   journal = {arXiv:2409.10720}, year = {2024}
 }"""
 METHOD = Method(
-    "FedSim",
-    CITATION,
-    searches=False,
-    sends_models=False,
-    ignores=OWN_GRAPH,
-    colour="#56B4E9",
-    line=":",
+    "FedSim", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, look="#56B4E9 :"
 )
 init = dac.init
 

@@ -26,9 +26,7 @@ METHOD = Method(
     CITATION,
     topology="server",
     finetunes=False,  # more than the row is scored
-    colour="#E69F00",
-    line="--",
-    marker="p",
+    look="#E69F00 -- p",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfl_mpi.methods import Federation, Method, State
 
-METHOD = Method(title="Local", topology="none", elementwise=True, colour="#D55E00")
+METHOD = Method(title="Local", topology="none", elementwise=True, look="#D55E00")
 
 
 def init(fed: Federation, **own: Any) -> State:

@@ -23,9 +23,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Candidates, Federation, State, Tensor, _given
 from dpfl_mpi.settings import option
 
-METHOD = _given.method(
-    "Nearest", ignores=OWN_GRAPH, sends_models=False, colour="#882255", marker="P"
-)
+METHOD = _given.method("Nearest", ignores=OWN_GRAPH, sends_models=False, look="#882255 P")
 
 
 @dataclass(frozen=True)

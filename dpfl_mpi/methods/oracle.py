@@ -13,7 +13,7 @@ import numpy as np
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Candidates, Federation, State, _given
 
-METHOD = _given.method("Oracle", ignores=OWN_GRAPH, elementwise=True, colour="#D55E00", line=":")
+METHOD = _given.method("Oracle", ignores=OWN_GRAPH, elementwise=True, look="#D55E00 :")
 
 
 def init(fed: Federation) -> State:

@@ -14,13 +14,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Candidates, Federation, State, Tensor, _given
 
 METHOD = _given.method(
-    "Pairwise",
-    ignores=("graphs",),
-    elementwise=True,
-    asks_all=True,
-    colour="#000000",
-    line="-.",
-    marker="d",
+    "Pairwise", ignores=("graphs",), elementwise=True, asks_all=True, look="#000000 -. d"
 )
 
 

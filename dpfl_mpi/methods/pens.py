@@ -31,13 +31,7 @@ CITATION = """@inproceedings{onoszko2021pens,
   note = {arXiv:2107.08517}
 }"""
 METHOD = Method(
-    "PENS",
-    CITATION,
-    searches=False,
-    ignores=OWN_GRAPH,
-    elementwise=True,
-    colour="#CC79A7",
-    line="-.",
+    "PENS", CITATION, searches=False, ignores=OWN_GRAPH, elementwise=True, look="#CC79A7 -."
 )
 
 

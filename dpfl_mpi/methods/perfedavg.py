@@ -16,9 +16,7 @@ CITATION = """@inproceedings{fallah2020perfedavg,
   author = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
   booktitle = {Advances in Neural Information Processing Systems (NeurIPS)}, year = {2020}
 }"""
-METHOD = Method(
-    "PerFedAvg", CITATION, topology="server", elementwise=True, colour="#56B4E9", marker="^"
-)
+METHOD = Method("PerFedAvg", CITATION, topology="server", elementwise=True, look="#56B4E9 ^")
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,7 @@ CITATION = """@inproceedings{ye2023pfedgraph,
   author = {Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2023}
 }"""
-METHOD = Method(
-    "pFedGraph",
-    CITATION,
-    topology="server",
-    every_row=2,
-    colour="#CC79A7",
-    line="--",
-    marker="P",
-)
+METHOD = Method("pFedGraph", CITATION, topology="server", every_row=2, look="#CC79A7 -- P")
 ALIKE = -0.9  # a distance below this counts as -1, as in the published code
 
 

@@ -26,8 +26,7 @@ METHOD = Method(
     topology="server",
     optimizers=("sgd",),  # of which w_i uses the rate alone
     elementwise=True,
-    colour="#D55E00",
-    line="-.",
+    look="#D55E00 -.",
 )
 
 

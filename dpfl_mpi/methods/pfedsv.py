@@ -34,7 +34,7 @@ CITATION = """@article{wu2022pfedsv,
   author = {Wu, Leijie and Guo, Song and Ding, Yaohong and Zhan, Yufeng and Zhang, Jie},
   journal = {arXiv:2202.02502}, year = {2022}
 }"""
-METHOD = Method("pFedSV", CITATION, searches=False, ignores=OWN_GRAPH, colour="#CC79A7", line=":")
+METHOD = Method("pFedSV", CITATION, searches=False, ignores=OWN_GRAPH, look="#CC79A7 :")
 ALL_ORDERS = 8  # models: all orders of 12 fill the memory of a machine
 DECAY = 0.2  # share of a relevance that stays when a new value comes
 

@@ -17,7 +17,7 @@ from dpfl_mpi.methods import Candidates, Federation, State, Tensor, _given
 from dpfl_mpi.settings import option
 
 METHOD = _given.method(
-    "Random graph", ignores=("omega_period",), elementwise=True, colour="#000000", marker="*"
+    "Random graph", ignores=("omega_period",), elementwise=True, look="#000000 *"
 )
 
 

@@ -19,9 +19,7 @@ from dpfl_mpi.graph import CollaborationGraph, rewired
 from dpfl_mpi.methods import Federation, State, _given
 from dpfl_mpi.settings import option
 
-METHOD = _given.method(
-    "Replay", ignores=("omega_period",), elementwise=True, colour="#009E73", line=":"
-)
+METHOD = _given.method("Replay", ignores=("omega_period",), elementwise=True, look="#009E73 :")
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,7 @@ CITATION = """@inproceedings{karimireddy2020scaffold,
   booktitle = {International Conference on Machine Learning (ICML)}, year = {2020}
 }"""
 METHOD = Method(
-    "SCAFFOLD",
-    CITATION,
-    topology="server",
-    sends_models=False,
-    elementwise=True,
-    colour="#000000",
-    line="--",
+    "SCAFFOLD", CITATION, topology="server", sends_models=False, elementwise=True, look="#000000 --"
 )
 
 

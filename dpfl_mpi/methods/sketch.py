@@ -27,13 +27,7 @@ CITATION = """@misc{dogani2026semanticdfl,
   note = {https://hdl.handle.net/20.500.12761/2024}
 }"""
 METHOD = Method(
-    "Sketch",
-    CITATION,
-    searches=False,
-    sends_models=False,
-    ignores=OWN_GRAPH,
-    colour="#0072B2",
-    line=":",
+    "Sketch", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, look="#0072B2 :"
 )
 
 

@@ -42,9 +42,7 @@ class Declared:
     """What a `methods.Method` declares, stored so that readers import no method."""
 
     title: str = ""
-    colour: str = ""
-    line: str = "-"
-    marker: str = "o"
+    look: str = ""
     citation: str = ""
     topology: str = "graph"
     searches: bool = True
@@ -56,7 +54,10 @@ class Declared:
 def declared(run: Any) -> Declared:
     """Return what the method of a resolved Run declares; `ValueError` for wrong types or values."""
     defaults = vars(Declared())
-    facts = {name: run.declared["method"][name] for name in defaults}
+    known = run.declared["method"]
+    if "look" not in known:  # of an older result
+        known = known | {"look": f"{known['colour']} {known['line']} {known['marker']}"}
+    facts = {name: known[name] for name in defaults}
     valid = all(type(facts[name]) is type(default) for name, default in defaults.items())
     if not valid or not 1 <= facts["models"] <= 1000:
         raise ValueError(f"the method declares {facts}")

@@ -326,7 +326,7 @@ def test_a_method_has_one_colour_in_every_figure(made):
     assert len({look[:2] for look in looks.values()}) == len(looks)
     own = {style.method_look(Method(title=f"mine{i}"))[:2] for i in range(100)}
     assert len(own) > 9 and not own & {look[:2] for look in looks.values() if look[1] == "-"}
-    invalid = Method(title="x", colour="red; drop")  # as a result's file may have it
+    invalid = Method(title="x", look="red; drop")  # as a result's file may have it
     assert style.method_look(invalid) == style.method_look(Method(title="x"))
     results = [made[n] for n in FOUR]
 
@@ -581,7 +581,7 @@ def test_a_table_of_another_score(tmp_path):
 
 @pytest.mark.parametrize("colour", ["#123456", ""])
 def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, colour):
-    method = Method(title="Mine", colour=colour, line="--")
+    method = Method(title="Mine", look=f"{colour} --")
     code = f"METHOD = {method!r}\ninit, round = local.init, local.round\n"
     code = code.replace("<class 'dpfl_mpi.settings.fields.NoOptions'>", "Method().options")
     (tmp_path / "mine.py").write_text(f"from dpfl_mpi.methods import Method, local\n{code}")
