@@ -3,6 +3,35 @@
  * weight [O, I], bias [O] or none. Scratch: I + 1 vectors.
  */
 
+/* Whether a GPU reads weights four at a time: their lines start at multiples of 16 bytes. */
+INLINE int is_aligned(const Layer *layer, int32_t inputs) {
+#ifdef GPU
+  return layer->weight % 4 == 0 && inputs % 4 == 0;
+#else
+  (void)layer, (void)inputs;
+  return 0;
+#endif
+}
+
+#ifdef GPU
+/* y [count] = W x + b as below, the weights read four at a time. */
+INLINE void apply_fours(const int count, int inputs, Vectors x, const float *w, const float *b,
+                        Vectors y) {
+  F even[8], odd[8];
+  UNROLL for (int i = 0; i < count; i++) even[i] = b ? b[i] : ZERO, odd[i] = ZERO;
+  UNROLL_4 for (int j = 0; j < inputs; j += 4) {
+    const F x_0 = x[j], x_1 = x[j + 1], x_2 = x[j + 2], x_3 = x[j + 3];
+    UNROLL for (int i = 0; i < count; i++) {
+      float four[4];
+      read_aligned(4, w + i * inputs + j, four);
+      even[i] = FMA(four[0], x_0, even[i]), odd[i] = FMA(four[1], x_1, odd[i]);
+      even[i] = FMA(four[2], x_2, even[i]), odd[i] = FMA(four[3], x_3, odd[i]);
+    }
+  }
+  UNROLL for (int i = 0; i < count; i++) y[i] = even[i] + odd[i];
+}
+#endif
+
 /* y [count] = W x + b, the inputs in two sums. */
 INLINE void apply(const int count, int32_t inputs, Vectors x, const float *w, const float *b,
                   Vectors y) {
@@ -23,30 +52,38 @@ static void dense(const Pass *p, const Layer *layer) {
   const int32_t inputs = p->net->value[layer->in].units, outputs = p->net->value[layer->out].units;
   const float *w = p->row + layer->weight, *b = layer->bias < 0 ? NULL : p->row + layer->bias;
   const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out);
+#ifdef GPU
+  if (is_aligned(layer, inputs)) {
+    OUTPUTS(&p->team, UNITS, outputs,
+            apply_fours(count, inputs, x, w + at * inputs, b ? b + at : NULL, y + at))
+    return;
+  }
+#endif
   OUTPUTS(&p->team, UNITS, outputs,
           apply(count, inputs, x, w + at * inputs, b ? b + at : NULL, y + at))
 }
 
+/* g [count, I] += slope x', image by image, for `some` columns of I; turned is x', [LANES, I]. */
 #ifdef GPU
-/* g [O, I] += slope x', image by image: one weight of a thread. */
-static void dense_weights(const Pass *p, int32_t inputs, int32_t outputs, Vectors x, Vectors slope,
-                          float *g) {
-  SHARE_NUMBERS(&p->team, i, inputs * outputs) {
-    const float4 *u = (const float4 *)floats_at(slope + i / inputs);
-    const float4 *v = (const float4 *)floats_at(x + i % inputs);
-    float sum = g[i];
-    UNROLL for (int l = 0; l < LANES / 4; l++) {
-      const float4 a = u[l], b = v[l];
-      if (4 * l < p->n) sum = FMA(a.x, b.x, sum);
-      if (4 * l + 1 < p->n) sum = FMA(a.y, b.y, sum);
-      if (4 * l + 2 < p->n) sum = FMA(a.z, b.z, sum);
-      if (4 * l + 3 < p->n) sum = FMA(a.w, b.w, sum);
+INLINE void outer(const int count, int inputs, int column, Vectors slope, const float *turned,
+                  float *g, int n) {
+  const int j = column + own_lane();
+  if (j >= inputs) return;
+  F sum[8];
+  UNROLL for (int i = 0; i < count; i++) sum[i] = g[i * inputs + j];
+  UNROLL for (int l = 0; l < LANES; l += 4) {
+    F x[4];
+    UNROLL for (int k = 0; k < 4; k++) x[k] = turned[(l + k) * inputs + j];
+    UNROLL for (int i = 0; i < count; i++) {
+      float four[4];
+      read_aligned(4, floats_at(slope + i) + l, four);
+      UNROLL for (int k = 0; k < 4; k++)
+        if (l + k < n) sum[i] = FMA(four[k], x[k], sum[i]);
     }
-    g[i] = sum;
   }
+  UNROLL for (int i = 0; i < count; i++) g[i * inputs + j] = sum[i];
 }
 #else
-/* g [count, I] += slope x', image by image, for `some` columns of I; turned is x', [LANES, I]. */
 INLINE void outer(const int count, const int some, int32_t inputs, const F *slope,
                   const float *turned, float *g, int n) {
   F sum[8] = {0};
@@ -65,24 +102,35 @@ INLINE void outer_rows(const int count, int32_t inputs, const F *slope, const fl
   for (; j + LANES <= inputs; j += LANES) outer(count, LANES, inputs, slope, turned + j, g + j, n);
   if (j < inputs) outer(count, inputs - j, inputs, slope, turned + j, g + j, n);
 }
+#endif
 
 static void dense_weights(const Pass *p, int32_t inputs, int32_t outputs, Vectors x, Vectors slope,
                           float *g) {
-  float *turned = (float *)scratch_of(p);
-  SHARE(&p->team, j, inputs)
-    for (int l = 0; l < LANES; l++) turned[l * inputs + j] = lane(x + j, l);
+  float *turned = floats_at(scratch_of(p));
+  SHARE(&p->team, j, inputs) EACH_LANE(l) turned[l * inputs + j] = ON(x[j], l);
   meet(&p->team);
+#ifdef GPU
+  TILES(&p->team, 8, outputs, 1, (inputs + LANES - 1) / LANES,
+        outer(count, inputs, unit_ * LANES, slope + at, turned, g + at * inputs, p->n))
+#else
   OUTPUTS(&p->team, 8, outputs,
           outer_rows(count, inputs, slope + at, turned, g + at * inputs, p->n))
-}
 #endif
+}
 
 /* d [count] = W' slope, or d + W' slope. */
-INLINE void apply_back(const int count, int32_t inputs, int32_t outputs, const float *w,
-                       Vectors slope, Vectors d, int adds) {
+INLINE void apply_back(const int count, const int aligned, int32_t inputs, int32_t outputs,
+                       const float *w, Vectors slope, Vectors d, int adds) {
   F sum[8];
   UNROLL for (int j = 0; j < count; j++) sum[j] = adds ? d[j] : ZERO;
-  for (int32_t o = 0; o < outputs; o++)
+#ifdef GPU
+  UNROLL_4 for (int o = 0; o < outputs && aligned; o++) {
+    float weights[8];
+    read_aligned(count, w + o * inputs, weights);
+    UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(weights[j], slope[o], sum[j]);
+  }
+#endif
+  for (int32_t o = 0; o < outputs && !aligned; o++)
     UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(FILL(w[o * inputs + j]), slope[o], sum[j]);
   UNROLL for (int j = 0; j < count; j++) d[j] = sum[j];
 }
@@ -95,5 +143,6 @@ static void dense_back(const Pass *p, const Layer *layer) {
   if (layer->bias >= 0) add_up(p, p->g + layer->bias, slope, outputs);
   if (wanted(p, layer->in))
     OUTPUTS(&p->team, UNITS_BACK, inputs,
-            apply_back(count, inputs, outputs, w + at, slope, d + at, layer->adds & 1))
+            apply_back(count, count % 4 == 0 && is_aligned(layer, inputs), inputs, outputs, w + at,
+                       slope, d + at, layer->adds & 1))
 }

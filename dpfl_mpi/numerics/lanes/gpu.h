@@ -18,9 +18,11 @@ typedef unsigned long long uint64_t;
 #define INLINE static __forceinline__
 #ifdef __CUDACC_RTC__
 #define UNROLL _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
 #define EACH_LAYER _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
+#define UNROLL_4
 #define EACH_LAYER
 #endif
 #ifndef CLUSTER
@@ -44,7 +46,7 @@ typedef Vectors Masks; /* 1 or 0 */
 #define MASKS(vectors) (vectors)
 
 /* Sizes of blocks whose sums fit into the registers. */
-enum { FILTERS = 2, UNITS = 4, UNITS_BACK = 4 };
+enum { UNITS = 4, UNITS_BACK = 8 };
 enum { ROWS = 4, COLUMNS = 4, SLOPES = 4, TAPS_AT_ONCE = 4 };
 
 #define PICK(m, a, b) ((m) ? (a) : (b))
@@ -69,6 +71,18 @@ INLINE void store(float *p, F v) { p[own_lane()] = v; }
 INLINE F number(U whole) { return (F)whole; }
 INLINE F numbers(const uint8_t *p) { return (F)p[own_lane()]; }
 #define OWNED(l) 0 /* place of a lane in an array [OWN] */
+/* Read `count` neighbouring numbers; the first lies at a multiple of 16 bytes. */
+INLINE void read_aligned(const int count, const float *from, float *to) {
+  UNROLL for (int i = 0; i + 4 <= count; i += 4) {
+    const float4 four = *(const float4 *)(from + i);
+    to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+  }
+  if (count % 4 >= 2) {
+    const float2 two = *(const float2 *)(from + count / 4 * 4);
+    to[count / 4 * 4] = two.x, to[count / 4 * 4 + 1] = two.y;
+  }
+  if (count % 2) to[count - 1] = from[count - 1];
+}
 /* A number of one lane of a vector in memory. */
 INLINE float lane(Vectors v, int l) { return floats_at(v)[l]; }
 
@@ -95,7 +109,7 @@ INLINE int is_first_member(const Team *t) { return t->thread < LANES; }
 INLINE int thread_of_team(void) { return blockIdx.x % CLUSTER * TEAM + threadIdx.x; }
 INLINE void meet(const Team *) {
 #if CLUSTER > 1 && !defined(EMULATED)
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::
                    : "memory");
 #else
   __syncthreads();
@@ -107,7 +121,7 @@ INLINE void meet(const Team *) {
   SHARE(t, of_, (planes) * (lines) * (units)) { \
     const int plane_ = of_ / ((lines) * (units)), line_ = of_ / (units) % (lines), \
               unit_ = of_ % (units); \
-    (void)plane_, (void)line_; \
+    (void)plane_, (void)line_, (void)unit_; \
     __VA_ARGS__; \
   }
 #define TILES(t, largest, total, lines, units, ...) \

@@ -2,7 +2,8 @@
  * stages of models/cnn.py.
  *
  * size: -. weight [O, C, 5, 5], bias [O]. space: [2, O, P, Q] masks. P Q pooled height and
- * width. Scratch: a vector for each weight and bias. Own: [4, O].
+ * width. Scratch: a vector for each weight and bias, and weights
+ * in another order. Own: [4, O].
  */
 typedef struct {
   int32_t W, C, plane, filters, P, Q, out_line, out_plane;
@@ -20,22 +21,45 @@ INLINE Stage stage_of(const Pass *p, const Layer *layer) {
   return s;
 }
 
-/* Write y, `count` filters at one pooled position: four sums of a filter, pool and ReLU. */
+#ifdef GPU
+/* Weights as `pooled` reads them, [C, 5, 5, O], a line of O at a multiple of 16 bytes. */
+INLINE int packed_line(const Stage *s) { return (s->filters + 3) / 4 * 4; }
+
+static float *pack_taps(const Pass *p, const Stage *s, const float *w) {
+  float *packed = floats_at(scratch_of(p));
+  SHARE_NUMBERS(&p->team, i, s->filters * s->C * 25)
+    packed[i % (s->C * 25) * packed_line(s) + i / (s->C * 25)] = w[i];
+  meet(&p->team);
+  return packed;
+}
+#endif
+
+/* Write y, `count` filters from `first` on at one pooled position: four sums of a filter, pool and
+ * ReLU. */
 INLINE void pooled(const int count, const Stage *s, const float *w, const float *b, int32_t first,
                    int32_t row, int32_t column, Vectors y) {
-  F sum[8][4];
+  F sum[16][4];
   UNROLL for (int i = 0; i < count; i++)
-    sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = FILL(b[i]);
+    sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = FILL(b[first + i]);
   for (int32_t c = 0; c < s->C; c++)
     for (int32_t ky = 0; ky < 5; ky++) {
       const Vectors upper = s->x + (c * s->plane + (2 * row + ky) * s->W + 2 * column);
       const Vectors under = upper + s->W;
-      const float *tap = w + c * 25 + ky * 5;
       F u = upper[0], v = under[0];
       UNROLL for (int kx = 0; kx < 5; kx++) {
         const F next_u = upper[kx + 1], next_v = under[kx + 1];
+#ifdef GPU
+        float taps[16];
+        read_aligned(count, w + ((c * 5 + ky) * 5 + kx) * packed_line(s) + first, taps);
+#else
+        const float *tap = w + (first * s->C + c) * 25 + ky * 5 + kx;
+#endif
         UNROLL for (int i = 0; i < count; i++) {
-          const F f = FILL(tap[i * s->C * 25 + kx]);
+#ifdef GPU
+          const F f = taps[i];
+#else
+          const F f = FILL(tap[i * s->C * 25]);
+#endif
           sum[i][0] = FMA(f, u, sum[i][0]);
           sum[i][1] = FMA(f, next_u, sum[i][1]);
           sum[i][2] = FMA(f, v, sum[i][2]);
@@ -55,43 +79,79 @@ INLINE void pooled(const int count, const Stage *s, const float *w, const float 
   }
 }
 
+#define POOLED(filters_at_once) \
+  TILES(&p->team, filters_at_once, s.filters, s.P, s.Q, \
+        pooled(count, &s, w, b, at, line_, unit_, y))
+
 static void stage(const Pass *p, const Layer *layer) {
   const Stage s = stage_of(p, layer);
-  const int32_t each = 25 * s.C;
-  const float *w = p->row + layer->weight, *b = p->row + layer->bias;
+  const float *b = p->row + layer->bias;
   const Vectors y = x_of(p, layer->out);
-  TILES(&p->team, FILTERS, s.filters, s.P, s.Q,
-        pooled(count, &s, w + at * each, b + at, at, line_, unit_, y))
+#ifdef GPU
+  const float *w = pack_taps(p, &s, p->row + layer->weight);
+  if (s.filters % 8 == 0) POOLED(8)
+  else if (s.filters % 6 == 0) POOLED(6)
+  else POOLED(4)
+#else
+  const float *w = p->row + layer->weight;
+  POOLED(FILTERS)
+#endif
 }
 
-/* sum [lines, columns] = the gradient of that many lines and columns of a filter's taps, for one
- * channel x. In each pooled position one of four places has a gradient: x is moved to the right
+#ifdef GPU
+/* sum [5] = the gradient of a line of a filter's taps, for the channel and line x. A window of two
+ * lines moves over x. */
+INLINE void correlate(const Stage *s, Vectors x, Vectors d, Masks right, Masks lower, F *sum) {
+  UNROLL for (int i = 0; i < 5; i++) sum[i] = ZERO;
+  for (int p = 0; p < s->P; p++) {
+    const Vectors upper = x + 2 * p * s->W, under = upper + s->W;
+    F u[6], v[6];
+    UNROLL for (int i = 0; i < 4; i++) u[i] = upper[i], v[i] = under[i];
+    UNROLL for (int q = 0; q < s->Q; q++) {
+      UNROLL for (int i = 4; i < 6; i++) u[i] = upper[2 * q + i], v[i] = under[2 * q + i];
+      const int at = p * s->Q + q;
+      const M r = right[at] != 0, low = lower[at] != 0;
+      const F slope = d[p * s->out_line + q];
+      F place = PICK(low, v[0], u[0]);
+      UNROLL for (int i = 0; i < 5; i++) {
+        const F next = PICK(low, v[i + 1], u[i + 1]);
+        sum[i] = FMA(slope, PICK(r, next, place), sum[i]);
+        place = next;
+      }
+      UNROLL for (int i = 0; i < 4; i++) u[i] = u[i + 2], v[i] = v[i + 2];
+    }
+  }
+}
+#else
+/* sum [5, 5] at `count` columns = the gradient of a filter's taps, for one channel x. In each pooled position one of four places has a gradient: x is moved to the right
  * where it is there, and the gradient up or down is 0. */
-INLINE void correlate(const int lines, const int columns, const Stage *s, Vectors x, Vectors d,
-                      Masks right, Masks lower, F *out) {
+INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, const M *right,
+                      const M *lower, F *out) {
   F sum[5][5];
-  UNROLL for (int line = 0; line < lines; line++)
-    UNROLL for (int i = 0; i < columns; i++) sum[line][i] = ZERO;
+  UNROLL for (int line = 0; line < 5; line++)
+    UNROLL for (int i = 0; i < count; i++) sum[line][i] = ZERO;
   for (int32_t p = 0; p < s->P; p++)
     for (int32_t q = 0; q < s->Q; q++) {
       const int32_t at = p * s->Q + q;
       const M r = right[at], low = lower[at];
       const F slope = d[p * s->out_line + q];
       const F up = PICK(low, ZERO, slope), down = PICK(low, slope, ZERO);
-      UNROLL for (int line = 0; line <= lines; line++) {
-        const Vectors from = x + ((2 * p + line) * s->W + 2 * q);
+      UNROLL for (int line = 0; line < 6; line++) {
+        const F *from = x + (2 * p + line) * s->W + 2 * q;
         F first = from[0];
-        UNROLL for (int i = 0; i < columns; i++) {
+        UNROLL for (int i = 0; i < count; i++) {
           const F next = held(from[i + 1], 2), v = PICK(r, next, first);
-          if (line < lines) sum[line][i] = FMA(up, v, sum[line][i]);
+          if (line < 5) sum[line][i] = FMA(up, v, sum[line][i]);
           if (line > 0) sum[line - 1][i] = FMA(down, v, sum[line - 1][i]);
           first = next;
         }
       }
     }
-  UNROLL for (int line = 0; line < lines; line++)
-    UNROLL for (int i = 0; i < columns; i++) out[columns * line + i] = sum[line][i];
+  UNROLL for (int line = 0; line < 5; line++)
+    UNROLL for (int i = 0; i < count; i++) out[5 * line + i] = sum[line][i];
 }
+
+#endif
 
 /* The gradients of all taps. */
 static void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
@@ -103,21 +163,17 @@ static void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vector
   SHARE(&p->team, item, 5 * s->C * s->filters) {
     const int o = item % s->filters, c = item / s->filters / 5, line = item / s->filters % 5;
     F sum[5];
-    correlate(1, 5, s, s->x + (c * s->plane + line * s->W), d + o * s->out_plane,
-              s->right + o * area, s->lower + o * area, sum);
+    correlate(s, s->x + (c * s->plane + line * s->W), d + o * s->out_plane, s->right + o * area,
+              s->lower + o * area, sum);
     leave(5, p, g, sums, (o * s->C + c) * 25 + 5 * line, sum);
   }
 #else
   SHARE(&p->team, item, s->C * s->filters) {
     const int32_t o = item / s->C, c = item % s->C;
     F sum[25];
-    BLOCKS(TAPS, 5, {
-      F part[25];
-      correlate(5, count, s, s->x + c * s->plane + at, d + o * s->out_plane, s->right + o * area,
-                s->lower + o * area, part);
-      UNROLL for (int line = 0; line < 5; line++)
-        UNROLL for (int i = 0; i < count; i++) sum[5 * line + at + i] = part[count * line + i];
-    })
+    BLOCKS(TAPS, 5,
+           correlate(count, s, s->x + c * s->plane + at, d + o * s->out_plane, s->right + o * area,
+                     s->lower + o * area, sum + at))
     leave(25, p, g, sums, item * 25, sum);
   }
 #endif
@@ -133,29 +189,71 @@ static void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vector
 }
 
 #ifdef GPU
-/* The gradient of the inputs, of each by itself: what `spread` adds to it, in that order. */
+/* Weights as `spread_line` reads them: lines of 5, each at a multiple of 16 bytes. */
+enum { LINE_OF_TAPS = 8 };
+INLINE float *lines_of_taps(const Pass *p, const Stage *s) {
+  return floats_at(scratch_of(p)) + s->filters * (25 * s->C + 1) * LANES;
+}
+static void pack_lines(const Pass *p, const Stage *s, const float *w) {
+  float *packed = lines_of_taps(p, s);
+  SHARE_NUMBERS(&p->team, i, s->filters * s->C * 25)
+    packed[i / 5 * LINE_OF_TAPS + i % 5] = w[i];
+}
+
+/* Add to line `y` of the inputs' gradient dx, for `count` channels from `first` on, what comes from
+ * the pooled positions whose windows of 6 x 6 it crosses, in the order of `spread`. */
+INLINE void spread_line(const int count, const Pass *p, const Stage *s, int first, int y,
+                        Vectors d, Vectors dx) {
+  const float *w = lines_of_taps(p, s);
+  for (int row = (y > 5 ? y - 4 : 0) / 2; row < s->P && 2 * row <= y; row++) {
+    const int line = y - 2 * row;
+    F sum[3][6];
+    UNROLL for (int c = 0; c < count; c++)
+      UNROLL for (int x = 0; x < 4; x++) sum[c][x] = dx[(first + c) * s->plane + y * s->W + x];
+    for (int q = 0; q < s->Q; q++) {
+      const Vectors to = dx + first * s->plane + y * s->W + 2 * q;
+      UNROLL for (int c = 0; c < count; c++)
+        UNROLL for (int x = 4; x < 6; x++) sum[c][x] = to[c * s->plane + x];
+      for (int low = line > 4; low < 2 && low <= line; low++)
+        for (int o = 0; o < s->filters; o++) {
+          const int from = (o * s->P + row) * s->Q + q;
+          const M is_right = s->right[from] != 0, is_lower = s->lower[from] != 0;
+          const F slope = PICK(is_lower == low, d[o * s->out_plane + row * s->out_line + q], ZERO);
+          const F left = PICK(is_right, ZERO, slope), right = PICK(is_right, slope, ZERO);
+          UNROLL for (int c = 0; c < count; c++) {
+            float taps[5];
+            read_aligned(5, w + ((o * s->C + first + c) * 5 + line - low) * LINE_OF_TAPS, taps);
+            UNROLL for (int kx = 0; kx < 5; kx++) {
+              sum[c][kx] = FMA(taps[kx], left, sum[c][kx]);
+              sum[c][kx + 1] = FMA(taps[kx], right, sum[c][kx + 1]);
+            }
+          }
+        }
+      UNROLL for (int c = 0; c < count; c++) {
+        UNROLL for (int x = 0; x < 2; x++) to[c * s->plane + x] = sum[c][x];
+        UNROLL for (int x = 0; x < 4; x++) sum[c][x] = sum[c][x + 2];
+      }
+    }
+    UNROLL for (int c = 0; c < count; c++)
+      UNROLL for (int x = 0; x < 4; x++)
+        dx[(first + c) * s->plane + y * s->W + 2 * s->Q + x] = sum[c][x];
+  }
+}
+
+#define SPREAD(channels) \
+  TILES(&p->team, channels, s->C, in->lines, 1, { \
+    UNROLL for (int c = 0; c < count; c++) \
+      for (int x = 0; x < in->units && !(layer->adds & 1); x++) \
+        dx[(at + c) * s->plane + line_ * s->W + x] = ZERO; \
+    spread_line(count, p, s, at, line_, d, dx); \
+  })
+
+/* The gradient of the inputs: some channels of a line each. */
 static void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
   const Value *in = &p->net->value[layer->in];
   const Vectors dx = d_of(p, layer->in);
-  const float *w = p->row + layer->weight;
-  PLACES(&p->team, s->C, in->lines, in->units, {
-    const int to = plane_ * s->plane + line_ * s->W + unit_;
-    F sum = layer->adds & 1 ? dx[to] : ZERO;
-    for (int row = (line_ > 5 ? line_ - 4 : 0) / 2; row < s->P && 2 * row <= line_; row++)
-      for (int q = (unit_ > 5 ? unit_ - 4 : 0) / 2; q < s->Q && 2 * q <= unit_; q++) {
-        const int line = line_ - 2 * row, u = unit_ - 2 * q;
-        for (int low = line > 4; low < 2 && low <= line; low++)
-          for (int o = 0; o < s->filters; o++) {
-            const int from = (o * s->P + row) * s->Q + q;
-            const F slope = d[o * s->out_plane + row * s->out_line + q];
-            const F of_line = (s->lower[from] != 0) == low ? slope : ZERO;
-            const float *tap = w + (o * s->C + plane_) * 25 + (line - low) * 5;
-            if (u > 0) sum = FMA(tap[u - 1], PICK(s->right[from], of_line, ZERO), sum);
-            if (u < 5) sum = FMA(tap[u], PICK(s->right[from], ZERO, of_line), sum);
-          }
-      }
-    dx[to] = sum;
-  })
+  if (2 * (s->C / 3) * in->lines > MEMBERS) SPREAD(3)
+  else SPREAD(1)
 }
 #else
 /* d += what comes from one pooled position, for `count` channels of a stage's input: a window of 6
@@ -215,6 +313,9 @@ static void stage_back(const Pass *p, const Layer *layer) {
   const Value *out = &p->net->value[layer->out];
   const Vectors d = d_of(p, layer->out), y = x_of(p, layer->out);
   EACH_OF(p, out, d[at] = PICK(ABOVE(y[at], ZERO), d[at], ZERO))
+#ifdef GPU
+  pack_lines(p, &s, p->row + layer->weight);
+#endif
   meet(&p->team);
   stage_taps(p, layer, &s, d);
   if (wanted(p, layer->in)) stage_inputs(p, layer, &s, d);

@@ -1,8 +1,11 @@
 /* Steps along a gradient: what is computed on rows alone. */
 
 /* For each LANES numbers of a row from number i on that are this member's. */
+#ifndef UNROLL_4
+#define UNROLL_4
+#endif
 #define SHARE_ROW(p, i, ...) \
-  SHARE(&(p)->team, piece_, (p)->net->width / LANES) { \
+  UNROLL_4 SHARE(&(p)->team, piece_, (p)->net->width / LANES) { \
     const int64_t i = (int64_t)piece_ * LANES; \
     __VA_ARGS__; \
   }
@@ -11,9 +14,14 @@
 static void square_sums(const Pass *p, const float *g, float *sums) {
   const int64_t width = p->net->width;
 #ifdef GPU
+  enum { AHEAD = 32 }; /* numbers that are read while others are added */
   SHARE(&p->team, j, 64 / LANES) {
     F sum = ZERO;
-    for (int64_t i = j * LANES; i < width; i += 64) sum = FMA(load(g + i), load(g + i), sum);
+    for (int i = j * LANES; i < width; i += 64 * AHEAD) {
+      F v[AHEAD];
+      UNROLL for (int k = 0; k < AHEAD; k++) v[k] = i + 64 * k < width ? load(g + i + 64 * k) : ZERO;
+      UNROLL for (int k = 0; k < AHEAD; k++) sum = FMA(v[k], v[k], sum);
+    }
     store(sums + j * LANES, sum);
   }
   meet(&p->team);
