@@ -13,9 +13,12 @@
 
 #define __device__
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(threads, blocks)
 #define __forceinline__ inline __attribute__((always_inline))
 
+struct float2 {
+  float x, y;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
