@@ -90,12 +90,14 @@ INLINE float lane(Vectors v, int l) { return floats_at(v)[l]; }
  * block's first and `count` its size, which the compiler knows. */
 #define BLOCKS(largest, total, ...) \
   { \
-    enum { count = largest }; \
-    for (int32_t at = 0; at + count <= (total); at += count) { __VA_ARGS__; } \
-  } \
-  { \
-    enum { count = 1 }; \
-    for (int32_t at = (total) - (total) % (largest); at < (total); at++) { __VA_ARGS__; } \
+    { \
+      enum { count = largest }; \
+      for (int32_t at = 0; at + count <= (total); at += count) { __VA_ARGS__; } \
+    } \
+    { \
+      enum { count = 1 }; \
+      for (int32_t at = (total) - (total) % (largest); at < (total); at++) { __VA_ARGS__; } \
+    } \
   }
 
 /* The team. */
@@ -126,12 +128,14 @@ INLINE void meet(const Team *) {
   }
 #define TILES(t, largest, total, lines, units, ...) \
   { \
-    enum { count = largest }; \
-    PLACES(t, (total) / (largest), lines, units, const int at = plane_ * count; __VA_ARGS__) \
-  } \
-  if ((total) % (largest)) { \
-    enum { count = 1 }; \
-    PLACES(t, (total) % (largest), lines, units, \
-           const int at = (total) - (total) % (largest) + plane_; __VA_ARGS__) \
+    { \
+      enum { count = largest }; \
+      PLACES(t, (total) / (largest), lines, units, const int at = plane_ * count; __VA_ARGS__) \
+    } \
+    if ((total) % (largest)) { \
+      enum { count = 1 }; \
+      PLACES(t, (total) % (largest), lines, units, \
+             const int at = (total) - (total) % (largest) + plane_; __VA_ARGS__) \
+    } \
   }
 #define OUTPUTS(t, largest, total, ...) TILES(t, largest, total, 1, 1, __VA_ARGS__)
