@@ -33,6 +33,7 @@ static void square_sums(const Pass *p, const float *g, float *sums) {
       part[j] = FMA(v, v, part[j]);
     }
   memcpy(sums, part, sizeof part);
+  meet(&p->team); /* before another one goes on and changes g */
 #endif
 }
 
