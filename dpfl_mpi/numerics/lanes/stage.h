@@ -8,7 +8,12 @@
 typedef struct {
   int32_t W, C, plane, filters, P, Q, out_line, out_plane;
   Vectors x;
-  Masks right, lower; /* [filters, P, Q] where in its 2 x 2 the greatest was */
+  /* [filters, P, Q] where in its 2 x 2 the greatest was: right, lower; a GPU has 1 + 2 in one */
+#ifdef GPU
+  Vectors where;
+#else
+  M *right, *lower;
+#endif
 } Stage;
 
 INLINE Stage stage_of(const Pass *p, const Layer *layer) {
@@ -17,7 +22,12 @@ INLINE Stage stage_of(const Pass *p, const Layer *layer) {
   const int32_t area = out->planes * out->lines * out->units;
   const Stage s = {in->line,         in->planes,    in->plane,         out->planes,
                    out->lines,       out->units,    out->line,         out->plane,
-                   p->arena + in->x, MASKS(space), MASKS(space + area)};
+                   p->arena + in->x,
+#ifdef GPU
+                   space};
+#else
+                   (M *)space, (M *)(space + area)};
+#endif
   return s;
 }
 
@@ -74,8 +84,12 @@ INLINE void pooled(const int count, const Stage *s, const float *w, const float 
     const F bottom = greater(sum[i][2], sum[i][3], &below);
     const int32_t at = ((first + i) * s->P + row) * s->Q + column;
     y[(first + i) * s->out_plane + row * s->out_line + column] = relu_of(greater(top, bottom, &low));
+#ifdef GPU
+    s->where[at] = FLOAT(EITHER(low, below, above) + 2u * low);
+#else
     s->right[at] = EITHER(low, below, above);
     s->lower[at] = low;
+#endif
   }
 }
 
@@ -101,7 +115,7 @@ static void stage(const Pass *p, const Layer *layer) {
 #ifdef GPU
 /* sum [5] = the gradient of a line of a filter's taps, for the channel and line x. A window of two
  * lines moves over x. */
-INLINE void correlate(const Stage *s, Vectors x, Vectors d, Masks right, Masks lower, F *sum) {
+INLINE void correlate(const Stage *s, Vectors x, Vectors d, Vectors where, F *sum) {
   UNROLL for (int i = 0; i < 5; i++) sum[i] = ZERO;
   for (int p = 0; p < s->P; p++) {
     const Vectors upper = x + 2 * p * s->W, under = upper + s->W;
@@ -110,7 +124,8 @@ INLINE void correlate(const Stage *s, Vectors x, Vectors d, Masks right, Masks l
     UNROLL for (int q = 0; q < s->Q; q++) {
       UNROLL for (int i = 4; i < 6; i++) u[i] = upper[2 * q + i], v[i] = under[2 * q + i];
       const int at = p * s->Q + q;
-      const M r = right[at] != 0, low = lower[at] != 0;
+      const U code = BITS(where[at]);
+      const M r = code & 1, low = code & 2;
       const F slope = d[p * s->out_line + q];
       F place = PICK(low, v[0], u[0]);
       UNROLL for (int i = 0; i < 5; i++) {
@@ -163,8 +178,8 @@ static void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vector
   SHARE(&p->team, item, 5 * s->C * s->filters) {
     const int o = item % s->filters, c = item / s->filters / 5, line = item / s->filters % 5;
     F sum[5];
-    correlate(s, s->x + (c * s->plane + line * s->W), d + o * s->out_plane, s->right + o * area,
-              s->lower + o * area, sum);
+    correlate(s, s->x + (c * s->plane + line * s->W), d + o * s->out_plane, s->where + o * area,
+              sum);
     leave(5, p, g, sums, (o * s->C + c) * 25 + 5 * line, sum);
   }
 #else
@@ -194,17 +209,29 @@ enum { LINE_OF_TAPS = 8 };
 INLINE float *lines_of_taps(const Pass *p, const Stage *s) {
   return floats_at(scratch_of(p)) + s->filters * (25 * s->C + 1) * LANES;
 }
-static void pack_lines(const Pass *p, const Stage *s, const float *w) {
+/* [filters, P, Q, 4] the gradient of each pooled position where its four places are. */
+INLINE Vectors places_of(const Pass *p, const Stage *s) {
+  return scratch_of(p) + s->filters * (28 * s->C + 1);
+}
+static void prepare_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
   float *packed = lines_of_taps(p, s);
+  const float *w = p->row + layer->weight;
+  const Vectors places = places_of(p, s);
   SHARE_NUMBERS(&p->team, i, s->filters * s->C * 25)
     packed[i / 5 * LINE_OF_TAPS + i % 5] = w[i];
+  PLACES(&p->team, s->filters, s->P, s->Q, {
+    const U code = BITS(s->where[of_]);
+    const F slope = d[plane_ * s->out_plane + line_ * s->out_line + unit_];
+    UNROLL for (int i = 0; i < 4; i++) places[4 * of_ + i] = PICK(code == i, slope, ZERO);
+  })
 }
 
 /* Add to line `y` of the inputs' gradient dx, for `count` channels from `first` on, what comes from
  * the pooled positions whose windows of 6 x 6 it crosses, in the order of `spread`. */
 INLINE void spread_line(const int count, const Pass *p, const Stage *s, int first, int y,
-                        Vectors d, Vectors dx) {
+                        Vectors dx) {
   const float *w = lines_of_taps(p, s);
+  const Vectors places = places_of(p, s);
   for (int row = (y > 5 ? y - 4 : 0) / 2; row < s->P && 2 * row <= y; row++) {
     const int line = y - 2 * row;
     F sum[3][6];
@@ -215,11 +242,9 @@ INLINE void spread_line(const int count, const Pass *p, const Stage *s, int firs
       UNROLL for (int c = 0; c < count; c++)
         UNROLL for (int x = 4; x < 6; x++) sum[c][x] = to[c * s->plane + x];
       for (int low = line > 4; low < 2 && low <= line; low++)
-        for (int o = 0; o < s->filters; o++) {
-          const int from = (o * s->P + row) * s->Q + q;
-          const M is_right = s->right[from] != 0, is_lower = s->lower[from] != 0;
-          const F slope = PICK(is_lower == low, d[o * s->out_plane + row * s->out_line + q], ZERO);
-          const F left = PICK(is_right, ZERO, slope), right = PICK(is_right, slope, ZERO);
+        UNROLL_4 for (int o = 0; o < s->filters; o++) {
+          const Vectors at = places + 4 * ((o * s->P + row) * s->Q + q) + 2 * low;
+          const F left = at[0], right = at[1];
           UNROLL for (int c = 0; c < count; c++) {
             float taps[5];
             read_aligned(5, w + ((o * s->C + first + c) * 5 + line - low) * LINE_OF_TAPS, taps);
@@ -245,11 +270,11 @@ INLINE void spread_line(const int count, const Pass *p, const Stage *s, int firs
     UNROLL for (int c = 0; c < count; c++) \
       for (int x = 0; x < in->units && !(layer->adds & 1); x++) \
         dx[(at + c) * s->plane + line_ * s->W + x] = ZERO; \
-    spread_line(count, p, s, at, line_, d, dx); \
+    spread_line(count, p, s, at, line_, dx); \
   })
 
 /* The gradient of the inputs: some channels of a line each. */
-static void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
+static void stage_inputs(const Pass *p, const Layer *layer, const Stage *s) {
   const Value *in = &p->net->value[layer->in];
   const Vectors dx = d_of(p, layer->in);
   if (2 * (s->C / 3) * in->lines > MEMBERS) SPREAD(3)
@@ -313,10 +338,14 @@ static void stage_back(const Pass *p, const Layer *layer) {
   const Value *out = &p->net->value[layer->out];
   const Vectors d = d_of(p, layer->out), y = x_of(p, layer->out);
   EACH_OF(p, out, d[at] = PICK(ABOVE(y[at], ZERO), d[at], ZERO))
-#ifdef GPU
-  pack_lines(p, &s, p->row + layer->weight);
-#endif
   meet(&p->team);
+#ifdef GPU
+  if (wanted(p, layer->in)) prepare_inputs(p, layer, &s, d);
+#endif
   stage_taps(p, layer, &s, d);
+#ifdef GPU
+  if (wanted(p, layer->in)) stage_inputs(p, layer, &s);
+#else
   if (wanted(p, layer->in)) stage_inputs(p, layer, &s, d);
+#endif
 }
