@@ -3,7 +3,6 @@
 It needs torch, but no MPI.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import folded
+from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import check_apart, write_csv
 
 CHUNK_IMAGES = 256  # scored at once: activations of a small network fit a core's cache
@@ -129,10 +129,8 @@ def check_on(result: Result, source: Source, on: str) -> None:
         raise UserError(f"--on is classes; {differ}")
 
 
-def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.evaluate", description=__doc__, allow_abbrev=False
-    )
+def parser() -> Parser:
+    out = Parser(prog="python -m dpfl_mpi.evaluate", description=__doc__)
     add = out.add_argument
     add("result", metavar="RESULT", help="a result with models (--save_models)")
     for kind in ("model", "dataset"):

@@ -12,7 +12,6 @@ Several results share one file, runs.csv beside the first one. Its first column,
 `run`, has their file names, or their paths if names repeat.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.errors import complain, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
+from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import check_apart, write_csv
 
 Row = tuple[Any, ...]
@@ -68,12 +68,7 @@ TABLES: dict[str, tuple[Row, Callable[[Result], Iterator[Row]], str]] = {
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="python -m dpfl_mpi.export", description=__doc__)
     parser.add_argument("results", nargs="+", metavar="RESULT", help="finished or running results")
     parser.add_argument("--format", choices=TABLES, default="csv", help="default: csv")
     parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write")

@@ -1,6 +1,5 @@
 """Show a run in the terminal, finished or running: `python -m dpfl_mpi.show RESULT`."""
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
 from dpfl_mpi.results.summary import NBSP, WIDTH, entry, figures, folded, outcome, split, texts
 from dpfl_mpi.settings import Resolved, Run
+from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import as_dict, fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests
 
@@ -193,9 +193,7 @@ def cite(results: Sequence[Result]) -> str:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m dpfl_mpi.show", description=__doc__, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m dpfl_mpi.show", description=__doc__)
     add = parser.add_argument
     add("results", nargs="*", metavar="RESULT", help="result files, finished or running")
     add("--compare", nargs=2, metavar=("A", "B"), help="show what differs between two results")

@@ -16,7 +16,6 @@ these from a result that the first call computes. real_images.py makes exact CIF
 where HAR is, groups.py makes the groups, a file per seed.
 """
 
-import argparse
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from dpfl_mpi.figures.command import gather
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import changed, to_flags
 
 HERE = Path(__file__).resolve().parent
@@ -263,8 +263,7 @@ def print_commands(words: str) -> None:
 
 @in_a_sentence
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--collect", metavar="DIR", help="write the CSV files from the results in this folder")
     add("--cell", metavar="WORDS", default="", help="print the commands of these cells (all)")

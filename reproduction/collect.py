@@ -14,7 +14,6 @@ newcomers.csv, and agreement.csv (of Omegas with one another). `run` is the end 
 name, eight hex digits of its key. Lines of Runs without a result here are kept.
 """
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -33,6 +32,7 @@ from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.sweep.wanted import runs_of
 
@@ -213,8 +213,7 @@ def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
 
 @in_a_sentence
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("files", nargs="*", type=Path, default=FILES, metavar="FILE", help="files with RUNS (all)")
     add("--results", type=Path, default=Path("results"), metavar="DIR")

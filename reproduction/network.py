@@ -9,7 +9,6 @@ random graph and pairwise choice run with models up to 1 or 5 rounds old, and wi
 change at a time; FedAvg+FT and Local for comparison.
 """
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from dpfl_mpi.figures.hours import measure
 from dpfl_mpi.figures.names import method_name
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
+from dpfl_mpi.settings.command_line import Parser
 
 FILE = Path(__file__).with_suffix(".csv")
 SEEDS = (42, 32, 52)  # one partition each
@@ -66,8 +66,7 @@ def lines_of(result: Result) -> pd.DataFrame:
 
 @in_a_sentence
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__)
     parser.add_argument("--collect", metavar="DIR", required=True, help="folder of the results")
     folder = parser.parse_args().collect
     finished = [result for result in gather(RUNS, folder)[0] if result.finished]

@@ -168,8 +168,7 @@ def report(all_found: list[Found], budget: Any, orders: int) -> str:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    about = str(__doc__).partition("\n\n")[0]
-    parser = Parser(prog="python reproduction/optimality.py", description=about)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     what = f"result of a run of at most {MOST_CLIENTS} clients with --save_models"
     add("result", metavar="RESULT", help=what)

@@ -133,8 +133,7 @@ def report(parts: Parts, names: Sequence[str], difference: float) -> str:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    about = str(__doc__).partition("\n\n")[0]
-    parser = Parser(prog="python reproduction/plan_power.py", description=about)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULT", help="results of two Runs, of the same partitions")
     add("--difference", type=float, required=True, metavar="X", help="points to find")

@@ -8,7 +8,6 @@
 Runs that question.csv holds are not computed again. The data are prepared as question.md says.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from standings import RANDOM, holm
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.figures.tables import interval, markdown
+from dpfl_mpi.settings.command_line import Parser
 
 FOLDER = Path(__file__).resolve().parent
 RUNS_FILE, CLIENTS_FILE = FOLDER / "question.csv", FOLDER / "question-clients.csv"
@@ -161,8 +161,7 @@ def power(repetitions: int = 2000) -> pd.DataFrame:
 
 @in_a_sentence
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--collect", metavar="DIR", help="add the finished runs of this folder to question.csv")
     add("--power", action="store_true", help="print how often 12 seeds give each verdict")

@@ -20,7 +20,6 @@ SHA-256 of its files is d0a5fbc468de24a668605ba6bdc49824e9805854292989348cfc41bb
 the prepared data begins with e40c66814d68.
 """
 
-import argparse
 import hashlib
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from PIL import Image
 from dpfl_mpi.datasets import cifar10
 from dpfl_mpi.datasets.pfllib import read_client
 from dpfl_mpi.errors import UserError, in_a_sentence
+from dpfl_mpi.settings.command_line import Parser
 
 FEDLORE = "zeruishao/FedLoRE", "d245aaf98f9742255aa95f0433f137e4b8c5149a"
 VITELLI = "carlosvitelli89/PFLlib", "390f3defc6eaa66208da63c4d0b78b939935c82e"
@@ -148,8 +148,7 @@ def by_hash(images: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, np.nd
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__)
     parser.add_argument("dataset", choices=tuple(SOURCES))
     parser.add_argument("clones", type=Path, metavar="CLONES")
     parser.add_argument("out", type=Path, metavar="OUT.zip")

@@ -5,7 +5,6 @@ last digit, and exits with 1 unless all have. The same bits are promised on the 
 project's README names; on others a few clients may differ.
 """
 
-import argparse
 import shlex
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures.frames import accuracy
 from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.results import Result
+from dpfl_mpi.settings.command_line import Parser
 
 HERE = Path(__file__).resolve().parent
 
@@ -36,8 +36,7 @@ def stored(run: str) -> tuple[pd.Series, np.ndarray]:
 
 @in_a_sentence
 def main() -> int:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--results", type=Path, default=Path("recomputed"), metavar="DIR")

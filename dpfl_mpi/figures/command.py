@@ -3,16 +3,13 @@
 It finds results, makes data frames of them, draws, and writes NAME.{pdf,png,csv,md,tex,html}.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import importlib
 import io
 import itertools
 import shlex
-import shutil
 import sys
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -30,6 +27,7 @@ from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import result_of
 from dpfl_mpi.results.summary import coverage, fitted
 from dpfl_mpi.settings import NUMERICS, Run
+from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
 from dpfl_mpi.settings.files import no_data
 from dpfl_mpi.settings.values import is_file
@@ -169,9 +167,14 @@ def main(
     the keywords of `argparse.add_argument`. A user's mistake exits with code 2.
     """
     options = options or {}
-    parser = parser_of(doc or "")
+    parser = Parser(description=doc)
+    add = parser.add_argument
+    add("files", nargs="*", metavar="RESULT", help="results to draw (default: RUNS of this file)")
+    add("--results", default="results", metavar="DIR", help="folder of the results (results)")
+    add("--out", default="figures", metavar="DIR", help="folder for the drawn files (figures)")
+    add("--wide", action="store_true", help="do not fold wide tables to 80 columns")
     for flag, keywords in options.items():
-        parser.add_argument(f"--{flag}", **keywords)
+        add(f"--{flag}", **keywords)
 
     @in_a_sentence
     def work() -> None:
@@ -201,21 +204,6 @@ def main(
         print(*filter(None, (text, *paths)), sep="\n")
 
     exit_with(work)
-
-
-def parser_of(doc: str) -> argparse.ArgumentParser:
-    """Return a parser with the flags of all figures; the help shows lists in `doc` as they are."""
-    width = shutil.get_terminal_size().columns - 2
-    parts = doc.strip().split("\n\n")
-    texts = [part if "    " in part else textwrap.fill(part, width) for part in parts]
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description="\n\n".join(texts), formatter_class=raw)
-    add = parser.add_argument
-    add("files", nargs="*", metavar="RESULT", help="results to draw (default: RUNS of this file)")
-    add("--results", default="results", metavar="DIR", help="folder of the results (results)")
-    add("--out", default="figures", metavar="DIR", help="folder for the drawn files (figures)")
-    add("--wide", action="store_true", help="do not fold wide tables to 80 columns")
-    return parser
 
 
 def shipped(name: str, caller: str) -> list[Run]:

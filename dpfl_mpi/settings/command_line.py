@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import difflib
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,10 @@ class Help(argparse.HelpFormatter):
         if action.metavar:
             return f"{action.option_strings[0]} {action.metavar}"
         return ", ".join(action.option_strings)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")  # lists stay as they are
+        return "\n\n".join(p if "    " in p else textwrap.fill(p, width) for p in parts)
 
 
 class Parser(argparse.ArgumentParser):

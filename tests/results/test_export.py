@@ -186,7 +186,7 @@ def test_cite_and_layout(made, said):
     assert out.startswith("@inproceedings{kharrat2025dpfl,") and out.count("arXiv:2406.06520") == 1
     assert find("method", "local").citation == ""
     assert said(show.main, "--layout") == LAYOUT
-    assert "usage" in said(show.main, code=2)
+    assert "name a RESULT, or two with --compare" in said(show.main, code=2)
 
 
 def test_the_summary_draws_only_what_there_is(made, tmp_path, monkeypatch):
