@@ -80,8 +80,7 @@ class Check:
         return f"{short(self.code)}, {self.name}"
 
     def __call__(self) -> None:
-        complaint = self.complaint()
-        if complaint:
+        if complaint := self.complaint():
             raise AssertionError(complaint)
 
     def complaint(self) -> str:
@@ -125,9 +124,7 @@ def kinds_of(code: str) -> list[str]:
     source = in_path(code, Path(code)) if is_path(code) else in_module(code, code)
     found: Any = execute(code, source)[1]
     kinds = [kind for kind, needed in FUNCTIONS.items() if any(hasattr(found, n) for n in needed)]
-    if kinds or not callable(found):
-        return kinds
-    return ["model"]
+    return kinds or ["model"] * callable(found)
 
 
 def of_method(code: str, settings: dict[str, Any]) -> list[Check]:
