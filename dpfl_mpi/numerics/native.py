@@ -252,6 +252,16 @@ class Native:
         self._run("score", _Scoring(*rows, self._read, n, chosen, *places))
         return Scores(losses, predicted, out, read)
 
+    def sample(
+        self, row: Tensor, x: np.ndarray, y: np.ndarray, key: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Return a row's gradient `[W]` of the mean loss of samples, and their logits `[n, C]`."""
+        images, order, g = self.images(x, y), np.arange(len(y), dtype=np.int32), row.clone()
+        self.gradient(row, g, MiniBatch(images, order, keys=key))
+        logits = self.score(row[None], images, order, logits=True).logits
+        assert logits is not None
+        return g, torch.from_numpy(logits[0])
+
     def candidate(
         self, x: Tensor, y: Tensor, w: Tensor, p: float, p_x: float, p_y: float, pair: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -259,11 +269,11 @@ class Native:
 
         Their averages, over p_x and p_y, are written into `pair` `[2, W]`.
         """
-        x_j, y_j = torch.empty_like(x), torch.empty_like(y)
-        old = [_address(row, "float64", (self.width,)) for row in (x, y)]
-        new = [_address(row, "float64", (self.width,)) for row in (x_j, y_j)]
-        averages = _address(pair, "float32", (2, self.width))
-        self._call.candidate(*old, self._row(w), p, p_x, p_y, *new, averages, self.width)
+        x_j, y_j, model, weight = x.clone(), y.clone(), np.uint64([self._row(w)]), np.array([p])
+        sums = [_address(row, "float64", (self.width,)) for row in (x_j, y_j)]
+        task = _Search(*sums, p_x, p_y, pair=_address(pair, "float32", (2, self.width)))
+        task.models, task.p = model.ctypes.data, weight.ctypes.data
+        self._run("candidate", task)
         return x_j, y_j
 
     def means(

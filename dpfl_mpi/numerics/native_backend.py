@@ -204,36 +204,36 @@ def try_native(
         return None, str(error)
 
 
-def check_against_pytorch(native: Native, ensemble: Ensemble) -> None:
+def check_against_pytorch(kernels: Any, ensemble: Ensemble) -> None:
     """Compare gradient and scores of two samples of noise with PyTorch's, near the built weights.
 
-    `UserError`: a parameter's gradient differs by more than a thousandth of it and 1e-5 of the
-    whole in each of five draws; in one, a ReLU may be at its kink.
+    `kernels` are a `Native` or a GPU's `Kernels`. `UserError`: a parameter's gradient differs by
+    more than a thousandth of it and 1e-5 of the whole in each of five draws; in one, a ReLU may be
+    at its kink.
     """
-    rng, y, key = np.random.default_rng(0), np.arange(2) % native.classes, np.zeros(1, np.int64)
+    rng, y, key = np.random.default_rng(0), np.arange(2) % kernels.classes, np.zeros(1, np.int64)
     start = parameters_to_vector(ensemble.module.parameters()).detach()
-    levels = {"uint8": 256, "int32": native.vocabulary or 2**16}.get(ensemble.dtype)
-    shape, half = (2, *native.shape), torch.full((1, 2), 0.5)
+    levels = {"uint8": 256, "int32": kernels.vocabulary or 2**16}.get(ensemble.dtype)
+    shape, put = (2, *kernels.shape), ensemble.put
     padding = ensemble.width - ensemble.size
     sizes = [math.prod(shape) for shape in ensemble.shapes.values()] + [padding]
+    labels, keys, half = put(y[None]), put(key), put(np.full((1, 2), 0.5, np.float32))
     for _ in range(5):
         x = rng.integers(levels, size=shape) if levels else rng.normal(size=shape)
         x = x.astype(ensemble.dtype)
-        noise = torch.from_numpy(rng.normal(size=len(start)).astype(np.float32))
+        noise = put(rng.normal(size=len(start)).astype(np.float32))
         row = nn.functional.pad(start + 0.05 * noise, (0, padding))  # no layer is 0
-        block, found = Block(ensemble, row[None]), torch.zeros_like(row)
-        normalised = ensemble.normalise(torch.from_numpy(x))[None]
-        labels, keys = torch.from_numpy(y)[None], torch.from_numpy(key)
+        block = Block(ensemble, row[None])
+        normalised = ensemble.normalise(put(x))[None]
         with torch.no_grad():
             ensemble.gradient(block, normalised, labels, half, keys)
             scores = ensemble.logits(row[None], normalised)[0]
-        images, order = native.images(x, y), np.arange(2, dtype=np.int32)
-        native.gradient(row, found, MiniBatch(images, order, keys=key))
-        off = scores - torch.tensor(native.score(row[None], images, order, logits=True).logits)[0]
+        found, logits = kernels.sample(row, x, y, key)
+        off = scores - logits
         gradients = block.g[0], block.g[0] - found
         right, gap = (torch.stack([part.norm() for part in g.split(sizes)]) for g in gradients)
         close = (gap <= 1e-3 * right + 1e-5 * right.norm()).all()
         if block.g[0].isfinite().all() and close and off.norm() <= 1e-3 * scores.norm():
             return
     differs = "gradient or score of this model is not PyTorch's"
-    raise UserError(f"the CPU kernels' {differs}; please report the model")
+    raise UserError(f"the kernels' {differs}; please report the model")

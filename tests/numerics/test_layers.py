@@ -378,7 +378,7 @@ def test_a_mistake_in_the_planning_is_a_sentence(monkeypatch, name, sentence):
     refused(sentence, native.describe, module, *IMAGE)
 
 
-WRONG = "the CPU kernels' gradient or score of this model is not PyTorch's"
+WRONG = "the kernels' gradient or score of this model is not PyTorch's"
 
 
 def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):

@@ -196,8 +196,6 @@ def test_a_gpu_computes_with_recorded_steps(monkeypatch):
     assert len(select_backend("auto", 1, ALONE, ensemble, range(3), sgd)[0].blocks) == 3
     assert tried == [(ensemble, range(3), 2)] * 3 + [(ensemble, range(3), 1)]
     assert select_backend("compiled", 0, ALONE, ensemble, range(3), sgd)[0].name == "compiled"
-    why = "--kernels is native; the native kernels compute in float32 on a CPU"
-    refused(why, select_backend, "native", 0, ALONE, ensemble, range(3), sgd)
     ensemble.device = torch.device("cpu")
     why = "--kernels is compiled, which needs a GPU"
     refused(why, select_backend, "compiled", 0, ALONE, ensemble, [], sgd)

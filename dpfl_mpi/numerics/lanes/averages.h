@@ -28,18 +28,3 @@ PUBLIC void NAME(fixed)(const float *const *models, const double *p, int64_t cou
     for (int l = 0; l < PIECE; l++) out[i + l] = sum[l];
   }
 }
-
-/* A candidate of the greedy search: write the sums x_j = x + p w and y_j = y - p w, rounded once,
- * and into pair [2, width] the averages x_j / p_x and y_j / p_y. No element meets another: the
- * compiler makes the vectors. */
-PUBLIC void NAME(candidate)(const double *restrict x, const double *restrict y,
-                            const float *restrict w, double p, double p_x, double p_y,
-                            double *restrict x_j, double *restrict y_j, float *restrict pair,
-                            int64_t width) {
-  for (int64_t i = 0; i < width; i++) {
-    x_j[i] = fma(p, w[i], x[i]);
-    y_j[i] = fma(-p, w[i], y[i]);
-    pair[i] = (float)(x_j[i] / p_x);
-    pair[width + i] = (float)(y_j[i] / p_y);
-  }
-}

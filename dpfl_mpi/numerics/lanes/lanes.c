@@ -287,4 +287,5 @@ VERB(gradient, Training)
 VERB(step, Training)
 VERB(score, Scoring)
 VERB(search, Search)
+VERB(candidate, Search)
 #endif

@@ -5,6 +5,11 @@
 INLINE int64_t behind_arena(void) { return NET.vectors * LANES * 4; }
 INLINE int64_t behind_row(void) { return behind_arena() + (NET.width * 4 + 127) / 128 * 128; }
 
+/* Write how many bytes it has. */
+extern "C" __global__ void team_bytes(int64_t *bytes) {
+  *bytes = behind_row() + (sizeof(Shared) + 127) / 128 * 128;
+}
+
 INLINE Pass begin(uint8_t *memory) {
   Pass p = {};
   p.team.thread = thread_of_team();

@@ -95,3 +95,16 @@ static void search_one(Pass *p, Search *s) {
   }
   if (is_first(&p->team)) s->decided = i;
 }
+
+/* Add the first candidate to X and take it from Y; write both averages, over p_x and p_y. It is a
+ * step of a search that decides elsewhere. */
+static void candidate_one(Pass *p, Search *s) {
+  const float *restrict w = s->models[0];
+  double *restrict x = s->x, *restrict y = s->y;
+  const double of_w = s->p[0];
+  average(p, s, w, of_w, s->p_x, s->p_y);
+  SHARE_NUMBERS(&p->team, i, p->net->width) {
+    x[i] = fma(of_w, (double)w[i], x[i]);
+    y[i] = fma(-of_w, (double)w[i], y[i]);
+  }
+}

@@ -1,0 +1,212 @@
+"""The kernels of `lanes/` on an NVIDIA GPU: one network as a program, its compiler and launches.
+
+The program is C++: constants of the network, from its `Plan`, and the sources that a CPU has, too.
+NVRTC compiles it for the GPU that is here; CUDA's toolkit is not needed. The result is kept in the
+user's cache folder.
+"""
+
+import hashlib
+import math
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import Array, Structure
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.lanes.declared import SOURCES
+from dpfl_mpi.numerics.lanes.plan import Plan
+
+TEAM = 256  # threads that compute one client, a multiple of 32
+UNROLLED = 24  # most layers of a network whose loops over layers are unrolled
+SHARE = 0.8  # of the memory that is free, for the teams' work
+DIGEST_BYTES = 32  # before a program in its file
+INSTALL = "pip install 'dpfl_mpi[gpu]'"
+
+
+# the program ---------------------------------------------------------------------------------
+def plan_header(plan: Plan, width: int, scale: Tensor, shift: Tensor) -> str:
+    """Return the C++ text that defines `NET`: a network of rows of `width` numbers.
+
+    A sample's n enters as n * scale + shift, of each channel `[C]`.
+    """
+    names = {"value": "VALUES", "layer": "LAYERS", "scale": "SCALE", "shift": "SHIFT"}
+    tables = [f"TABLE_{i}" for i in range(len(plan.tables))]
+    layers = [
+        literal(layer, {"table": table}) for layer, table in zip(plan.layers, tables, strict=True)
+    ]
+    arrays = [
+        *(f"int32_t {name}[] = {literal(t)}" for name, t in zip(tables, plan.tables, strict=True)),
+        f"Value VALUES[] = {literal(plan.values)}",
+        f"Layer LAYERS[] = {{{', '.join(layers)}}}",
+        f"float SCALE[] = {literal(scale.tolist())}",
+        f"float SHIFT[] = {literal(shift.tolist())}",
+        f"Net NET = {literal(plan.net, names | {'width': str(width)})}",
+    ]
+    fixed = "const" if len(plan.layers) > UNROLLED else "constexpr"
+    define = f"#ifndef FIXED\n#define FIXED __device__ {fixed}\n#endif\n"
+    return define + "".join(f"static FIXED {array};\n" for array in arrays)
+
+
+def literal(value: Any, names: dict[str, str] | None = None) -> str:
+    """Return a number, a sequence or a structure of ctypes as C++, to the last bit.
+
+    `names` are what is written for the fields of these names.
+    """
+    if isinstance(value, Structure):
+        fields = [field[0] for field in value._fields_]
+        known = names or {}
+        return f"{{{', '.join(known.get(f) or literal(getattr(value, f)) for f in fields)}}}"
+    if isinstance(value, Array | list):
+        return f"{{{', '.join(map(literal, value))}}}"
+    if isinstance(value, int):
+        return str(value)
+    if math.isfinite(value):
+        return f"{value.hex()}f"
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    return f"__builtin_bit_cast(float, {bits:#x}u)"
+
+
+def program(header: str, verb: str, team: int = TEAM, cluster: int = 1) -> str:
+    """Return the program of one kernel for a network, as one text.
+
+    A team is `cluster` blocks of `team` threads; `header` is `plan_header`'s.
+    """
+    texts = {path.name: path.read_text() for path in SOURCES.glob("*.[ch]")} | {"plan.h": header}
+
+    def expanded(text: str) -> str:
+        return re.sub(r'^#include "(.+)"', included, text, flags=re.MULTILINE)
+
+    def included(match: re.Match[str]) -> str:
+        name = match[1]  # other files are a test's
+        return expanded(texts[name]) if name in texts else match[0]
+
+    settings = {"GPU": 1, "TEAM": team, "CLUSTER": cluster}
+    defines = "".join(f"#define {name} {value}\n" for name, value in settings.items())
+    # one verb alone: a program of all takes as long as all take together
+    others = rf"^VERB\((?!{verb},).*\n"
+    return defines + re.sub(others, "", expanded(texts["lanes.c"]), flags=re.MULTILINE)
+
+
+# the compiler --------------------------------------------------------------------------------
+def compiled(text: str, arch: str) -> bytes:
+    """Return the machine code of a program for an architecture such as sm_90, from the cache.
+
+    `UserError`: the compiler is not there, or the program does not compile.
+    """
+    try:
+        from cuda.bindings import nvrtc
+        from cuda.core import Program, ProgramOptions
+    except ImportError as error:
+        raise UserError(f"the kernels need cuda-core on a GPU ({error}): {INSTALL}") from error
+    options = {"std": "c++20", "fma": False, "prec_div": True, "prec_sqrt": True, "ftz": False}
+    options |= {"device_as_default_execution_space": True, "arch": arch, "name": "lanes"}
+    try:
+        _, *version = nvrtc.nvrtcVersion()
+        key = hashlib.sha256(repr((text, version, options)).encode()).hexdigest()
+        path = cache() / f"{key}.cubin"
+        code = read(path)
+        if code is None:
+            code = bytes(Program(text, "c++", ProgramOptions(**options)).compile("cubin").code)
+            keep(path, code)
+        return code
+    except Exception as error:  # a driver, a compiler or an architecture of another time
+        lines = str(error).splitlines()
+        why = next((line for line in lines if "error:" in line), " ".join(str(error).split()))
+        raise UserError(f"the kernels do not compile for this GPU, {arch} ({why})") from error
+
+
+def cache() -> Path:
+    """Return the folder of compiled programs."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "dpfl_mpi"
+
+
+def read(path: Path) -> bytes | None:
+    """Return a program from its file; None: there is none, or it is damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def keep(path: Path, code: bytes) -> None:
+    """Write a program into its file, at once: other ranks read and write it, too."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(file.name, path)
+    except OSError:  # a folder that is full or cannot be written to: the next run compiles again
+        return
+
+
+# launches ------------------------------------------------------------------------------------
+class Gpu:
+    """The kernels of a network on a GPU, launched on PyTorch's stream."""
+
+    def __init__(self, header: str, device: torch.device, team: int = TEAM, cluster: int = 1):
+        """Take the network of a `plan_header`, for teams of `cluster` blocks of threads."""
+        self.header, self.device, self.team, self.cluster = header, device, team, cluster
+        self._kernels: dict[str, Any] = {}
+
+    def teams(self, team_bytes: int) -> int:
+        """Return how many teams may compute at once, each with so much memory; 1 or more."""
+        has = torch.cuda.get_device_properties(self.device)
+        threads = has.multi_processor_count * has.max_threads_per_multi_processor
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return max(1, min(threads // (self.team * self.cluster), int(SHARE * free) // team_bytes))
+
+    def load(self, verbs: Iterable[str]) -> None:
+        """Compile kernels, at the same time, and load them.
+
+        `UserError`: the compiler is not there, or the driver cannot load them.
+        """
+        missing = [verb for verb in verbs if verb not in self._kernels]
+        major, minor = torch.cuda.get_device_capability(self.device)
+        texts = [program(self.header, verb, self.team, self.cluster) for verb in missing]
+        with ThreadPoolExecutor() as pool:
+            codes = [*pool.map(compiled, texts, repeat(f"sm_{major}{minor}"))]
+        from cuda.core import Device, ObjectCode
+
+        try:
+            Device(self.device.index).set_current()
+            for verb, code in zip(missing, codes, strict=True):
+                self._kernels[verb] = ObjectCode.from_cubin(code).get_kernel(verb)
+        except Exception as error:  # the driver's errors are of many types
+            why = " ".join(str(error).split())
+            raise UserError(f"the GPU's driver cannot load the kernels ({why})") from error
+
+    def launch(self, verb: str, teams: int, *arguments: Any) -> None:
+        """Launch a kernel by so many teams; its tensors are given by their addresses."""
+        if verb not in self._kernels:
+            self.load([verb])
+        from cuda.core import LaunchConfig, launch
+
+        shape: dict[str, int] = {"grid": teams, "block": self.team}
+        if self.cluster > 1:
+            shape["cluster"] = self.cluster  # the grid then counts clusters
+        given = [a.data_ptr() if isinstance(a, Tensor) else np.int64(a) for a in arguments]
+        stream = Current(torch.cuda.current_stream(self.device).cuda_stream)
+        launch(stream, LaunchConfig(**shape), self._kernels[verb], *given)
+
+
+class Current:
+    """PyTorch's stream as cuda.core takes streams."""
+
+    def __init__(self, handle: int):
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle

@@ -1,0 +1,399 @@
+"""The kernels on a GPU, without one: numbers of a block that a CPU emulates, and the compiler.
+
+`GpuBackend` computes on an emulated GPU what `NativeBackend` computes on a CPU, to the last bit.
+"""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from _samples import clients_of
+from launch import refused
+from teams import emulator
+from torch import nn
+
+from dpfl_mpi.models import cnn, mlp
+from dpfl_mpi.numerics import gpu, gpu_backend, native
+from dpfl_mpi.numerics import select_backend as selection
+from dpfl_mpi.numerics.backend import LocalEpochs, Proximal
+from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.gpu_backend import GpuBackend
+from dpfl_mpi.numerics.native import describe
+from dpfl_mpi.numerics.native_backend import NativeBackend
+from dpfl_mpi.numerics.optimiser import SGD, Adam
+
+if not native.LIBRARY.exists() or not shutil.which("g++"):
+    pytest.skip("the kernels were not built, or there is no g++", allow_module_level=True)
+TRAINED = 37, 24, 11, 3  # images of each client, in decreasing order
+SCORED = 9, 20, 1, 18
+K = len(TRAINED)
+CLASSES, LR, TEAM = 5, 0.05, 64
+SGDS = {"sgd": SGD(8, 0.9, 1e-2, 0.5), "adam": Adam(8, 0.9, 1e-2, 0.5, decoupled=True)}
+
+
+class Dropping(nn.Module):
+    """A perceptron with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.drop, self.head = nn.Linear(48, 24), nn.Dropout(0.3), nn.Linear(24, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.drop(self.fc1(x.flatten(1)).relu()))
+
+
+NETS = {
+    "mlp": (lambda shape: mlp.build(shape, CLASSES), (8, 8, 1)),
+    "cnn": (lambda shape: cnn.CNN(shape, CLASSES, (3, 5), (9, 7)), (17, 16, 3)),
+    "drop": (lambda shape: Dropping(), (4, 4, 3)),
+}
+
+
+class Emulated:
+    """What `Gpu` is, on a CPU: one team, whose threads run in their order or backwards."""
+
+    backwards = 0
+
+    def __init__(self, header, device, folder):
+        self.library = emulator(folder, TEAM, plan=header)
+        self.launched = []
+
+    def load(self, verbs):
+        assert all(hasattr(self.library, verb) for verb in verbs)
+
+    def teams(self, team_bytes):
+        return 2
+
+    def launch(self, verb, teams, *arguments):
+        if verb == "team_bytes":
+            return self.library.team_bytes(ctypes.c_void_p(arguments[0].data_ptr()))
+        self.launched.append((verb, len(arguments[0])))
+        tasks, count, following, memory, stride = arguments
+        places = [ctypes.c_void_p(t.data_ptr()) for t in (tasks, following, memory)]
+        kernel, size = getattr(self.library, verb), ctypes.c_int64
+        how = size(count), places[1], places[2], size(stride)
+        return self.library.launch(kernel, self.backwards, places[0], *how)
+
+
+class Pair:
+    """A network's clients, with the numbers of a CPU and of an emulated GPU."""
+
+    def __init__(self, name, folder, augment=True):
+        build, shape = NETS[name]
+        rng = np.random.default_rng(0)
+        self.ensemble = Ensemble(build(shape), *((0.5,) * shape[-1], (0.25,) * shape[-1]), CPU)
+        rows = np.split(rng.permutation(sum(TRAINED + SCORED)), np.cumsum(TRAINED + SCORED)[:-1])
+        images = rng.integers(0, 256, (sum(TRAINED + SCORED), *shape), dtype=np.uint8)
+        labels = rng.integers(0, CLASSES, len(images))
+        labels[:CLASSES] = np.arange(CLASSES)
+        parts = rows[:K], rows[K:]
+        self.clients = clients_of(self.ensemble, images, labels, *parts, augment)
+        self.gpu = GpuBackend(
+            self.ensemble, self.clients, SGDS["sgd"], make=lambda *on: Emulated(*on, folder)
+        )
+        self.cpu = NativeBackend(self.ensemble, self.clients, SGDS["sgd"])
+
+    def optimise(self, name):
+        self.gpu.optimiser = self.cpu.optimiser = SGDS[name]
+
+    def rows(self, seed, k=K, scale=0.1):
+        out = self.ensemble.zeros(k)
+        rng = np.random.default_rng(seed)
+        values = scale * rng.normal(size=(k, self.ensemble.size))
+        out[:, : self.ensemble.size] = torch.from_numpy(values)
+        return out
+
+    def trained(self, call, chosen=(0, 1, 2, 3), models=1, **how):
+        """Return what `call(backend, *blocks)` leaves in `models` rows of each client, by both."""
+        which, out = np.array(chosen), []
+        for backend in (self.gpu, self.cpu):
+            w = [self.rows(seed) for seed in range(models)]
+            m = [backend.zero_momentum(K) for _ in w]
+            found, together = [], [which] if backend is self.gpu else which[:, None]
+            for _ in range(2):  # the second goes on from the first one's momentum
+                for rows in together:
+                    pairs = zip(w, m, strict=True)
+                    blocks = [Block(self.ensemble, a[rows], b[rows], rows) for a, b in pairs]
+                    call(backend, *blocks)
+                    for i, block in enumerate(blocks):
+                        w[i][rows], m[i][rows] = block.w, block.momentum
+                        did = block.loss.tolist(), block.steps.tolist()
+                        found += zip(rows, [i] * len(rows), *did, strict=True)
+            order = sorted(range(len(found)), key=lambda at: found[at][:2])
+            out.append((*w, *m, [found[at] for at in order]))
+        return out
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=NETS)
+def pair(request, tmp_path_factory):
+    return Pair(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(params=["forwards", "backwards"])
+def order(request, monkeypatch):
+    monkeypatch.setattr(Emulated, "backwards", int(request.param == "backwards"))
+
+
+def same(by_gpu, by_cpu):
+    *gpu_rows, gpu_losses = by_gpu
+    *cpu_rows, cpu_losses = by_cpu
+    assert gpu_losses == cpu_losses
+    for a, b in zip(gpu_rows, cpu_rows, strict=True):
+        assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+EPOCHS = LocalEpochs(2, np.array([4, 1, 0, 2]), LR)
+
+
+@pytest.mark.parametrize("optimiser", SGDS)
+@pytest.mark.parametrize("chosen", [(0, 1, 2, 3), (1, 3)])
+def test_training_has_the_bits_of_a_cpu(pair, order, optimiser, chosen):
+    pair.optimise(optimiser)
+    same(*pair.trained(lambda backend, w: backend.train_epochs(w, EPOCHS), chosen))
+
+
+@pytest.mark.parametrize("optimiser", SGDS)
+def test_frozen_columns_and_a_proximal_term(pair, optimiser):
+    pair.optimise(optimiser)
+    trained, towards = pair.rows(9, 1)[0] > -0.05, pair.rows(8)
+    for target in (towards, towards[0]):
+
+        def train(backend, w, target=target):
+            backend.train_epochs(w, EPOCHS, Proximal(backend, target, 0.7), trained)
+
+        same(*pair.trained(train))
+
+
+def learn(w, v, mixture):
+    """A gradient of a method's own, which Python takes step by step."""
+    v.g.add_(0.1 * mixture.g).sub_(0.01 * w.w)
+
+
+@pytest.mark.parametrize("optimiser", SGDS)
+def test_a_mixture_of_two_rows(pair, optimiser):
+    pair.optimise(optimiser)
+    alpha = torch.tensor([[0.3], [0.5], [0.71], [1.0]], dtype=torch.float64)
+    for of_method in (None, learn):
+        mix = lambda backend, w, v: backend.train_mixed(w, v, alpha, EPOCHS, of_method)  # noqa: B023, E731
+        same(*pair.trained(mix, models=2))
+
+
+@pytest.mark.parametrize("optimiser", SGDS)
+def test_pairs_of_mini_batches(pair, optimiser):
+    pair.optimise(optimiser)
+    same(*pair.trained(lambda backend, w: backend.train_ahead(w, 0.03, EPOCHS)))
+
+
+@pytest.mark.parametrize("optimiser", SGDS)
+def test_steps_that_a_method_writes(pair, order, optimiser):
+    """One by one, along the gradient or by plain descent, with a mini-batch that is smaller."""
+    pair.optimise(optimiser)
+
+    def own(backend, w):
+        for batch in backend.batches(w.rows, 2, np.array([4, 1, 0, 2])):
+            w = w.first(batch.k)
+            loss = backend.gradient(w, batch)
+            if batch.step % 3:
+                backend.step(w, loss, LR)
+            else:
+                backend.descend(w, 0.02, loss)
+            w.g.add_(w.w, alpha=0.5)
+            backend.descend(w, 0.01)
+            towards = w.w + 0.1
+            backend.descents(w, batch, 2, 0.03, towards, 0.9)
+
+    same(*pair.trained(own))
+
+
+def test_scores(pair):
+    w, head = pair.rows(3, scale=0.3), "head" if hasattr(pair.ensemble.module, "head") else "fc3"
+    losses, predicted, labels = pair.gpu.score(slice(0, K), w)
+    assert losses.shape == (K, max(SCORED) + 1) and losses.dtype == np.float64
+    predict = lambda rows, w, images, of: of.outputs(w, images, head)[0]  # noqa: E731
+    own = pair.gpu.score(slice(0, K), w, lambda *of: predict(*of, pair.gpu))
+    logits, read = pair.gpu.outputs(w, slice(0, K), head)
+    for i in range(K):
+        n, row = SCORED[i] + 1, w[i : i + 1]  # with a test image
+        want = pair.cpu.score(slice(i, i + 1), row)
+        for found, right in zip((losses, predicted, labels), want, strict=True):
+            assert np.array_equal(found[i, :n], right[0])
+        want = pair.cpu.score(slice(i, i + 1), row, lambda *of: predict(*of, pair.cpu))
+        for found, right in zip(own, want, strict=True):
+            assert np.array_equal(found[i, :n], right[0])
+        right = pair.cpu.outputs(row, pair.cpu._order(i), head)
+        assert torch.equal(logits[i, :n], right[0][0]) and torch.equal(read[i, :n], right[1][0])
+        read_there, read_here = (b.training_features(i, row, 7, head) for b in (pair.gpu, pair.cpu))
+        assert all(map(torch.equal, read_there, read_here))
+        three = pair.rows(i, 3, 0.3)
+        found, right = (b.training_losses(i, three) for b in (pair.gpu, pair.cpu))
+        assert np.array_equal(found, right)
+
+
+def test_losses_of_the_search(pair):
+    w = pair.rows(5, 2 * K, 0.3).view(K, 2, -1)
+    found = pair.gpu.validation_losses(slice(0, K), w)
+    for i in range(K):
+        want = pair.cpu.validation_losses(slice(i, i + 1), w[i : i + 1])[0]
+        assert np.array_equal(found[i], want) and np.isfinite(want).all()
+
+
+def test_searches(pair, order):
+    """Several passes, of different numbers of candidates; one client has none in the first."""
+    rng = np.random.default_rng(6)
+    models, own = pair.rows(7, 12, 0.3), pair.rows(8, K, 0.3)
+    sums, share = models.double().sum(0) / 12, np.full(K, 1 / 12)
+    counts = np.array([[5, 0, 4, 3], [2, 6, 0, 4]])
+    left = [[], []]
+    drawn = [(rng.integers(12, size=count.sum()), rng.random(count.sum())) for count in counts]
+    for by_gpu in (True, False):
+        for rows in [slice(0, K)] if by_gpu else [slice(i, i + 1) for i in range(K)]:
+            cases, here = np.zeros((rows.stop - rows.start, 4)), slice(rows.start, rows.stop)
+            x, y = own[here].double() / 12, sums.repeat(len(cases), 1)
+            averages = own[here, None].repeat(1, 2, 1)
+            start = x, y, averages, share[here].copy(), np.ones(len(cases))
+            chooser = (pair.gpu if by_gpu else pair.cpu).chooser(rows, start, cases)
+            found = []
+            for count, (which, coins) in zip(counts, drawn, strict=True):
+                of = np.repeat(np.arange(K), count)
+                mine = (of >= rows.start) & (of < rows.stop)
+                at = models.data_ptr() + 4 * models.shape[1] * which[mine]
+                given = at.astype(np.uint64), np.full(mine.sum(), 1 / 12), coins[mine]
+                if mine.any():
+                    most = np.full(len(cases), 3)
+                    found.append(chooser.decide(*given, count[rows], most))
+                else:
+                    found.append([np.zeros(0, bool)])
+            for i in range(len(cases)):
+                decided = [part[i].tolist() for part in found]
+                numbers = chooser.rewards[i], cases[i].tolist(), decided
+                rows_now = x[i], y[i], averages[i].double().flatten()
+                left[by_gpu].append((numbers, torch.cat(rows_now)))
+    for (found, rows), (want, right) in zip(left[True], left[False], strict=True):
+        assert found == want and torch.equal(rows, right)
+    assert sum(sum(cases) for (_, cases, _), _ in left[True]) > 12
+
+
+def test_a_candidate_of_a_search_step_by_step(pair):
+    x, y = (pair.rows(seed, K, 0.3).double() / 7 for seed in (1, 2))
+    w, p = pair.rows(3, K, 0.3), np.array([0.1, 0.25, 1 / 3, 0.0])
+    pairs = [pair.ensemble.zeros(2 * K).view(K, 2, -1) for _ in range(2)]
+    found = pair.gpu.candidate(x, y, w, p, p + 0.3, 1 - p, pairs[0])
+    for i in range(K):
+        one = slice(i, i + 1)
+        sums, shares = (x[one], y[one], w[one]), (p[one], p[one] + 0.3, 1 - p[one])
+        want = pair.cpu.candidate(*sums, *shares, pairs[1][one])
+        assert all(torch.equal(a[i], b[0]) for a, b in zip(found, want, strict=True))
+    assert torch.equal(*pairs)
+
+
+# the program and its compiler --------------------------------------------------------------------
+def test_constants_have_the_bits_of_the_plan(tmp_path):
+    values = np.float32([0.1, -0.0, 1e-45, -3e38, np.inf, -np.inf, np.nan, 16])
+    numbers = gpu.literal([ctypes.c_float(x).value for x in values])
+    text = f"#include <cstdio>\n#include <cstring>\nstatic constexpr float X[] = {numbers};\n"
+    text += 'int main() { for (float x : X) { unsigned u; memcpy(&u, &x, 4); printf("%u ", u); } }'
+    (tmp_path / "x.cpp").write_text(text)
+    subprocess.run(["g++", "-std=c++17", "-o", tmp_path / "x", tmp_path / "x.cpp"], check=True)
+    printed = subprocess.run([tmp_path / "x"], capture_output=True, text=True, check=True).stdout
+    assert [*map(int, printed.split())] == values.view(np.uint32).tolist()
+    layers = native.STRUCTURES["Layer"](kind=3, size=(4, 5), number=(0.5, -2), weight=-1)
+    zeros = ", ".join(["0"] * 10)
+    numbers = "{0x1.0000000000000p-1f, -0x1.0000000000000p+1f}"
+    want = f"{{3, 0, 0, 0, 0, {{4, 5, {zeros}}}, {numbers}, -1, 0, 0, TABLE_7}}"
+    assert gpu.literal(layers, {"table": "TABLE_7"}) == want
+
+
+TINY = 'extern "C" __global__ void f(float *x) { *x = 1.f / *x; }'
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """The module of the compiler, with an empty cache."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="the extra [gpu] is not installed")
+    core = pytest.importorskip("cuda.core", reason="the extra [gpu] is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return core
+
+
+def test_compiled_programs_are_kept(compiler, monkeypatch, tmp_path):
+    code = gpu.compiled(TINY, "sm_90")
+    (file,) = (tmp_path / "dpfl_mpi").iterdir()
+    gpu.compiled(TINY, "sm_80")
+    assert code.startswith(b"\x7fELF") and len([*file.parent.iterdir()]) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "Program", None)  # nothing compiles
+        assert gpu.compiled(TINY, "sm_90") == code
+        for damaged in (b"", file.read_bytes()[:-1], b"\0" * 1000):
+            file.write_bytes(damaged)
+            refused("the kernels do not compile for this GPU, sm_90", gpu.compiled, TINY, "sm_90")
+    assert gpu.compiled(TINY, "sm_90") == code == gpu.read(file)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # no folder can be there
+    assert gpu.compiled(TINY, "sm_90") == code
+
+
+def test_what_does_not_compile_is_one_sentence(compiler, monkeypatch):
+    why = "the kernels do not compile for this GPU, sm_90 (lanes(1): error: identifier"
+    refused(why, gpu.compiled, "int f() { return unknown; }", "sm_90")
+    refused("the kernels do not compile for this GPU, sm_10 (", gpu.compiled, TINY, "sm_10")
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    refused("the kernels need cuda-core on a GPU (", gpu.compiled, TINY, "sm_90")
+
+
+def header_of(module, shape):
+    ensemble = Ensemble(module, (0.5,) * shape[-1], (0.25,) * shape[-1], CPU)
+    plan, _ = describe(module, shape, "uint8")
+    return gpu.plan_header(plan, ensemble.width, ensemble.scale, ensemble.shift)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_the_papers_network_compiles(compiler, arch):
+    shape = 32, 32, 3
+    header = header_of(cnn.build(shape, 10), shape)
+    for verb in native.VERBS if arch == "sm_90" else ("train", "search"):
+        assert gpu.compiled(gpu.program(header, verb), arch).startswith(b"\x7fELF")
+
+
+# selection ---------------------------------------------------------------------------------------
+def test_who_computes_on_a_gpu(monkeypatch, request):
+    ensemble = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False)
+    alone, sgd, made = SimpleNamespace(agree=bool), SGDS["sgd"], SimpleNamespace(blocks=[])
+    why = "", "there is no such driver"
+    monkeypatch.setattr(selection, "by_torch", lambda *of: "PyTorch")
+    select = lambda kernels: selection.select_backend(kernels, 0, alone, ensemble, [], sgd)  # noqa: E731
+    for by_auto in (False, True):
+        monkeypatch.setattr(selection, "AUTO_ON_GPU", by_auto)
+        monkeypatch.setattr(selection, "try_gpu", lambda *of: (made, why[0]))
+        assert select("native") == (made, "")
+        assert select("auto") == (made if by_auto else "PyTorch", "")
+        assert select("torch") == select("compiled") == ("PyTorch", "")
+        monkeypatch.setattr(selection, "try_gpu", lambda *of: (None, why[1]))
+        warned = f"PyTorch computes, several times slower: {why[1]}" if by_auto else ""
+        assert select("auto") == ("PyTorch", warned)
+        refused(why[1], select, "native")
+    refused("--kernels is avx2, a form of a CPU; allowed on a GPU are auto", select, "avx2")
+    request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert select("auto") == ("PyTorch", "")
+    refused("--kernels is native; the native kernels compute in float32", select, "native")
+
+
+def test_the_first_gradient_is_compared_with_pytorch(pair, monkeypatch):
+    gpu_backend.check_against_pytorch(pair.gpu.kernels, pair.ensemble)
+    right = pair.gpu.kernels.sample
+
+    def wrong(*of):
+        g, logits = right(*of)
+        return g * 1.01, logits
+
+    monkeypatch.setattr(pair.gpu.kernels, "sample", wrong)
+    check = gpu_backend.check_against_pytorch
+    refused("the kernels' gradient or score", check, pair.gpu.kernels, pair.ensemble)
