@@ -1,321 +1,458 @@
-"""All clients of a rank as one tensor program, against a loop over clients, and its ceilings.
+"""What a GPU gives that is at hand for a few minutes: bits, races, rates, and the paper's run.
 
-    python benchmarks/gpu.py [--device cuda] [--clients 100] [--seconds 3] [--precision tf32]
-    python benchmarks/gpu.py --ceilings --gpu h200 [--data cifar10.h5]      # needs no GPU
+    python benchmarks/gpu.py --reference bits.npz                    # on any CPU, beforehand
+    python benchmarks/gpu.py --prepared DIR --reference bits.npz --data cifar10.h5
+    python benchmarks/gpu.py --compile sm_90                         # needs no GPU
 
-With --ceilings, other flags are those of `python -m dpfl_mpi`. The paper's CNN on random images,
-mini-batches of 16, training sets of unequal sizes (lognormal, mean 400). All is timed on one device
-in one run, after a warm-up, each contender for `--seconds`:
+--prepared runs parts one after the other, each in a process of its own and with its own limit,
+eight minutes at most in all. What a part finds is printed, and saved at once as DIR/PART.json, so
+one that fails or is stopped keeps what it has and does not stop the next:
 
-- training: client-steps per second of a plain loop over clients (an `nn.Module` and a fused SGD
-  each, data on the device); of ours step by step; of ours recorded (`recorded.py`; on a CPU the
-  same calls); and, on a GPU, of that compiled. Ours draws, crops and copies its mini-batches.
-- kernels: milliseconds of one gradient of all clients by stacked matrix products (used), grouped
-  convolutions, and `torch.func.vmap`; on a GPU the first and the last also compiled.
-- layout: the same products and SGD on views of rows (used) and on one tensor per layer.
-- ceilings, where --gpu names the device: how far the recorded step is from `_ceilings.py`'s.
-- roofline: operations and bytes of a step, what large products and copies reach on this device,
-  and the share of the nearer ceiling that a step reaches.
+- compile: the kernels of the other parts, at the same time.
+- bits: gradients of every layer, training, scores and searches of five networks, and a short run of
+  DPFL, against the reference.
+- sanitize: races and wrong addresses in the steps of two clients, by compute-sanitizer.
+- rate: client-steps per second of the paper's CNN, 100 clients of unequal sizes (lognormal, mean
+  400), by a plain loop, by each team and cluster, and recorded and compiled (`recorded.py`).
+- paper: `python -m dpfl_mpi --dataset cifar10 --budget 10`: its clocks, and each client's accuracy
+  against the one of `reproduction/`.
+- ncu: what bounds one launch of `train`, by Nsight Compute.
+- tests: those that need a GPU.
+
+With --device cpu parts are shorter, and the CPU's kernels take the GPU's place.
 """
 
 import argparse
+import csv
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
-import _ceilings
-import h5py
+import _gpu_bits
 import numpy as np
 import torch
-from _ceilings import GPUS, LAUNCH_US, as_text
-from _samples import CIFAR, PAPER_SGD, S, clients_of
-from torch import Tensor, nn
-from torch.nn import functional as F
+from _samples import CIFAR, PAPER_SGD, S
+from torch import nn
 
-from dpfl_mpi.datasets.cifar10 import MEAN, STD
-from dpfl_mpi.errors import UserError, in_a_sentence
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.models.cnn import build
-from dpfl_mpi.mpi.start import parse
+from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.recorded import RecordedSteps
+from dpfl_mpi.numerics.lanes.declared import SOURCES
+from dpfl_mpi.numerics.native import describe
+from dpfl_mpi.numerics.recorded import RecordedBackend
+from dpfl_mpi.results import Result
+from dpfl_mpi.results.summary import slowest_seconds
 
-LR = 0.01
+ROOT = Path(__file__).resolve().parent.parent
+LIMITS_S = {"compile": 90, "bits": 60, "sanitize": 120, "rate": 90, "paper": 120, "ncu": 60}
+LIMITS_S |= {"tests": 120}
+TOTAL_S, LAST_S = 480, 3  # LAST_S: a part's own programs end before it
+LR, EPOCHS, GOAL = 0.01, 5, 300  # GOAL: times the plain loop
+TEAM, TEAMS, CLUSTERS = 256, (256, 512, 128, 768, 1024), (1, 2, 4)
+NO_SPILLS = ("train", "score", "search")
+USED = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+USED += r".*?Used (\d+) registers(?:[^\n]*?(\d+) bytes smem)?"
+SHOWN = (  # by Nsight Compute's names; all are saved
+    r"gpu__time_duration\.sum|launch__(registers_per_thread|occupancy_limit_\w+)"
+    r"|sm__warps_active\.avg\.pct_of_peak_sustained_active"
+    r"|smsp?__(inst_issued|issue_active|inst_executed_pipe_\w+)\.avg\.p\w+_active"
+    r"|(l1tex|lts)__t_sector_hit_rate\.pct|smsp__average_warps?_issue_stalled_\w+\.ratio"
+)
+Args, Say = argparse.Namespace, Callable[[str], None]
 
 
-class Bench:
-    """The device, the clients and a clock that waits for the device."""
+class Report:
+    """Prints lines, and saves them with their numbers at once."""
 
-    def __init__(self, device: str, k: int, seconds: float, precision: str = "float32"):
-        self.device, self.k, self.seconds = pick_device(device, precision, 0), k, seconds
-        torch.use_deterministic_algorithms(False)  # a plain loop may not run else
-        rng = np.random.default_rng(0)
-        sizes = np.clip(rng.lognormal(6, 0.5, k).astype(int), 32, None)
-        self.sizes = np.sort(sizes)[::-1].copy()
-        self.steps = -(-self.sizes // S)  # of an epoch, by client
-        n = int(self.sizes.sum())
-        images = rng.integers(0, 256, (n, *CIFAR), dtype=np.uint8)
-        labels = rng.integers(0, 10, n)
-        train = np.split(np.arange(n), np.cumsum(self.sizes)[:-1])
-        val = list(np.arange(k)[:, None])
-        self.ensemble = Ensemble(build(CIFAR, 10), MEAN, STD, self.device, precision)
-        self.clients = clients_of(self.ensemble, images, labels, train, val, augment=True)
-        row = self.ensemble.initial_row("kaiming", np.random.default_rng(0))
-        self.w = row.repeat(k, 1)
+    def __init__(self, path: Path):
+        self.path, self.values = path, json.loads(path.read_text()) if path.exists() else {}
 
-    def sync(self) -> None:
-        """Wait until the device has finished."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+    def say(self, line: str, **values: Any) -> None:
+        print(line, flush=True)
+        self.values |= values | {"lines": [*self.values.get("lines", ()), line]}
+        self.path.write_text(json.dumps(self.values, indent=1, default=str) + "\n")
 
-    def rate(self, action: Callable[[], int], seconds: float = 0.0) -> float:
-        """Return units per second of an action that returns how many it did."""
-        action()
-        self.sync()
-        done, start = 0, time.perf_counter()
-        while time.perf_counter() - start < (seconds or self.seconds):
+
+# the kernels -------------------------------------------------------------------------------------
+def compiled(arch: str, network: str, verb: str, team: int, cluster: int, anew: bool) -> str:
+    """Compile a kernel into the cache; return its registers and bytes where that is done anew."""
+    from dpfl_mpi.numerics import gpu
+
+    subject = _gpu_bits.NETWORKS[network]
+    module, log = subject.build(), StringIO() if anew else None
+    scales, device = _gpu_bits.scales(subject), torch.device("cpu")
+    ensemble = Ensemble(module, *scales, device, dtype=subject.dtype)
+    plan, _ = describe(module, subject.shape, subject.dtype)
+    header = gpu.plan_header(plan, ensemble.width, ensemble.scale, ensemble.shift)
+    gpu.compiled(gpu.program(header, verb, team, cluster), arch, log)
+    if not log:
+        return "is there"
+    own = log.getvalue().partition(f"entry function '{verb}'")[2]  # behind it: of other functions
+    found = re.search(USED, own, re.DOTALL)
+    assert found, log.getvalue()
+    return "{3:>4} registers,{0:>5} bytes of stack,{1:>5} and{2:>5} of spills,{4:>6} shared".format(
+        *found.groups("0")
+    )
+
+
+def compile_all(arch: str, work: list[tuple[str, str, int, int]], anew: bool, say: Say) -> bool:
+    """Compile kernels at the same time; return whether none of `NO_SPILLS` spills."""
+    start, bad = time.perf_counter(), list[str]()
+    with suppress(ImportError):  # before threads: they would find half of it
+        import cuda.core  # noqa: F401
+    with ThreadPoolExecutor() as pool:
+        waiting = {pool.submit(compiled, arch, *each, anew): each for each in work}
+        for done in as_completed(waiting):
+            title = "{}, {}, team {}, cluster {}".format(*waiting[done])
+            try:
+                text = done.result()
+            except UserError as error:  # another size may fit
+                text = str(error)
+            say(f"{title:36s} {text}")
+            spills = anew and "   0 bytes of stack,    0 and    0 of spills" not in text
+            if spills and waiting[done][1] in NO_SPILLS:
+                bad.append(title)
+    say(f"{len(work)} kernels for {arch} in {time.perf_counter() - start:.1f} s")
+    if bad:
+        say(f"error: stack or spills, for {arch}, of {'; '.join(sorted(bad))}; allowed are 0 bytes")
+    return not bad
+
+
+def needed(args: Args) -> list[tuple[str, str, int, int]]:
+    """Return network, verb, team and cluster of all kernels that the parts launch."""
+    sizes = itertools.product(args.teams, args.clusters)
+    work = [("cnn", "train", *size) for size in sizes if size != (TEAM, 1)]
+    return work + [(name, verb, TEAM, 1) for name in _gpu_bits.NETWORKS for verb in verbs()]
+
+
+def verbs() -> list[str]:
+    """Return the names of the kernels."""
+    return re.findall(r"^VERB\((\w+), ", (SOURCES / "lanes.c").read_text(), re.MULTILINE)
+
+
+@torch.no_grad()
+def train(backend: Backend, k: int) -> int:
+    """Train the first k clients for some epochs; return their steps."""
+    n = backend.clients.n_train
+    epochs = LocalEpochs(EPOCHS, np.zeros(len(n), np.int64), LR)
+    row = backend.ensemble.initial_row("kaiming", np.random.default_rng(0))
+    w, momentum = row.repeat(len(n), 1), backend.zero_momentum(len(n))
+    for rows in backend.blocks if k == len(n) else [slice(0, k)]:
+        backend.train_epochs(Block(backend.ensemble, w[rows], momentum[rows], rows), epochs)
+    if w.is_cuda:
+        torch.cuda.synchronize()
+    return EPOCHS * int((-(-n[:k] // S)).sum())
+
+
+def clients_on(device: torch.device, k: int) -> Backend:
+    """Return what computes k clients of the paper's CNN."""
+    sizes = np.clip(np.random.default_rng(0).lognormal(6, 0.5, k).astype(int), 32, None)
+    train = sorted(sizes.tolist(), reverse=True)
+    return _gpu_bits.backend_of(_gpu_bits.NETWORKS["cnn"], PAPER_SGD, device, train, [1] * k)
+
+
+def by_teams(clients: Backend, team: int, cluster: int) -> Any:
+    """Return what trains these clients by teams of a size, with the seconds of its last launch."""
+    from dpfl_mpi.numerics.gpu import Gpu
+    from dpfl_mpi.numerics.gpu_backend import GpuBackend
+
+    class Timed(Gpu):
+        def launch(self, *arguments: Any) -> None:
+            self.ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            self.ends[0].record()
+            super().launch(*arguments)
+            self.ends[1].record()
+
+        def seconds(self) -> float:
+            self.ends[1].synchronize()
+            return float(self.ends[0].elapsed_time(self.ends[1])) / 1e3
+
+    make = functools.partial(Timed, team=team, cluster=cluster)
+    return GpuBackend(clients.ensemble, clients.clients, PAPER_SGD, make=make)
+
+
+# the parts ---------------------------------------------------------------------------------------
+def compile_here(args: Args, report: Report) -> None:
+    if args.device == "cpu":
+        return report.say("skipped: the kernels of a CPU are there")
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    compile_all(arch, needed(args), False, report.say)
+
+
+def bits(args: Args, report: Report) -> None:
+    if not args.reference:
+        return report.say("skipped: no --reference")
+    off, wanted = dict[str, str](), dict(np.load(args.reference))
+    for name, got in _gpu_bits.arrays_of(pick_device(args.device, "float32", 0), args.prepared):
+        expected = wanted.pop(name, None)
+        how = "is new" if expected is None else _gpu_bits.difference(got, expected)
+        off |= {name: how} if how else {}
+        if how:
+            report.say(f"DIFFERS {name}: {how}", off=off)
+    off |= dict.fromkeys(wanted, "was not computed")
+    report.say(f"{len(off)} arrays differ; not computed: {', '.join(wanted) or 'none'}", off=off)
+
+
+def step(args: Args, report: Report) -> None:
+    device = pick_device(args.device, "float32", 0)
+    steps = train(_gpu_bits.backend_of(_gpu_bits.STEP, PAPER_SGD, device), 2)
+    report.say(f"{steps} steps of two clients")
+
+
+def launch(args: Args, report: Report) -> None:
+    backend = clients_on(pick_device(args.device, "float32", 0), 100)
+    report.say(f"{train(backend, 100)} steps of 100 clients")
+
+
+def sanitize(args: Args, report: Report) -> None:
+    tool = shutil.which("compute-sanitizer")
+    if not tool:
+        return report.say("skipped: compute-sanitizer is not here")
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor has ends of its own
+    for name in ("racecheck", "memcheck"):
+        command = [tool, "--tool", name, "--print-limit", "20", *this(args, "step")]
+        text = output(command, LIMITS_S["sanitize"] / 2 - LAST_S, env)
+        found = [line for line in text.splitlines() if line.startswith("=====")]
+        report.say(f"{name}: {found[-1] if found else short(text)}", **{name: found or text})
+
+
+def rate(args: Args, report: Report) -> None:
+    torch.set_num_threads(1)
+    device, rates = pick_device(args.device, "float32", 0), dict[str, float]()
+    torch.use_deterministic_algorithms(False)  # a plain loop may not run else
+    on_gpu, k = device.type == "cuda", 100 if device.type == "cuda" else 8
+    card = torch.cuda.get_device_name() if on_gpu else "one CPU thread"
+    report.say(f"{card}, torch {torch.__version__}, {k} clients, mini-batches of {S}")
+
+    def measure(title: str, action: Callable[[], int], seconds: float = args.seconds) -> None:
+        done, start = 0 * action(), time.perf_counter()
+        while time.perf_counter() - start < seconds:
             done += action()
-            self.sync()
-        return done / (time.perf_counter() - start)
+        say(title, done / (time.perf_counter() - start))
 
-    def ms(self, action: Callable[[], object]) -> float:
-        """Return milliseconds of an action."""
+    def say(title: str, of: float) -> None:
+        rates[title] = of
+        times = f"{of / rates['plain loop']:7.1f} times the loop, of which {GOAL} are the goal"
+        report.say(f"{title:44s} {of:11,.0f} client-steps/s, {times}", rates=rates)
 
-        def ten() -> int:
-            for _ in range(10):
-                action()
-            return 10
+    measure("plain loop", plain_loop(device))
+    backend = clients = clients_on(device, k)
+    sizes = itertools.product(args.clusters, args.teams) if on_gpu else [(1, 1)]
+    for cluster, team in sizes:
+        title = f"team {team}, cluster {cluster}"
+        try:
+            backend = by_teams(clients, team, cluster) if on_gpu else clients
+            measure(title, functools.partial(train, backend, k))
+            if on_gpu:
+                of_launch = train(backend, k) / backend.kernels.gpu.seconds()
+                say(f"{title}, the launch alone", of_launch)
+            one = functools.partial(train, backend, 1)
+            measure(f"{title}, the largest client", one, args.seconds / 3)
+        except Exception as error:  # a size that does not fit
+            report.say(f"{title}: {short(str(error))}")
+    for form in ("recorded", "compiled") if on_gpu else ():
+        parts = clients.ensemble, clients.clients, PAPER_SGD, 0, form == "compiled"
+        measure(form, functools.partial(train, RecordedBackend(*parts), k))
 
-        return 1e3 / self.rate(ten, self.seconds / 3)
 
-
-def plain_loop(bench: Bench) -> Callable[[], int]:
+def plain_loop(device: torch.device) -> Callable[[], int]:
     """Return 8 steps of each of a few clients, one after another, as everybody writes it."""
     few, how = 4, {"momentum": PAPER_SGD.momentum, "weight_decay": PAPER_SGD.weight_decay}
-    models = [build(CIFAR, 10).to(bench.device) for _ in range(few)]
+    models = [build(CIFAR, 10).to(device) for _ in range(few)]
     fused = [torch.optim.SGD(m.parameters(), LR, **how, fused=True) for m in models]
-    x = torch.randn(few, 8 * S, 3, 32, 32, device=bench.device)
-    y = torch.randint(10, (few, 8 * S), device=bench.device)
+    x = torch.randn(few, 8, S, 3, 32, 32, device=device)
+    y = torch.randint(10, (few, 8, S), device=device)
 
     def run() -> int:
-        for i, (model, sgd) in enumerate(zip(models, fused, strict=True)):
-            for first in range(0, 8 * S, S):
+        for model, sgd, of_x, of_y in zip(models, fused, x, y, strict=True):
+            for images, labels in zip(of_x, of_y, strict=True):
                 sgd.zero_grad()
-                F.cross_entropy(model(x[i, first : first + S]), y[i, first : first + S]).backward()
+                nn.functional.cross_entropy(model(images), labels).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), PAPER_SGD.clip_norm)
                 sgd.step()
+        if x.is_cuda:
+            torch.cuda.synchronize()
         return few * 8
 
     return run
 
 
-def ours(bench: Bench, recorded: RecordedSteps | None) -> Callable[[], int]:
-    """Return one epoch of all clients, drawn and cropped."""
-    everyone, epoch = slice(0, bench.k), np.zeros(bench.k, np.int64)
-    w, momentum = bench.w.clone(), torch.zeros_like(bench.w)
-
-    @torch.no_grad()
-    def run() -> int:
-        if recorded:
-            recorded.load(w, momentum, LR)
-        block = Block(bench.ensemble, w, momentum, everyone)
-        for batch in bench.clients.batches(everyone, 1, epoch, S, padded=True):
-            if recorded:
-                recorded.step(batch)
-                continue
-            block = block.first(batch.k)
-            bench.ensemble.gradient(block, batch.x, batch.y, batch.weight)
-            PAPER_SGD.step(block.w, block.g, block.momentum, LR)
-        return int(bench.steps.sum())
-
-    return run
-
-
-def grouped(layers: dict[str, Tensor], x_kSHWC: Tensor, y_kS: Tensor) -> Tensor:
-    """Return the summed loss with the clients as groups of one convolution, differentiable."""
-    k, s, h, w, c = x_kSHWC.shape
-    x = x_kSHWC.permute(1, 0, 4, 2, 3).reshape(s, k * c, h, w)
-    for name in ("conv1", "conv2"):
-        weight, bias = layers[f"{name}.weight"].flatten(0, 1), layers[f"{name}.bias"].flatten()
-        x = F.max_pool2d(F.conv2d(x, weight, bias, groups=k).relu(), 2)
-    z = x.view(s, k, -1).transpose(0, 1)
-    for name in ("fc1", "fc2", "head"):
-        weight, bias = layers[f"{name}.weight"], layers[f"{name}.bias"]
-        z = torch.baddbmm(bias[:, None], z, weight.transpose(1, 2))
-        z = z if name == "head" else z.relu()
-    return F.cross_entropy(z.flatten(0, 1), y_kS.flatten(), reduction="sum") / s
+def paper(args: Args, report: Report) -> None:
+    on_gpu, end = args.device == "cuda", time.monotonic() + LIMITS_S["paper"] - LAST_S
+    if on_gpu and not args.data:
+        return report.say("skipped: no --data")
+    flags = ["--dataset=cifar10", f"--data={args.data}"] if args.data else []
+    flags += ["--budget=10"] if on_gpu else ["--clients=8", "--rounds=2", "--tau_init=1"]
+    for kernels in ("native", "auto"):
+        out, start = args.prepared / f"paper-{kernels}.h5", time.perf_counter()
+        how = [f"--device={args.device}", f"--kernels={kernels}", "--fresh", f"--out={out}"]
+        text = output([sys.executable, "-m", "dpfl_mpi", *flags, *how], end - time.monotonic())
+        wall = time.perf_counter() - start
+        try:
+            with Result(out) as result:
+                clocks = {phase: s.sum() for phase, s in slowest_seconds(result).items()}
+                got = np.where(result.benign, result.score("accuracy"), np.nan)
+                run, state = result.run.slug().rpartition("-")[2], result.state
+        except UserError as error:
+            report.say(f"--kernels {kernels}: {error}; {short(text)}", **{kernels: text})
+            continue
+        seconds = ", ".join(f"{phase} {s:.1f}" for phase, s in clocks.items())
+        line = f"--kernels {kernels}, {state}: {wall:.1f} s ({seconds})"
+        line += f", {100 * np.nanmean(got):.4f} %"
+        wanted = stored(run)
+        if len(wanted) == len(got):
+            same = np.isclose(got, wanted, rtol=0, atol=1e-12, equal_nan=True).sum()
+            line += f"; {same} of {len(got)} clients as stored, {100 * np.nanmean(wanted):.4f} %"
+        values = {"wall": wall, **clocks, "test_acc": got.tolist(), "output": text}
+        report.say(line, **{kernels: values})
 
 
-def kernels(bench: Bench) -> dict[str, float]:
-    """Return milliseconds of one gradient of all clients, by ways that are checked to agree."""
-    ensemble, k = bench.ensemble, bench.k
-    x = torch.randn(k, S, *CIFAR, device=bench.device)
-    y = torch.randint(10, (k, S), device=bench.device)
-    weight = torch.full((k, S), 1 / S, device=bench.device)
-    rows = ensemble.layers(bench.w)
-    leaves = {n: v.detach().clone().requires_grad_() for n, v in rows.items()}
+def stored(run: str) -> np.ndarray:
+    """Return the accuracies of a Run's clients, 0 to 1, by `reproduction/`; none: it is new."""
+    for path in (ROOT / "reproduction").glob("*/clients.csv"):
+        with path.open(newline="") as file:
+            lines = [line for line in csv.DictReader(file) if line["run"] == run]
+        if lines:
+            lines.sort(key=lambda line: int(line["client"]))
+            return np.array([float(line["test_acc"] or "nan") for line in lines])
+    return np.zeros(0)
 
-    def by_groups() -> Tensor:
-        gradients = torch.autograd.grad(grouped(leaves, x, y), list(leaves.values()))
-        return torch.cat([of_layer.flatten(1) for of_layer in gradients], 1)
 
-    def by(stacked: bool, gradient: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[], Tensor]:
-        @torch.no_grad()
-        def run() -> Tensor:
-            own = ensemble.kernels
-            ensemble.kernels = own if stacked else None
+def ncu(args: Args, report: Report) -> None:
+    tool = shutil.which("ncu")
+    if not tool:
+        return report.say("skipped: ncu is not here")
+    command = [tool, "--kernel-name", "train", "--launch-count", "1", "--clock-control", "none"]
+    command += ["--set", "full", "--csv", "--page", "raw"]
+    text = output([*command, *this(args, "launch")], LIMITS_S["ncu"] - LAST_S)
+    head, found, table = text.partition('"ID",')
+    if not found:
+        why = [line for line in head.splitlines() if line.startswith("==")]
+        return report.say(f"skipped: {' '.join(why[-2:]) or short(text)}", output=text)
+    names, units, values, *_ = csv.reader(StringIO(found + table))
+    of_launch = list(zip(names, values, units, strict=True))
+    for name, value, unit in of_launch:
+        if re.fullmatch(SHOWN, name):
+            report.say(f"{value:>16s} {unit:12s} {name}")
+    report.say(f"{len(names)} values", values=of_launch)
+
+
+def tests(args: Args, report: Report) -> None:
+    wanted = [ROOT / f"tests/numerics/{name}.py" for name in ("test_gpu", "test_gpu_kernels")]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0"]
+    command += [str(path) for path in wanted if path.exists()]
+    report.say(output(command, LIMITS_S["tests"] - LAST_S))
+
+
+# processes ---------------------------------------------------------------------------------------
+def this(args: Args, part: str) -> list[str]:
+    """Return the command of one part in a process of its own."""
+    given = ("prepared", "reference", "data", "device", "seconds")
+    flags = [f"--{name}={value}" for name in given if (value := getattr(args, name))]
+    sizes = [
+        f"--{name}={','.join(map(str, getattr(args, name)))}" for name in ("teams", "clusters")
+    ]
+    return [sys.executable, __file__, *flags, *sizes, f"--part={part}"]
+
+
+def output(command: list[str], seconds: float, env: dict[str, str] | None = None) -> str:
+    """Return what a command prints, in at most so many seconds."""
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": ROOT}
+    with subprocess.Popen(command, env=env, text=True, **both) as process:
+        try:
+            return str(process.communicate(timeout=max(seconds, 1))[0])
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return f"{process.communicate()[0]}\nstopped after {seconds:.0f} s"
+
+
+def short(text: str) -> str:
+    """Return the end of a text as one line."""
+    return " ".join(text.split())[-300:] or "nothing was printed"
+
+
+def run_parts(args: Args) -> None:
+    args.prepared.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    for part in args.parts:
+        start, file = time.monotonic(), args.prepared / f"{part}.json"
+        limit = min(LIMITS_S[part], begin + TOTAL_S - start)
+        file.unlink(missing_ok=True)
+        print(f"== {part}, at most {limit:.0f} s", flush=True)
+        with subprocess.Popen(this(args, part), start_new_session=True) as process:
             try:
-                return gradient(rows, x, y, weight, None)[0]
-            finally:
-                ensemble.kernels = own
-
-        return run
-
-    used, plain = "stacked matrix products (used)", ensemble.gradient_of
-    ways = {used: by(True, plain), "torch.func.vmap": by(False, plain)}
-    if bench.device.type == "cuda":
-        fast = torch.compile(plain)
-        ways["stacked, torch.compile"] = by(True, fast)
-        ways["torch.func.vmap, torch.compile"] = by(False, fast)
-    ways["grouped convolutions"] = by_groups
-    g = ways[used]()
-    for title, way in ways.items():
-        other = way()
-        # as a whole: rounding decides which of four nearly equal phases is the largest
-        assert float((other - g[:, : other.shape[1]]).norm() / g.norm()) < 1e-3, title
-    return {title: bench.ms(way) for title, way in ways.items()}
+                code = process.wait(max(limit, 0))
+                how = f"failed with code {code}" if code else "done"
+            except subprocess.TimeoutExpired:
+                how = "stopped at its limit"
+            with suppress(ProcessLookupError):  # with what it has started
+                os.killpg(process.pid, signal.SIGKILL)
+        Report(file).say(f"== {part}: {how}, {time.monotonic() - start:.1f} s", ended=how)
 
 
-def layout(bench: Bench) -> dict[str, float]:
-    """Return milliseconds of a dense layer's product and of SGD, on rows and on layers."""
-    ensemble = bench.ensemble
-    rows = ensemble.layers(bench.w)["fc1.weight"]
-    x = torch.randn(bench.k, S, rows.shape[2], device=bench.device)
-    alone = rows.contiguous()
-    flat = [bench.w.clone(), torch.zeros_like(bench.w), torch.zeros_like(bench.w)]
-    parts = [[v.contiguous().flatten(1) for v in ensemble.layers(t).values()] for t in flat]
-
-    def sgd_by_layer() -> None:
-        for w, g, m in zip(*parts, strict=True):
-            PAPER_SGD.step(w, g, m, LR)
-
-    actions = {
-        "product, views of rows (used)": lambda: torch.bmm(x, rows.transpose(1, 2)),
-        "product, one tensor per layer": lambda: torch.bmm(x, alone.transpose(1, 2)),
-        "SGD, rows (used)": lambda: PAPER_SGD.step(*flat, LR),
-        "SGD, one tensor per layer (clips by layer)": sgd_by_layer,
-    }
-    return {title: bench.ms(action) for title, action in actions.items()}
-
-
-def roofline(bench: Bench, rate: float) -> str:
-    """Return what a step needs, what this device reaches, and the share that `rate` is of it."""
-    side, numbers = (4096, 2**28) if bench.device.type == "cuda" else (1024, 2**24)
-    a, big = torch.randn(side, side, device=bench.device), torch.zeros(numbers, device=bench.device)
-    copy = torch.empty_like(big)
-    flops = 2 * side**3 / bench.ms(lambda: a @ a) * 1e3
-    bandwidth = 2 * 4 * numbers / bench.ms(lambda: copy.copy_(big)) * 1e3
-    step = _ceilings.work_of_a_step(bench.ensemble, CIFAR, S)
-    arithmetic, memory = flops / step.operations, bandwidth / step.bytes
-    return (
-        f"roofline   a client-step is {step.operations / 1e6:.1f} MFLOP and "
-        f"{step.bytes / 1e6:.1f} MB; products reach {flops / 1e12:.2f} TFLOP/s, "
-        f"copies {bandwidth / 1e9:.0f} GB/s\n"
-        f"roofline   ceilings {arithmetic:,.0f} (arithmetic) and {memory:,.0f} (memory) "
-        f"client-steps/s; ours reaches {100 * rate / min(arithmetic, memory):.0f} % of the nearer"
-    )
-
-
-def against_ceilings(bench: Bench, rate: float, gpu: str, launch_us: Sequence[float]) -> str:
-    """Return how a rate, client-steps per second, stands to both ceilings of the same epoch."""
-    steps = _ceilings.steps_of(bench.sizes, S, 1)
-    on_cpu = Ensemble(build(CIFAR, 10), MEAN, STD, torch.device("cpu"))
-    count, row_bytes = _ceilings.launched(on_cpu, CIFAR, PAPER_SGD)
-    bound, epoch = (
-        _ceilings.ceilings(steps, count, row_bytes, gpu, launch_us),
-        steps.client_steps / rate,
-    )
-    return (
-        f"ceilings   an epoch took {epoch:.3f} s; launches ({count} kernels at "
-        f"{as_text(launch_us)} us) {as_text(bound.launches)} s, bytes ({row_bytes / 1e6:.1f} MB a "
-        f"row at {GPUS[gpu][0]:g} TB/s) {bound.bytes:.3f} s: {epoch / max(bound.launches):.2f} and "
-        f"{epoch / bound.bytes:.2f} times these"
-    )
-
-
-def dataset_of(path: str) -> str:
-    """Return the dataset of a prepared file; a file that is none is refused when it is opened."""
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            return str(file.attrs["dataset"])
-    except (OSError, KeyError):
-        return "cifar10"
+PARTS: dict[str, Callable[[Args, Report], None]] = dict(zip(
+    (*LIMITS_S, "step", "launch"),
+    (compile_here, bits, sanitize, rate, paper, ncu, tests, step, launch),
+    strict=True,
+))  # fmt: skip
 
 
 @in_a_sentence
-def print_ceilings(args: argparse.Namespace, rest: list[str]) -> None:
-    """Print the ceilings of the Run whose flags are `rest`."""
-    if not args.gpu:
-        raise UserError(f"--ceilings needs --gpu: {', '.join(GPUS)}")
-    if args.data:
-        rest = [f"--dataset={dataset_of(args.data)}", f"--data={args.data}", *rest]
-    if args.clients:
-        rest = [f"--clients={args.clients}", *rest]
-    print(_ceilings.ceilings_of_run(parse(rest)[0], args.gpu, args.launch_us))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+def main() -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--prepared", type=Path, metavar="DIR", help="run the parts")
+    help_ = f"which parts [{','.join(LIMITS_S)}]"
+    parser.add_argument("--parts", type=lambda t: t.split(","), default=[*LIMITS_S], help=help_)
+    help_ = "write the bits of a CPU there; with --prepared: compare with them"
+    parser.add_argument("--reference", type=Path, metavar="FILE", help=help_)
+    parser.add_argument("--data", type=Path, metavar="FILE", help="prepared CIFAR-10")
     parser.add_argument("--device", default=found, choices=("cuda", "cpu"))
-    parser.add_argument("--clients", type=int, help="[100]")
-    parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender")
-    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bf16"))
-    parser.add_argument("--gpu", choices=sorted(GPUS), help="whose memory bandwidth ceilings have")
-    help_ = "print both ceilings of a Run (its flags follow) and exit; no GPU needed"
-    parser.add_argument("--ceilings", action="store_true", help=help_)
-    parser.add_argument("--data", help="with --ceilings: a prepared file [the embedded digits]")
-    help_ = "microseconds per kernel [1.3 2.0, assumed]"
-    parser.add_argument("--launch_us", type=float, nargs="+", default=LAUNCH_US, help=help_)
-    args, rest = parser.parse_known_args()
-    if args.ceilings:
-        sys.exit(print_ceilings(args, rest))
-    if rest:
-        parser.error(f"unknown: {' '.join(rest)}; flags of a Run go with --ceilings")
-    torch.set_num_threads(1)
-    bench = Bench(args.device, args.clients or 100, args.seconds, args.precision)
-    on_gpu = args.device == "cuda"
-    name = torch.cuda.get_device_name() if on_gpu else "one CPU thread"
-    title = f"torch {torch.__version__}, {bench.k} clients, batch {S}, {args.precision}"
-    print(f"{name}, {title}", flush=True)
-
-    plain = bench.rate(plain_loop(bench))
-    rates = {"ours, step by step": bench.rate(ours(bench, None))}
-    for form in ("recorded", "compiled") if on_gpu else ("recorded",):
-        start, used = time.perf_counter(), torch.cuda.memory_reserved()
-        with torch.no_grad():
-            recorded = RecordedSteps(
-                bench.ensemble, bench.steps, CIFAR, PAPER_SGD, form == "compiled"
-            )
-        seconds = time.perf_counter() - start
-        mebibytes = (torch.cuda.memory_reserved() - used) / 2**20
-        rates[f"ours, {form}"] = bench.rate(ours(bench, recorded))
-        alone = " ".join(f"{n}: {bench.ms(step):.3f}" for n, step in recorded.graphs.items())
-        print(f"{form} {len(recorded.sizes)} block sizes in {seconds:.2f} s, {mebibytes:.0f} MiB; "
-              f"ms of a step alone {alone}")  # fmt: skip
-    for title, value in {"plain loop": plain, **rates}.items():
-        print(f"training   {title:34s} {value:12,.0f} client-steps/s", flush=True)
-    best = max(rates.values())
-    if args.gpu:
-        print(against_ceilings(bench, rates["ours, recorded"], args.gpu, args.launch_us))
-    if args.precision == "float32":
-        for title, value in kernels(bench).items():
-            print(f"kernels    {title:34s} {value:12.3f} ms")
-    for title, value in layout(bench).items():
-        print(f"layout     {title:38s} {value:8.3f} ms")
-    print(roofline(bench, best))
-    print(f"ratio plain: {best / plain:.2f}x")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each rate [1]")
+    for name, values in (("teams", TEAMS), ("clusters", CLUSTERS)):
+        of = "threads of a block" if name == "teams" else "blocks of a team"
+        numbers = lambda t: [int(part) for part in t.split(",")]  # noqa: E731
+        parser.add_argument(f"--{name}", type=numbers, default=[*values], help=f"{of} {values}")
+    help_ = "sm_80, sm_90 or sm_100: print its registers and spills; code 1 where a kernel spills"
+    parser.add_argument("--compile", metavar="ARCH", help=help_)
+    parser.add_argument("--all", action="store_true", help="with it: all that the parts launch")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    for name in ("prepared", "reference", "data"):
+        if path := getattr(args, name):
+            setattr(args, name, path.resolve())
+    if unknown := {*args.parts} - {*LIMITS_S}:
+        raise UserError(f"--parts has {', '.join(sorted(unknown))}; allowed: {', '.join(LIMITS_S)}")
+    if args.part:
+        PARTS[args.part](args, Report(args.prepared / f"{args.part}.json"))
+    elif args.prepared:
+        run_parts(args)
+    elif args.compile:
+        work = needed(args) if args.all else [("cnn", verb, TEAM, 1) for verb in verbs()]
+        return int(not compile_all(args.compile, work, True, functools.partial(print, flush=True)))
+    elif args.reference:
+        device, folder = pick_device("cpu", "float32", 0), args.reference.parent
+        np.savez_compressed(args.reference, **dict(_gpu_bits.arrays_of(device, folder)))
+    else:
+        raise UserError("one of --prepared, --compile and --reference says what to do")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(main)
