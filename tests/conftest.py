@@ -8,9 +8,8 @@ import signal
 import sys
 from unittest import mock
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # before torch: bitwise equality holds for one thread per rank
+# before torch: bitwise equality holds for one thread per rank
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
@@ -19,9 +18,8 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-hypothesis.settings.register_profile(
-    "busy", suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)  # a machine
+on_a_busy_machine = {"suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("busy", **on_a_busy_machine)
 hypothesis.settings.load_profile("busy")
 
 ASKED = {
@@ -54,10 +52,8 @@ def terminal():
     """The environment of a terminal outside of any job, where nothing of MPI has started."""
     from launch import environment
 
-    with (
-        mock.patch.dict(os.environ, environment(), clear=True),
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    around_no_job = mock.patch.dict(os.environ, environment(), clear=True)
+    with around_no_job, pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "mpi4py.MPI", raising=False)
         yield
 
@@ -98,11 +94,10 @@ def result_of(tmp_path):
 
     from dpfl_mpi.results import Result
 
+    paths = (tmp_path / f"result-{i}.h5" for i in itertools.count())
     with contextlib.ExitStack() as opened:
-        paths = (tmp_path / f"result-{i}.h5" for i in itertools.count())
-        yield lambda fields, **job: opened.enter_context(
-            Result(run_here(next(paths), fields, **job))
-        )
+        put = opened.enter_context
+        yield lambda fields, **job: put(Result(run_here(next(paths), fields, **job)))
 
 
 @pytest.fixture(scope="session")
@@ -129,6 +124,5 @@ def colour_file(tmp_path_factory):
     """600 training and 200 test images of 17x18 colour pixels in four classes."""
     from making import labelled
 
-    return labelled(
-        tmp_path_factory.mktemp("data") / "colour.h5", (600, 200), (17, 18, 3), noise=60
-    )
+    path = tmp_path_factory.mktemp("data") / "colour.h5"
+    return labelled(path, (600, 200), (17, 18, 3), noise=60)

@@ -9,9 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,10 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def refused(words: str, call, *arguments, **named) -> str:
-    """Check that a call is refused in one sentence with these words; return the sentence.
-
-    "..." stands for any words.
-    """
+    """Return the sentence that refuses a call, which has these words; "..." stands for any."""
     with pytest.raises(UserError) as error:
         call(*arguments, **named)
     sentence = str(error.value)
@@ -77,23 +72,14 @@ def mpirun(ranks: int, *command: object, **how):
     return ended("mpirun", "-n", ranks, sys.executable, "-W", "error", *command, **how)
 
 
-def run_many(
-    ranks: int,
-    folder: Path,
-    runs: dict[str, Any],
-    before: str = "",
-    sentences: bool = False,
-    stops: Sequence[int] = (),
-    **jobs,
-) -> dict[str, Any]:
+def run_many(ranks: int, folder: Path, runs: dict, before="", sentences=False, stops=(), **jobs):
     """Compute runs by name with one start of the ranks; return the result files by name.
 
     Args:
         before: code that every rank executes first: it changes something of the package.
         sentences: return the errors that refuse the runs, not their files; else none may fail.
         stops: ranks of starts that leave after one round, before the start that goes on to the end.
-        jobs: by the name of a run, the fields of its Job; `ranks` among them are the first few
-            that compute it.
+        jobs: by the name of a run, the fields of its Job, and `ranks`: the first few compute it.
     """
     folder.mkdir(exist_ok=True)
     out = {name: folder / f"{name}.h5" for name in runs}
@@ -125,8 +111,7 @@ def federation(fields: dict[str, object], **job: object):
 
     class Open(Federation, contextlib.AbstractContextManager):
         def __getattr__(self, name: str):
-            parts = self._parts
-            places = parts, parts.members, parts.backend
+            places = self._parts, self._parts.members, self._parts.backend
             return getattr(next((at for at in places if hasattr(at, name)), object()), name)
 
         def __exit__(self, *error: object) -> None:
@@ -139,8 +124,7 @@ def federation(fields: dict[str, object], **job: object):
 
 def training_rows(fed, k: int) -> slice:
     """Return where client k's training samples are among those of its rank."""
-    i = int(fed.row_of[k])
-    return slice(int(fed.clients.start[i]), int(fed.clients.start[i + 1]))
+    return slice(*fed.clients.start[fed.row_of[k] :][:2].tolist())
 
 
 def validation(fed, k: int):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import tarfile
@@ -31,10 +32,9 @@ def stored(image, kind="PNG", **how):
 def images(splits, classes, each=3, size=(32, 32), channels=3, seed=0):
     """Return {SPLIT/CLASS/0.png: bytes}."""
     rng, shape = np.random.default_rng(seed), (*size, 3) if channels == 3 else size
-    places = [
-        f"{split}/{name}/{i}.png" for split in splits for name in classes for i in range(each)
-    ]
-    return {place: stored(rng.integers(0, 256, shape, np.uint8)) for place in places}
+    places = itertools.product(splits, classes, range(each))
+    draw = lambda: stored(rng.integers(0, 256, shape, np.uint8))  # noqa: E731
+    return {f"{split}/{name}/{i}.png": draw() for split, name, i in places}
 
 
 def labelled(path, sizes, shape, noise):
@@ -47,13 +47,10 @@ def labelled(path, sizes, shape, noise):
     parts = []
     for m in sizes:
         labels = np.arange(m) % 4
-        parts += [
-            np.clip(patterns[labels] + rng.normal(0, noise, (m, *shape)), 0, 255).astype(np.uint8),
-            labels,
-        ]
-    prepare.write(
-        Arrays(*parts, tuple("abcd"), (0.5,) * channels, (0.25,) * channels), "image_folder", path
-    )
+        x = np.clip(patterns[labels] + rng.normal(0, noise, (m, *shape)), 0, 255)
+        parts += [x.astype(np.uint8), labels]
+    arrays = Arrays(*parts, tuple("abcd"), (0.5,) * channels, (0.25,) * channels)
+    prepare.write(arrays, "image_folder", path)
     return path
 
 
@@ -65,8 +62,7 @@ def wild(path, clients):
     from dpfl_mpi import prepare
     from dpfl_mpi.data.own import arrays_of
 
-    rng, y = np.random.default_rng(0), np.arange(480) % 4
-    owner = np.arange(480) // 4 % clients
+    rng, y, owner = np.random.default_rng(0), np.arange(480) % 4, np.arange(480) // 4 % clients
     x = rng.integers(40, 215, (4, 8, 8, 1))[y] + rng.normal(0, 60, (480, 8, 8, 1))
     x = np.clip(x, 0, 255)
     x[owner == WILD] *= 1e25
@@ -118,18 +114,15 @@ def leaf(writers=6, each=20, labels=62, seed=0):
         x = (rng.integers(0, 256, (each, 784)) / 255).round(6).tolist()
         y = rng.integers(0, labels, each).tolist()
         cut = each - each // 5
-        train = {
-            "x": [*x[:cut], x[0]],
-            "y": [*y[:cut], y[0]],
-        }  # LEAF lists an image of each writer twice
+        train = {"x": [*x[:cut], x[0]], "y": [*y[:cut], y[0]]}  # LEAF lists an image twice
         shards["train/a.json" if k % 2 else "train/b.json"][f"f{k:02}"] = train
         shards["test/a.json"][f"f{k:02}"] = {"x": x[cut:], "y": y[cut:]}
-    counts = {name: [len(d["y"]) for d in data.values()] for name, data in shards.items()}
-    whole = {
-        n: {"users": list(data), "num_samples": counts[n], "user_data": data}
-        for n, data in shards.items()
-    }
-    return {name: json.dumps(shard).encode() for name, shard in whole.items()}
+    out = {}
+    for name, data in shards.items():
+        counts = [len(of_writer["y"]) for of_writer in data.values()]
+        shard = {"users": list(data), "num_samples": counts, "user_data": data}
+        out[name] = json.dumps(shard).encode()
+    return out
 
 
 def records(count, label, seed=0, header=1):

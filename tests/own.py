@@ -41,6 +41,7 @@ class Net(nn.Module):
 def build(shape, classes):
     return Net(math.prod(shape), classes)
 """
+PARTS = "from torch import nn\n\ndef hidden(inputs):\n    return nn.Linear(inputs, 8)\n"
 DATA = """
 import numpy as np
 from dpfl_mpi.data.own import arrays_of
@@ -74,17 +75,8 @@ def write(at: Path, **files: str) -> Path:
 
 def folder(at: Path, **files: str) -> Path:
     """Write and return a package with `mine.py`, `nets/net.py`, `trees.py` and what they import."""
-    texts = {
-        "mine": METHOD,
-        "__init__": "",
-        "helper": "SCALE = 1.0\n",
-        "nets/__init__": "",
-        "nets/net": MODEL,
-        "trees": DATA,
-    }
-    texts["nets/parts"] = (
-        "from torch import nn\n\ndef hidden(inputs):\n    return nn.Linear(inputs, 8)\n"
-    )
+    texts = {"mine": METHOD, "nets/net": MODEL, "nets/parts": PARTS, "trees": DATA}
+    texts |= {"__init__": "", "nets/__init__": "", "helper": "SCALE = 1.0\n"}
     return write(at, **(texts | files))
 
 

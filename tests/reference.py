@@ -1,25 +1,16 @@
 """Algorithms 2 and 3 line by line in plain Python, with nothing of dpfl_mpi.
 
-Algorithm 1 is `twin_dpfl` in tests/methods/twins.py.
-
-Sets are Python sets of client numbers, k included, as in the paper; a model is a float64 vector.
+Sets hold client numbers, k included, as in the paper; a model is a float64 vector, `R` its reward.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
-Model = np.ndarray
-Reward = Callable[[Model], float]
 
-
-def average(p: np.ndarray, w: Sequence[Model], members: set[int]) -> Model:
+def average(p, w, members):
     """Return sum p_i w_i / sum p_i over the members (equation 4)."""
-    total = np.zeros_like(w[0], dtype=np.float64)
-    weight = 0.0
+    total, weight = np.zeros_like(w[0], dtype=np.float64), 0.0
     for i in sorted(members):
         total += p[i] * w[i].astype(np.float64)
         weight += p[i]
@@ -28,21 +19,11 @@ def average(p: np.ndarray, w: Sequence[Model], members: set[int]) -> Model:
 
 def probability(a: float, b: float) -> float:
     """Return the probability to add a candidate."""
-    if a == 0 and b == 0:
-        # Paper: a / (a + b) is undefined here; the third case of the appendix always adds
-        return 1.0
-    return a / (a + b)
+    # Paper: a / (a + b) is undefined where both are 0; the appendix's third case always adds
+    return 1.0 if a == 0 and b == 0 else a / (a + b)
 
 
-def ggc(
-    k: int,
-    S: Sequence[int],
-    w: Sequence[Model],
-    p: np.ndarray,
-    R: Reward,
-    B_c: float,
-    coins: Sequence[float],
-) -> set[int]:
+def ggc(k, S, w, p, R, B_c, coins):
     """Return X of Algorithm 2; `S` is in its shuffled order."""
     # Paper: where S = [N] it contains k; k is no candidate, else p_k w_k would be counted twice
     assert k not in S
@@ -66,15 +47,7 @@ def ggc(
     return X
 
 
-def bggc(
-    k: int,
-    S: Sequence[int],
-    w: Sequence[Model],
-    p: np.ndarray,
-    R: Reward,
-    B_c: float,
-    coins: Sequence[float],
-) -> set[int]:
+def bggc(k, S, w, p, R, B_c, coins):
     """Return X of Algorithm 3; `S` is in its shuffled order."""
     assert k not in S  # Paper: as in ggc
     n = len(S)

@@ -36,9 +36,9 @@ def data() -> Path:
 
 def small(**more: Any) -> dict[str, Any]:
     """Return a small Run: six clients, four rounds, a model of a few hundred kB."""
-    of_data = {"dataset": "image_folder", "data": str(data()), "augment": False, "model": "mlp"}
-    length = {"rounds": 4, "tau_init": 1, "tau_train": 1}
-    return of_data | length | {"clients": 6, "budget": 3, "min_per_class": 2} | more
+    fields = {"dataset": "image_folder", "data": str(data()), "augment": False, "model": "mlp"}
+    fields |= {"rounds": 4, "tau_init": 1, "tau_train": 1}
+    return fields | {"clients": 6, "budget": 3, "min_per_class": 2} | more
 
 
 def script(path: Path, text: str) -> None:
@@ -73,10 +73,7 @@ UNHEARD = "not Heard.at"  # a condition for `held`: until a signal comes
 
 
 def held(condition: str, out: Path, t: int = 3, before: str = "", **more: Any) -> list[str]:
-    """Return the command line of a run whose round t waits as long as a condition holds.
-
-    Once it waits there is a file `<out>.held`.
-    """
+    """Return the command line of a run whose round t makes a file `<out>.held` and waits."""
     program = HELD.format(t=t, condition=f"({condition})", before=before, reached=f"{out}.held")
     return [sys.executable, "-c", program, *command(out, **more)[3:]]
 
@@ -110,10 +107,7 @@ def open_mpi() -> bool:
 
 
 def tell(process: subprocess.Popen[str], number: int) -> None:
-    """Signal a run: mpirun passes it on.
-
-    Open MPI's ends its ranks on TERM and INT: there the ranks get the signal, as from srun.
-    """
+    """Signal a run: by mpirun, but the ranks where Open MPI's would end them on TERM and INT."""
     if open_mpi() and number != signal.SIGUSR1:
         for pid in ranks_of(process.pid):
             os.kill(pid, number)
@@ -162,15 +156,10 @@ def checkpoint_rounds(out: Path) -> list[int]:
 
 
 def times_started(out: Path) -> int:
-    with Result(out) as result:
-        return len(result.starts())
+    return len(Result(out).starts())
 
 
-def wait_for(
-    condition: Callable[[], Any],
-    process: subprocess.Popen[str] | None = None,
-    timeout: float = 240,
-) -> None:
+def wait_for(condition: Callable[[], Any], process=None, timeout: float = 240) -> None:
     """Wait until the condition holds; fail where the process ends before."""
     end = time.monotonic() + timeout
     while not condition():

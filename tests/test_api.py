@@ -40,21 +40,25 @@ def computed(tmp_path_factory, terminal):
     return result, printed.getvalue()
 
 
-def test_a_call_computes_what_the_command_computes(computed, tmp_path):
+def test_a_call_computes_what_the_command_computes(computed, tmp_path, capfd):
     result, printed = computed
     assert result.finished and result.starts()[0]["ranks"] == 2
     assert printed.count("/2 ") == 3
     assert f"test accuracy        {100 * result.test_acc:.2f} %" in printed
     assert starts.same(result.path, run_here(tmp_path / "run.h5", FIELDS, save_models=True))
-
-
-def test_the_same_call_finds_its_result(computed, tmp_path, capfd):
     result, _ = computed
     before = os.stat(result.path).st_mtime_ns
     fields = FIELDS | {"clients": np.int64(6), "results": result.path.parent}
     again = dpfl_mpi.run(ranks=1, quiet=True, **fields)
     assert again.path == result.path and os.stat(again.path).st_mtime_ns == before
     assert capfd.readouterr() == ("", "")
+    result, _ = computed
+    axes, _ = api.plot(result).axes
+    last = 100 * result.mean("round/test_acc")[-1]
+    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(last)
+    assert len(api.plot(result, "graph_evolution", rounds=[0, 2]).axes) == 2
+    refused("there is no figure curve", api.plot, result, "curve")
+    refused("accuracy_table is a table", api.plot, result, "accuracy_table")
 
 
 X, Y = np.zeros((40, 4)), np.arange(40) % 2
@@ -95,7 +99,6 @@ def test_a_mistake_starts_and_writes_nothing(tmp_path, monkeypatch, settings, se
     (lambda result: result[5], "has no 5; it has best/"),
 ])  # fmt: skip
 def test_a_mistake_shows_one_frame_of_the_package(computed, call, sentence):
-    """Behind those of the caller: a script's traceback ends there, and with the sentence."""
     with pytest.raises(UserError) as error:
         call(computed[0])
     assert sentence in str(error.value)
@@ -119,9 +122,6 @@ def test_an_error_and_a_crash_of_the_ranks(tmp_path, capfd, monkeypatch):
 def test_mpirun_is_found_beside_the_interpreter(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")  # as the kernel of a notebook may start
     assert launcher.candidates() == [[os.path.join(os.path.dirname(sys.executable), "mpirun")]]
-
-
-def test_under_mpirun_a_call_is_refused(monkeypatch):
     for name, value in (("PMI_RANK", "0"), ("OMPI_COMM_WORLD_RANK", "0"), ("PMI_SIZE", "2")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
@@ -135,7 +135,6 @@ dpfl_mpi.run(ranks=2, out=sys.argv[1], **eval(sys.argv[2]))
 
 
 def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
-    """INT reaches only this process, as in a notebook; the ranks write a checkpoint and end."""
     out, fields = tmp_path / "run.h5", starts.small(rounds=300, checkpoint_every="1")
     process = starts.begin([sys.executable, "-c", SCRIPT, str(out), repr(fields)])
     starts.wait_for(lambda: starts.checkpoint_rounds(out), process)
@@ -151,22 +150,12 @@ def test_ctrl_c_ends_the_ranks_and_the_call_goes_on_later(tmp_path):
     starts.wait_for(lambda: not any(map(born, below)), timeout=10)
 
 
-# a result -----------------------------------------------------------------------------------------
 @pytest.fixture
 def tiny(tmp_path):
     return dpfl_mpi.Result(tiny_result.make(tmp_path / "tiny.h5"))
 
 
-def test_a_result_says_what_it_is_and_that_it_is_closed(tiny, tmp_path):
-    run = "dpfl on digits, pathological, 4 clients, B_c = 3, 2 rounds, seed 42"
-    assert repr(tiny) == f"<{run}: finished, test accuracy 70.00 %, {tmp_path}/tiny.h5>"
-    tiny.file.close()
-    arrays = lambda: tiny["best/test_acc"], lambda: tiny.listed("mean")
-    for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, *arrays):
-        refused("tiny.h5 is closed, so nothing is read from it", read)
-
-
-def test_one_row_per_client(tiny, tmp_path):
+def test_one_row_per_client_and_per_round(tiny, tmp_path, monkeypatch):
     frame = tiny.to_pandas()
     assert frame.index.tolist() == [0, 1, 2, 3] and frame.index.name == "client"
     for name in ("best_test_acc", "last_test_acc"):
@@ -182,9 +171,6 @@ def test_one_row_per_client(tiny, tmp_path):
         file["client/drifted"] = np.array([True, False, True, False])
     frame = dpfl_mpi.Result(path).to_pandas()
     assert frame["drifted"].tolist() == [True, False, True, False] and "drift_classes" not in frame
-
-
-def test_one_row_per_round(tiny):
     frame = tiny.curves()
     assert frame.index.tolist() == [0, 1, 2] and frame.index.name == "round"
     assert frame["test_acc"].tolist() == pytest.approx([0.5, 0.6, 0.7])
@@ -192,9 +178,6 @@ def test_one_row_per_round(tiny):
     assert frame["models_received"].tolist() == [2.5, 0.5, 0.75]
     # of a mean rank: three quarters of 1 + 2 + ... + 6
     assert frame["seconds"].tolist() == [15.75] * 3
-
-
-def test_tables_of_a_run_without_a_round_and_without_pandas(tmp_path, monkeypatch):
     tiny_result.empty(tmp_path / "run.h5", dpfl_mpi.settings.run.Run().resolve())
     result = dpfl_mpi.Result(tmp_path / "run.h5")
     assert len(result.curves()) == len(result.to_pandas()) == 0
@@ -203,8 +186,26 @@ def test_tables_of_a_run_without_a_round_and_without_pandas(tmp_path, monkeypatc
     refused("a table needs pandas: pip install pandas", result.curves)
 
 
-def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
-    """On each client's own test images, uint8, which the test picks from the data set."""
+@pytest.mark.parametrize("small, saved", [(1e8, True), (1e3, False)])
+def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
+    monkeypatch.setattr("dpfl_mpi.plan.needs.SMALL_MODEL", small)
+    fields = {"clients": 4, "rounds": 0, "tau_init": 1, "method": "local"}
+    a, b = result_of(fields), result_of(fields, save_models=False)
+    assert ("model/best" in a) == saved and "model/best" not in b and a.key == b.key
+    assert {*dpfl_mpi.Result.differences(a, b)} <= {"model/best"}
+
+
+def test_models_of_a_result(computed, tiny, tmp_path):
+    refused("holds no models; run with --save_models", api.model, tiny, 0)
+    for client in (-1, 6):
+        sentence = f"client {client} is not in ...; allowed are 0 to 5"
+        refused(sentence, api.model, computed[0], client)
+    run = "dpfl on digits, pathological, 4 clients, B_c = 3, 2 rounds, seed 42"
+    assert repr(tiny) == f"<{run}: finished, test accuracy 70.00 %, {tmp_path}/tiny.h5>"
+    tiny.file.close()
+    arrays = lambda: tiny["best/test_acc"], lambda: tiny.listed("mean")
+    for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, *arrays):
+        refused("tiny.h5 is closed, so nothing is read from it", read)
     result, _ = computed
     arrays, partition = digits.load(), deal(result.run, result.source)
     biases = set()
@@ -221,10 +222,7 @@ def test_a_model_of_raw_images_is_as_accurate_as_recorded(computed):
         assert np.array_equal(confusion, result["best/confusion"][k])
         biases.add(tuple(model.network.head.bias.tolist()))
     assert len(biases) == 6  # each client has its own
-
-
-def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
-    """Floats from 0 to 1 would be almost black; channels first would be rows."""
+    # Floats from 0 to 1 would be almost black; channels first would be rows.
     model = api.model(computed[0], 0)
     images = torch.zeros(3, 8, 8, 1, dtype=torch.uint8)
     assert model(images).shape == model(images.long().numpy()).shape == (3, 10)
@@ -234,24 +232,6 @@ def test_a_model_of_bytes_refuses_what_it_would_take_for_other_images(computed):
         assert refused(kind, model, odd) == f"the model was given {kind}; {takes}"
 
 
-@pytest.mark.parametrize("small, saved", [(1e8, True), (1e3, False)])
-def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
-    """The same Run and name, the same numbers; `--no-save_models` keeps none."""
-    monkeypatch.setattr("dpfl_mpi.plan.needs.SMALL_MODEL", small)
-    fields = {"clients": 4, "rounds": 0, "tau_init": 1, "method": "local"}
-    a, b = result_of(fields), result_of(fields, save_models=False)
-    assert ("model/best" in a) == saved and "model/best" not in b and a.key == b.key
-    assert {*dpfl_mpi.Result.differences(a, b)} <= {"model/best"}
-
-
-def test_what_there_is_no_model_of(computed, tiny):
-    refused("holds no models; run with --save_models", api.model, tiny, 0)
-    for client in (-1, 6):
-        sentence = f"client {client} is not in ...; allowed are 0 to 5"
-        refused(sentence, api.model, computed[0], client)
-
-
-# code and data that are in no file ----------------------------------------------------------------
 WEIGHTS = np.ones(2)
 
 
@@ -273,12 +253,8 @@ def round(fed, state, t):
     fed.evaluate(w)
     return {"client": {"w": w + (fed.mean(w) - w) * 0.25}, "shared": {}}
 """
-NET = """
-import torch
-
-def build(shape, classes):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, classes))
-"""
+LINEAR = "nn.Sequential(nn.Flatten(), nn.Linear(16, classes))"
+NET = f"from torch import nn\n\ndef build(shape, classes):\n    return {LINEAR}\n"
 
 
 def weighted(fed, state, t):
@@ -304,7 +280,6 @@ class Small(nn.Module):
 
 
 def test_functions_classes_and_arrays_are_files(tmp_path, monkeypatch, result_of):
-    """They give the numbers of the same code in files, and their source is part of the Run."""
     y = np.arange(240) % 4
     noise = np.random.default_rng(0).integers(0, 60, (240, 4, 4), np.uint8)
     data = noise + 40 * y[:, None, None].astype(np.uint8), y, np.arange(240) % 3
@@ -357,13 +332,3 @@ def test_a_sweep_is_every_combination(monkeypatch):
     monkeypatch.setattr(dpfl_mpi.api, "run", lambda **settings: tuple(settings.values()))
     results = api.sweep(method=["a", "b"], clients=3, seed=range(1, 3))
     assert results == [("a", 3, 1), ("a", 3, 2), ("b", 3, 1), ("b", 3, 2)]
-
-
-def test_a_result_is_drawn(computed):
-    result, _ = computed
-    axes, _ = api.plot(result).axes
-    last = 100 * result.mean("round/test_acc")[-1]
-    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(last)
-    assert len(api.plot(result, "graph_evolution", rounds=[0, 2]).axes) == 2
-    refused("there is no figure curve", api.plot, result, "curve")
-    refused("accuracy_table is a table", api.plot, result, "accuracy_table")

@@ -1,7 +1,4 @@
-"""The examples run, give equal numbers on any ranks, and do what their first lines say.
-
-Each benchmark and each figure has --help.
-"""
+"""The examples do what their first lines say, on any ranks; each script has --help."""
 
 import json
 import runpy
@@ -54,7 +51,6 @@ def test_each_is_short():
 
 
 def test_lora_over_a_backbone_of_other_clients(folder, runs, on_two_ranks, result_of):
-    """Rows hold only the adapter; it starts as the backbone; another backbone is another Run."""
     base = torch.load(folder / "base.pt")
     one = result_of(runs["lora"])
     assert one.file["meta"].attrs["parameters"] == 4 * (64 + 64) + 4 * (64 + 10)
@@ -108,11 +104,9 @@ def test_follow_yields_each_round_once(tmp_path):
         rounds = list(script(EXAMPLES / "follow.py").follow(out, pause=0.05))
     numbers, accuracies, states = zip(*rounds, strict=True)
     assert process.returncode == 0 and numbers == (*range(7),) and states[-1] == "finished"
-    with Result(out) as result:
-        assert list(accuracies) == result.mean("round/test_acc").tolist()
+    assert list(accuracies) == Result(out).mean("round/test_acc").tolist()
 
 
-# benchmarks/ and analysis/ ------------------------------------------------------------------------
 # names of helpers begin with _
 SCRIPTS = sorted([*(ROOT / "benchmarks").glob("[a-z]*.py"), *(ROOT / "analysis").glob("*.py")])
 

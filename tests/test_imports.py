@@ -1,7 +1,4 @@
-"""Rooms lie on floors: a module uses its own room and the floors below it, never in a circle.
-
-Imports in functions and for types count.
-"""
+"""Rooms lie on floors: a module, in functions and for types, too, imports from below."""
 
 import ast
 import graphlib
@@ -97,11 +94,11 @@ def test_every_room_has_a_floor_and_no_arrow_runs_up():
     assert {room(module) for module in FILES if module} == set(level)
     arrows = {(a, b) for a, path in FILES.items() if a for b in own(path) if room(a) != room(b)}
     assert sorted(f"{a} uses {b}" for a, b in arrows if level[room(b)] >= level[room(a)]) == []
-
-
-def test_no_modules_use_each_other():
     uses = {module: own(path) - {module} for module, path in FILES.items()}
     graphlib.TopologicalSorter(uses).prepare()  # else a CycleError, which lists a circle
+    commands = sorted((ROOT / "analysis").glob("*.py"))
+    assert {used for path in commands for used in own(path)} == {"figures.command"}
+    assert [path.name for path in commands if "sys.path" in path.read_text()] == []
 
 
 @pytest.mark.parametrize("library", NEVER)
@@ -121,15 +118,7 @@ def test_a_room_uses_these_alone(name):
     assert [path for path in paths if any(part in path.read_text() for part in odd)] == []
 
 
-def test_commands_that_draw_are_figures_alone():
-    """Neither does `analysis/` change where modules are looked for."""
-    commands = sorted((ROOT / "analysis").glob("*.py"))
-    assert {used for path in commands for used in own(path)} == {"figures.command"}
-    assert [path.name for path in commands if "sys.path" in path.read_text()] == []
-
-
 def test_light_rooms_and_resolving_a_run_load_nothing_heavy():
-    """In a fresh interpreter, with every data set and method, as on a laptop without MPI."""
     light = [f"dpfl_mpi.{module}" for module in FILES if top(module) in LIGHT.split()]
     code = f"""
 import importlib, sys, dpfl_mpi.__main__

@@ -24,96 +24,52 @@ BEST = {  # test accuracy of the best models, by method and seed
     ("local", 52): (0.6, 0.6, 0.8, 0.6),
 }
 COUNTS = np.array([[6, 0, 0], [0, 5, 0], [4, 1, 0], [0, 0, 8]])
-START = {
-    "time": "2025-05-03T12:00:00+0000",
-    "ranks": 2,
-    "hosts": ["a"],
-    "device": "cpu",
-    "cpu": "c",
-}
-START |= {"commit": "", "versions": {}}
+START = {"time": "2025-05-03T12:00:00+0000", "ranks": 2, "hosts": ["a"]}
+START |= {"device": "cpu", "cpu": "c", "commit": "", "versions": {}}
 
 
-def make(
-    path,
-    method="dpfl",
-    seed=42,
-    clients=4,
-    flipped=None,
-    best=None,
-    graphs=None,
-    finished=True,
-    sha="d",
-    **fields,
-):
-    """Write the result and return its path."""
-    fields = {
-        "dataset": "digits",
-        "classes_per_client": 3,
-        "method": method,
-        "clients": clients,
-        "seed": seed,
-    } | fields
-    run = Run(rounds=2, **({} if method == "local" else {"budget": 3}) | fields).resolve()
+def make(path, method="dpfl", seed=42, clients=4, best=None, graphs=None, **more):
+    """Write the result and return its path.
+
+    Args:
+        more: fields of the Run, and `flipped`, `finished`, `sha` of the data.
+    """
+    flipped, finished = more.pop("flipped", None), more.pop("finished", True)
+    meta = {"data_sha256": more.pop("sha", "d"), "parameters": 10, "class_names": "[]"}
+    fields = {"dataset": "digits", "classes_per_client": 3, "rounds": 2}
+    fields |= {"method": method, "clients": clients, "seed": seed}
+    run = Run(**fields | ({} if method == "local" else {"budget": 3}) | more).resolve()
+    meta["partition_sha256"] = f"p{run.partition_seed}"
     lists = graphs or ([[[]] * clients] * 3 if method == "local" else GRAPHS)
     graphs = [CollaborationGraph.from_lists(senders) for senders in lists]
     best = np.array(best if best is not None else BEST[method, seed][:clients])
-    meta = {
-        "data_sha256": sha,
-        "partition_sha256": f"p{run.partition_seed}",
-        "parameters": 10,
-        "class_names": "[]",
-    }
     recorder = Recorder(path, run, meta, START)
-    full, ones = np.ones(clients), np.ones(clients, int)
-    recorder.write(
-        {
-            "client/p": full / clients,
-            "client/budget": 3 * ones,
-            "client/class_counts": COUNTS[:clients],
-        }
-    )
-    recorder.write(
-        {f"client/n_{part}": n * ones for part, n in (("train", 10), ("val", 2), ("test", 5))}
-    )
+    full, ones, omega = np.ones(clients), np.ones(clients, int), graphs[0]
+    of_clients = {"p": full / clients, "budget": 3 * ones, "class_counts": COUNTS[:clients]}
+    of_clients |= {"n_train": 10 * ones, "n_val": 2 * ones, "n_test": 5 * ones}
     if flipped is not None:
-        recorder.write({"client/flipped": np.array(flipped)})
-    omega = graphs[0]
-    recorder.write(
-        {"graph/omega/indptr": omega.indptr, "graph/omega/senders": omega.senders.astype(np.int32)}
-    )
+        of_clients["flipped"] = np.array(flipped)
+    recorder.write({f"client/{name}": values for name, values in of_clients.items()})
+    recorder.write({"graph/omega/indptr": omega.indptr})
+    recorder.write({"graph/omega/senders": omega.senders.astype(np.int32)})
     for t, graph in enumerate(graphs):
-        recorder.append(
-            {"round/number": t, "round/epochs": 10 + 5 * t, "round/gradient_steps": 100 * t}
-        )
-        recorder.append(
-            {f"round/{n}": full * (0.5 - 0.1 * t) for n in ("train_loss", "val_loss", "test_loss")}
-        )
-        recorder.append(
-            {f"round/{n}": best - 0.1 * (2 - t) for n in ("val_acc", "test_acc", "best_test_acc")}
-        )
+        row = {"number": t, "epochs": 10 + 5 * t, "gradient_steps": 100 * t}
+        row |= dict.fromkeys(("train_loss", "val_loss", "test_loss"), full * (0.5 - 0.1 * t))
+        row |= dict.fromkeys(("val_acc", "test_acc", "best_test_acc"), best - 0.1 * (2 - t))
+        recorder.append({f"round/{name}": values for name, values in row.items()})
         recorder.append_graph(graph)
         cases = np.zeros((clients, 4), np.int32)
         cases[0] = CASES[t] if method == "dpfl" else 0
         recorder.append({"graph/cases": cases, "graph/evaluations": 2 * cases.sum(1)})
-        recorder.append(
-            {"traffic/models_received": (graph.degrees() * (2 if t == 0 else 1)).astype(np.int32)}
-        )
-        recorder.append(
-            {
-                "traffic/bytes_rma": np.int64(2**20 * (t + 1)),
-                "traffic/bytes_collective": np.int64(2**19),
-            }
-        )
+        received = (graph.degrees() * (2 if t == 0 else 1)).astype(np.int32)
+        traffic = {"models_received": received, "bytes_rma": np.int64(2**20 * (t + 1))}
+        traffic["bytes_collective"] = np.int64(2**19)
         if run.network:
-            recorder.append({f"network/{n}": full for n in ("train", "choose", "send", "wait")})
-            recorder.append(
-                {
-                    "network/end": 4 * full * (t + 1),
-                    "network/waited_for": np.roll(np.arange(clients), 1),
-                }
-            )
-            recorder.append({"traffic/bytes_sent": 1000 * ones})
+            network = dict.fromkeys(("train", "choose", "send", "wait"), full)
+            network |= {"end": 4 * full * (t + 1), "waited_for": np.roll(np.arange(clients), 1)}
+            recorder.append({f"network/{name}": values for name, values in network.items()})
+            traffic["bytes_sent"] = 1000 * ones
+        recorder.append({f"traffic/{name}": values for name, values in traffic.items()})
         for i, phase in enumerate(("train", "exchange", "wait", "graph", "evaluate", "write")):
             recorder.append({f"seconds/{phase}": np.array([0.5, 0.75, 1.0]) * (i + 1)})
         recorder.flush(t, float(best.mean()))
@@ -129,9 +85,8 @@ def tiny(folder, name="a", *args, **fields):
 
 
 def empty(path, run):
-    Recorder(path, run, {"data_sha256": "d", "partition_sha256": "p"}, {"time": "now"}).close(
-        "finished"
-    )
+    meta = {"data_sha256": "d", "partition_sha256": "p"}
+    Recorder(path, run, meta, {"time": "now"}).close("finished")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Anyone's own samples, PFLlib's and FL-bench's folders, and what follows for a Run."""
 
 import io
+import itertools
 import os
 import pickle
 import random
@@ -31,87 +32,56 @@ def own_file(path, paper=None, body="", load="load()"):
     return text_file(path, f"{imports}PAPER = {paper or {}}\ndef {load}:\n    {body or 'pass'}\n")
 
 
-def test_what_own_samples_are():
-    """Samples are images, vectors or tokens by type and axes. A constant has the deviation 1."""
+def test_what_own_samples_are_and_are_not():
     y = np.arange(40) % 4
     levels = np.arange(40 * 30).reshape(40, 6, 5) % 256
     for x in (levels.astype(np.uint8), levels):
         out = arrays_of(x, y)
         assert out.train_images.dtype == np.uint8 and out.train_images.shape == (32, 6, 5, 1)
-        assert np.array_equal(
-            np.sort(np.r_[out.train_images, out.test_images].ravel()), np.sort(levels.ravel())
-        )
+        both = np.r_[out.train_images, out.test_images].ravel()
+        assert np.array_equal(np.sort(both), np.sort(levels.ravel()))
     vectors = np.stack([np.linspace(-2.6, 241.9, 40), np.full(40, 0.1)], 1)
     out = arrays_of(vectors, np.array(["cat", "ant"])[y % 2])
-    assert (
-        out.train_images.dtype == np.float32
-        and out.class_names == ("ant", "cat")
-        and out.train_labels.max() == 1
-    )
-    assert out.std[1] == 1.0 and out.std[0] == pytest.approx(out.train_images[:, 0].std(), rel=1e-5)
-    assert {float(out.train_images[:, 0].min()), float(out.test_images[:, 0].min())} >= {
-        np.float32(-2.6)
-    }
+    first, names = out.train_images[:, 0], out.class_names
+    assert (first.dtype, names, out.train_labels.max()) == (np.float32, ("ant", "cat"), 1)
+    assert out.std[1] == 1.0 and out.std[0] == pytest.approx(first.std(), rel=1e-5)
+    assert np.float32(-2.6) in {float(first.min()), float(out.test_images[:, 0].min())}
     tokens = arrays_of(np.full((40, 3), 2**31 - 1), y - 7.0)
-    assert (
-        tokens.vocabulary == 2**31
-        and tokens.mean == ()
-        and tokens.class_names == ("-7", "-6", "-5", "-4")
-    )
+    assert (tokens.vocabulary, tokens.mean) == (2**31, ())
+    assert tokens.class_names == ("-7", "-6", "-5", "-4")
     assert tokens.train_images.dtype == np.int32 and int(tokens.train_images[0, 0]) == 2**31 - 1
     alone = arrays_of(vectors, np.r_[np.zeros(38), 1, 1], client=np.r_[np.zeros(35), np.ones(5)])
     assert 1 in alone.train_labels  # a class is never in the test part alone
-
-
-@pytest.mark.parametrize("unit", [1.0, 1 / 255, 3.9e-6 / 255, 1e30])
-def test_floats_are_stored_as_they_came_in_any_unit(unit):
-    """Bytes in other units, too: no scale of the numbers is known."""
     levels, y = np.random.default_rng(0).integers(0, 256, (60, 9, 8, 2)), np.arange(60) % 3
-    for x in (levels * unit, (levels * unit).astype(np.float32)):
+    scaled = [levels * unit for unit in (1.0, 1 / 255, 3.9e-6 / 255, 1e30)]
+    for x in scaled + [x.astype(np.float32) for x in scaled]:
         out = arrays_of(x, y, test=np.arange(60) > 44)
         stored = np.concatenate([out.train_images, out.test_images])
         assert stored.dtype == np.float32 and np.array_equal(stored, x.astype(np.float32))
         train = x[:45].astype(np.float64)
         assert out.mean == pytest.approx(train.mean((0, 1, 2)), rel=1e-6)
         assert out.std == pytest.approx(train.std((0, 1, 2)), rel=1e-6)
-
-
-def test_deviations_have_no_floor():
-    """One white pixel of a million has the deviation sqrt(p (1 - p)), a constant channel 1."""
+    # One white pixel of a million has the deviation sqrt(p (1 - p)), a constant channel 1.
     x = np.zeros((500, 50, 50, 3), np.uint8)
     x[0, 0, 0, 0], x[..., 1], x[7, 7, 7, 2] = 255, 77, 1
     out = arrays_of(x, np.arange(500) % 2, test=np.arange(500) > 399)
     p = 1e-6
     assert out.mean == pytest.approx((p, 77 / 255, p / 255))
     assert out.std == pytest.approx((np.sqrt(p * (1 - p)), 1, np.sqrt(p * (1 - p)) / 255))
-
-
-def seconds(count):
-    """Return seconds since 1970, a count of them from one on."""
-    return 1.7e9 + np.arange(300) % count
-
-
-@pytest.mark.parametrize(("x", "column"), [
-    (np.stack([np.zeros(300), seconds(3)], 1), 1),
-    (np.repeat(seconds(3), 8).reshape(300, 2, 4), 0),
-    (np.random.default_rng(0).normal(size=(300, 2)) * 1e-50, 0),
-])  # fmt: skip
-def test_numbers_that_float32_does_not_tell_apart_are_refused(x, column):
-    text = f"x has numbers in column (or channel) {column} too far from 0 for the 7 digits"
-    refused(text, arrays_of, x, np.arange(300) % 3)
-
-
-def test_numbers_that_float32_tells_apart_are_read():
-    """A year in days, a large constant, seconds that were centred, and any float32."""
-    days, centred = np.linspace(19675, 20040, 300), seconds(3) - seconds(3).mean()
-    out = arrays_of(np.stack([days, np.full(300, 1.7e9 + 1), centred], 1), np.arange(300) % 3)
+    seconds, y = 1.7e9 + np.arange(300) % 3, np.arange(300) % 3  # since 1970
+    tiny = np.random.default_rng(0).normal(size=(300, 2)) * 1e-50
+    beside_zeros, repeated = np.c_[np.zeros(300), seconds], np.repeat(seconds, 8)
+    for x, column in ((beside_zeros, 1), (repeated.reshape(300, 2, 4), 0), (tiny, 0)):
+        text = f"x has numbers in column (or channel) {column} too far from 0 for the 7 digits"
+        refused(text, arrays_of, x, y)
+    days, centred = np.linspace(19675, 20040, 300), seconds - seconds.mean()
+    out = arrays_of(np.stack([days, np.full(300, 1.7e9 + 1), centred], 1), y)
     assert out.train_images.dtype == np.float32 and out.std[1] == 1
     assert len(np.unique(out.train_images[:, 2])) == 3
-    arrays_of(np.stack([seconds(300)] * 2, 1).astype(np.float32), np.arange(300) % 3)
+    arrays_of(np.stack([1.7e9 + np.arange(300)] * 2, 1).astype(np.float32), y)
 
 
 def test_defaults_of_own_data_follow_from_the_file(tmp_path):
-    """The model follows from the samples. All of the data's own clients take part but one."""
     owner = np.repeat(np.arange(7), [10, 10, 10, 10, 10, 10, 2])
     x, y = np.arange(62 * 4).reshape(62, 4), np.arange(62) % 2
     small, large = np.zeros((62, 8, 8)), np.zeros((62, 16, 16))
@@ -132,7 +102,6 @@ def test_defaults_of_own_data_follow_from_the_file(tmp_path):
 
 
 def test_clients_are_counted_by_number(tmp_path):
-    """Ten comes after two; texts by alphabet; floats that are whole are numbers."""
     y = np.arange(36) % 2
     for numbers in (np.arange(36) // 3, np.arange(36) // 3 * 1.0):
         out = arrays_of(np.zeros((36, 3)), y, client=numbers)
@@ -143,6 +112,9 @@ def test_clients_are_counted_by_number(tmp_path):
     assert named.client_names == ("a", "b", "é")
     in_bytes = np.array([b"a", "é".encode()])[y]  # as HDF5 and npz may have them
     assert arrays_of(np.zeros((36, 3)), y, client=in_bytes).client_names == ("a", "é")
+    which, names = numbered("f", "client", np.array([1e19, 2e19, 3, 3]), 4)
+    assert which.tolist() == [1, 2, 0, 0] and names == ("3.0", "1e+19", "2e+19")
+    assert numbered("f", "client", np.array(["b", "a"], ">U1"), 2)[1] == ("a", "b")
 
 
 def test_what_the_file_says_of_a_run_holds(tmp_path):
@@ -159,8 +131,7 @@ def test_what_the_file_says_of_a_run_holds(tmp_path):
     # the paper's Dir(0.1) is for data that say no alpha, and for the shipped ones
     mine = own_file(tmp_path / "mine.py", {"partition": "dirichlet", "dirichlet_alpha": 5.0})
     runs = [Run(dataset=name, partition="dirichlet") for name in (mine, path, "digits")]
-    alphas = [run.resolve().dirichlet_alpha for run in runs]
-    assert alphas == [5.0, 0.1, 0.1]
+    assert [run.resolve().dirichlet_alpha for run in runs] == [5.0, 0.1, 0.1]
 
 
 @pytest.mark.parametrize("paper, warned", [
@@ -174,8 +145,8 @@ def test_clients_that_a_run_does_not_read_are_named(tmp_path, said, capfd, paper
     path = own_file(tmp_path / "sites.py", paper, body)
     unread = "the data name each sample's client, which --partition pathological does not read"
     sentence = f"{unread}; --partition natural does"
-    answer = said(describe.main, "--dataset", path, "--no-measure")
-    assert (sentence in " ".join(answer.split())) == warned
+    text = said(describe.main, "--dataset", path, "--no-measure")
+    assert (sentence in " ".join(text.split())) == warned
     run_here(tmp_path / "a.h5", {"dataset": path, "rounds": 0}, quiet=False)
     assert (f"warning: {sentence}" in capfd.readouterr().err) == warned
 
@@ -211,30 +182,26 @@ def test_a_value_of_paper_that_no_run_takes_is_named(tmp_path, paper, sentence):
     assert refused(sentence, run.resolve) == f"PAPER of the data set mine {sentence}"
 
 
-@pytest.mark.parametrize("line, sentence", [
-    ("return {}['x']", "KeyError: 'x' ({helper}, line 2)"),
-    ("raise SystemExit(3)", "SystemExit: 3 ({helper}, line 2)"),
-])  # fmt: skip
-def test_an_error_of_own_code_names_its_line(tmp_path, line, sentence):
+def test_an_error_of_own_code_names_its_line(tmp_path):
     """The innermost line of own code is named, also in a helper, of `load` and of `read`."""
-    helper, path = tmp_path / "helper.py", tmp_path / "mine.py"
-    for function, arguments in (("load", []), ("read", [tmp_path])):
+    helper, path, name = tmp_path / "helper.py", tmp_path / "mine.py", str(tmp_path / "mine.py")
+    (tmp_path / "__init__.py").touch()
+    errors = {"return {}['x']": "KeyError: 'x'", "raise SystemExit(3)": "SystemExit: 3"}
+    places = (("load", []), ("read", [tmp_path]))
+    for (line, error), (function, arguments) in itertools.product(errors.items(), places):
         helper.write_text(f"import numpy as np; make = lambda: arrays()\ndef arrays(): {line}\n")
-        path.with_name("__init__.py").touch()
-        body = "return helper.make()"
-        path.write_text(f"from . import helper\ndef {function}(*source): {body}\n")
-        admit("dataset", str(path))
-        said = refused("", made_by, str(path), find("dataset", str(path)), function, *arguments)
-        assert said == f"{function} of the data set mine fails: {sentence.format(helper=helper)}"
-    refused("read of the data set mine fails: ", stage, str(path), tmp_path, tmp_path / "a.h5")
+        path.write_text(f"from . import helper\ndef {function}(*source): return helper.make()\n")
+        admit("dataset", name)
+        sentence = refused("", made_by, name, find("dataset", name), function, *arguments)
+        assert sentence == f"{function} of the data set mine fails: {error} ({helper}, line 2)"
+    refused("read of the data set mine fails: ", stage, name, tmp_path, tmp_path / "a.h5")
     helper.write_text("def make(): raise MemoryError\n")
-    admit("dataset", str(path))
+    admit("dataset", name)
     with pytest.raises(MemoryError):
-        made_by(str(path), find("dataset", str(path)), "read", tmp_path)
+        made_by(name, find("dataset", name), "read", tmp_path)
 
 
 def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypatch):
-    """With the --source that these data need, and never in the place of a file that is there."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def read(source):\n    pass\n")
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
@@ -253,7 +220,6 @@ def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypa
 
 
 def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
-    """Two files that differ in nothing else are two data sets. A damaged one is seen."""
     x = np.random.default_rng(0).normal(size=(900, 9000)).astype(np.float32)
     wide = arrays_of(x, np.arange(900) % 300)
     other = replace(wide, std=tuple(2 * s for s in wide.std))
@@ -278,7 +244,6 @@ ODD = *NUMBERS, b"text", LEADS, "rows", None
 @pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.parametrize("value", ODD, ids=str)
 def test_a_damaged_prepared_file_is_one_sentence(tmp_path, name, value):
-    """Of another length, shape, type or range, of another file, or missing."""
     path, y = tmp_path / "a.h5", np.arange(60)
     write(arrays_of(np.arange(180.0).reshape(60, 3), y % 3, y % 5), "arrays", path, own=True)
     with h5py.File(path, "r+") as file:
@@ -291,16 +256,16 @@ def test_a_damaged_prepared_file_is_one_sentence(tmp_path, name, value):
 
 
 def test_prepare_sees_that_the_code_was_edited(tmp_path):
-    (tmp_path / "source").touch()
-    for classes in (3, 4):
-        body = f"return arrays_of(np.zeros((60, 3)), np.arange(60) % {classes})"
-        path = own_file(tmp_path / "mine.py", {}, body, "read(source)")
-        admit("dataset", path)
-        if classes == 3:
-            stage(path, tmp_path / "source", tmp_path / "a.h5")
-            assert "is there already" in stage(path, tmp_path / "source", tmp_path / "a.h5")
+    (source := tmp_path / "source").touch()
+    body = "return arrays_of(np.zeros((60, 3)), np.arange(60) % 3)"
+    path, out = own_file(tmp_path / "mine.py", {}, body, "read(source)"), tmp_path / "a.h5"
+    admit("dataset", path)
+    stage(path, source, out)
+    assert "is there already" in stage(path, source, out)
+    own_file(tmp_path / "mine.py", {}, body.replace("% 3", "% 4"), "read(source)")
+    admit("dataset", path)
     sentence = "which was made with other code (...); choose another --out, or overwrite it"
-    refused(sentence, stage, path, tmp_path / "source", tmp_path / "a.h5")
+    refused(sentence, stage, path, source, out)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -340,13 +305,6 @@ def test_what_a_file_returns_is_checked(edit, text):
         refused("returned Arrays with a field of another type", made_by, "mine", wrong, "load")
 
 
-def test_large_numbers_and_texts_of_another_byte_order_stay_what_they_are():
-    which, names = numbered("f", "client", np.array([1e19, 2e19, 3, 3]), 4)
-    assert which.tolist() == [1, 2, 0, 0] and names == ("3.0", "1e+19", "2e+19")
-    assert numbered("f", "client", np.array(["b", "a"], ">U1"), 2)[1] == ("a", "b")
-
-
-# pickles ------------------------------------------------------------------------------------------
 DATA = {
     "x": np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32),
     "y": np.arange(5),
@@ -401,7 +359,7 @@ def hostile(path):
     }
 
 
-def test_a_hostile_pickle_is_refused_and_not_run(tmp_path):
+def test_a_hostile_or_damaged_pickle_is_refused_and_not_run(tmp_path):
     path = tmp_path / "touched"
     for data in hostile(path).values():
         said = refused("file holds a ...pickle...(nothing ...was executed)", unpickle, data, "file")
@@ -409,10 +367,7 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path):
     assert not path.exists()
     pickle.loads(hostile(path)["os.system"])  # the file is what it is said to be
     assert path.exists()
-
-
-def test_a_pickle_with_any_byte_changed_is_data_or_one_sentence():
-    """There is never another exception, nor a hang. Nested lists that double do not grow."""
+    # There is never another exception, nor a hang. Nested lists that double do not grow.
     good = pickle.dumps({k: DATA[k] for k in ("x", "names", "list")}, 4)
     rng = random.Random(0)
     seen = set()
@@ -432,28 +387,23 @@ def test_a_pickle_with_any_byte_changed_is_data_or_one_sentence():
     assert isinstance(unpickle(pickle.dumps(laughs, 4), "file"), list)
 
 
-# PFLlib -------------------------------------------------------------------------------------------
 def npz(value):
     """Return the bytes that `np.savez_compressed(file, data=value)` writes."""
     np.savez_compressed(out := io.BytesIO(), data=value)
     return out.getvalue()
 
 
-def pfllib_files(make, clients=4, each=12):
-    """Return {train/K.npz: bytes, test/K.npz: bytes}, three quarters of each client to train."""
-    files = [
-        (f"{part}/{k}.npz", k, each * m // 4)
-        for k in range(clients)
-        for part, m in (("train", 3), ("test", 1))
-    ]
-    return {name: npz({"x": make(k, m), "y": np.arange(m) % 3}) for name, k, m in files}
+def pfllib_files(make):
+    """Return {train/K.npz: bytes, test/K.npz: bytes} of four clients' 9 and 3 samples."""
+    files = {f"{part}/{k}.npz": (k, m) for k in range(4) for part, m in (("train", 9), ("test", 3))}
+    return {name: npz({"x": make(k, m), "y": np.arange(m) % 3}) for name, (k, m) in files.items()}
 
 
 def image(k, m):
     return np.random.default_rng([k, m]).normal(size=(m, 3, 4, 5)).astype(np.float32)
 
 
-def test_pfllib_images(tmp_path, capsys):
+def test_pfllib(tmp_path, capsys):
     files = pfllib_files(image) | {"config.json": b"{}", "rawdata/x": b""}
     out = pfllib.read(folder(tmp_path / "MNIST", files))
     assert out.train_images.shape == (36, 4, 5, 3) and out.test_images.shape == (12, 4, 5, 3)
@@ -475,8 +425,6 @@ def test_pfllib_images(tmp_path, capsys):
     assert (str(run.partition), run.clients, run.model) == ("natural", 4, "mlp")
     assert open_source(run).dtype == "float32"
 
-
-def test_pfllib_texts_are_filled_up(tmp_path):
     def text(k, m):  # as generate_AGNews.py: an array of objects [M, 2], tokens and their number
         return np.array([([1 + k] * (3 + k), 3 + k) for _ in range(m)], dtype=object)
 
@@ -486,9 +434,6 @@ def test_pfllib_texts_are_filled_up(tmp_path):
     assert x.dtype == np.int32 and x.shape == (36, 6) and out.vocabulary == 5
     assert x[0].tolist() == [1, 1, 1, 0, 0, 0] and x[-1].tolist() == [4] * 6
     assert Run(dataset="pfllib", data=str(tmp_path / "t.h5")).resolve().model == "text"
-
-
-def test_pfllib_refusals(tmp_path):
     files, path = pfllib_files(image), tmp_path / "touched"
     x, hostile = image(1, 3), npz(np.array({"x": Hostile(path)}, object))
     for name, data, text in (
@@ -509,9 +454,7 @@ def test_pfllib_refusals(tmp_path):
     unstaged(tmp_path, "pfllib", {"x": b""}, "there is no train/0.npz")
 
 
-# FL-bench -----------------------------------------------------------------------------------------
 def flbench_files(indices):
-    """Return data.npy, targets.npy and partition.pkl of 20 samples."""
     held = {"separation": {"train": [0, 1], "test": [0, 1], "total": 2}, "data_indices": indices}
     files = {"partition.pkl": pickle.dumps(held)}
     arrays = {"data.npy": np.arange(60.0).reshape(20, 3), "targets.npy": np.arange(20) % 2}
@@ -543,14 +486,14 @@ def test_flbench(tmp_path):
     ):
         unstaged(tmp_path, "flbench", flbench_files(bad), text)
     files = flbench_files(indices)
-    hostile = files | {"partition.pkl": pickle.dumps(Hostile(tmp_path / "touched"))}
-    unstaged(tmp_path, "flbench", hostile, "nothing was executed")
-    one_label = "targets.npy is (20, 3), and data.npy"
-    damaged, no_array = files["targets.npy"].replace(b"}", b"{"), "or no array of NumPy's"
-    unstaged(tmp_path, "flbench", files | {"targets.npy": files["data.npy"]}, one_label)
-    unstaged(tmp_path, "flbench", files | {"targets.npy": damaged}, no_array)
-    twice = files | {"b/partition.pkl": files["partition.pkl"]}
-    unstaged(tmp_path, "flbench", twice, "several data sets, in ., b")
+    damaged = files["targets.npy"].replace(b"}", b"{")
+    for name, data, text in (
+        ("partition.pkl", pickle.dumps(Hostile(tmp_path / "touched")), "nothing was executed"),
+        ("targets.npy", files["data.npy"], "targets.npy is (20, 3), and data.npy"),
+        ("targets.npy", damaged, "or no array of NumPy's"),
+        ("b/partition.pkl", files["partition.pkl"], "several data sets, in ., b"),
+    ):
+        unstaged(tmp_path, "flbench", files | {name: data}, text)
     del files["data.npy"]
     unstaged(tmp_path, "flbench", files, "holds no data.npy, which FL-bench makes")
     assert not (tmp_path / "touched").exists()

@@ -30,7 +30,6 @@ DIR = {"partition": "dirichlet", "dirichlet_alpha": 0.1, "min_samples": 10}
 
 
 def labels(train=2000, test=500, seed=0):
-    """Shuffled labels of ten nearly equal classes."""
     rng = np.random.default_rng(seed)
     sizes = {"train": train, "test": test}
     return {half: rng.permutation(np.arange(m) % CLASSES) for half, m in sizes.items()}
@@ -88,20 +87,16 @@ def test_minimum_classes_and_cap(seed):
     assert counts.sum(1).max() > 100  # and is overshot, since it is tested before a class
 
 
-def test_a_small_alpha_leaves_clients_without_classes():
-    """Dir(100) gives every client nearly its mean share, Dir(0.05) does not."""
-    even = dealt_of(**DIR | {"dirichlet_alpha": 100.0}).class_counts
-    uneven = dealt_of(**DIR | {"dirichlet_alpha": 0.05, "min_samples": 2}).class_counts
-    assert even.min() >= 3 and (uneven == 0).mean() > 0.5
-
-
-def test_the_partition_seed_alone_decides():
+def test_alpha_and_the_partition_seed_decide():
     seeds = (1, 7), (2, 7), (1, 8)
     a, b, c = (dealt_of(**PATHO, seed=s, partition_seed=p).sha256() for s, p in seeds)
     assert a == b != c
     defaulted = dealt_of(**PATHO | {"partition_seed": None, "seed": 7})
     again = Partition.from_arrays(defaulted.arrays())
     assert again.sha256() == defaulted.sha256() == a and np.array_equal(again.p, defaulted.p)
+    even = dealt_of(**DIR | {"dirichlet_alpha": 100.0}).class_counts
+    uneven = dealt_of(**DIR | {"dirichlet_alpha": 0.05, "min_samples": 2}).class_counts
+    assert even.min() >= 3 and (uneven == 0).mean() > 0.5
 
 
 @settings(max_examples=200, deadline=None)
@@ -172,9 +167,9 @@ def test_a_class_without_holders_is_left_out():
     assert 1 <= len(classes) <= 2
     assert set(y["test"][dealt.indices["test"]]) == set(classes)
     assert len(dealt.indices["test"]) == 50 * len(classes)
+    refused("client ... would hold 0 test samples", dealt_of, labels(test=20), **PATHO)
 
 
-# refusals -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fields, flag", [
     (PATHO | {"min_per_class": 15, "dirichlet_alpha": 0.3}, "min_per_class"),
     (DIR | {"min_samples": 60}, "min_samples"),
@@ -194,14 +189,12 @@ def test_a_refusal_names_a_minimum_that_works(fields, flag, monkeypatch):
     assert counts[counts > 0].min() >= least > 0
 
 
-@pytest.mark.parametrize("fields", [
-    DIR | {"clients": 300, "min_samples": 5}, PATHO | {"clients": 300, "min_per_class": 2},
-])  # fmt: skip
-def test_a_refusal_proposes_no_minimum_that_is_refused(fields, monkeypatch):
+def test_a_refusal_proposes_no_minimum_that_is_refused(monkeypatch):
     """--min_samples is at least 2, and a client needs two samples."""
     monkeypatch.setattr(recipes, "PROPOSALS", 20_000)
-    text = refused("none of ... draws gave all", dealt_of, **fields)
-    assert text.endswith(": use fewer --clients or a larger --dirichlet_alpha")
+    for fields in (DIR | {"min_samples": 5}, PATHO | {"min_per_class": 2}):
+        text = refused("none of ... draws gave all", dealt_of, **fields | {"clients": 300})
+        assert text.endswith(": use fewer --clients or a larger --dirichlet_alpha")
 
 
 LARGE = {"dataset": "cinic10", "dirichlet_alpha": 0.1}  # of 180,000 samples
@@ -227,11 +220,6 @@ def test_refused_in_seconds(fields, sentence):
     assert time.process_time() - start < 20
 
 
-def test_a_client_without_test_samples_is_refused():
-    refused("client ... would hold 0 test samples", dealt_of, labels(test=20), **PATHO)
-
-
-# the paper's sizes --------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset, train, test, clients", [
     ("cifar10", 50_000, 10_000, 100), ("cinic10", 180_000, 90_000, 200),
@@ -252,16 +240,13 @@ def test_partitions_at_the_papers_sizes(dataset, train, test, clients, kind):
         assert sizes.max() > 1.1 * train / clients
         return
     assert (holds.sum(1) == 3).all() and dealt.class_counts[holds].min() >= 10
-    # each has the same share of both
-    assert np.corrcoef(sizes, dealt.sizes("test"))[0, 1] > 0.999
+    assert np.corrcoef(sizes, dealt.sizes("test"))[0, 1] > 0.999  # each has the same share of both
     if dataset == "cifar10":  # as simulated apart: minimum 67 to 88, mean 500
         assert 40 <= sizes.min() <= 130 and 350 <= np.median(sizes) <= 520
         assert 1100 <= sizes.max() <= 2200
 
 
-# natural clients and fedrep's users ---------------------------------------------------------------
 def writers(tmp_path, **kwargs):
-    """Return the source of small LEAF shards."""
     return in_memory(femnist.read(folder(tmp_path / "leaf", leaf(**kwargs))))
 
 
@@ -285,15 +270,12 @@ def test_ranks_share_out_the_samples_and_know_the_sizes_of_all(monkeypatch):
 
 
 def letters(per_class=300, classes=10):
-    """Return a pool of `classes` classes as fedrep sees it."""
     y = np.repeat(np.arange(classes), per_class)
-    images = np.zeros((len(y), 2, 2, 1), np.uint8)
-    names = tuple("abcdefghijklmnop"[:classes])
-    arrays = Arrays(images, y, images[:0], y[:0], names, (0.0,), (1.0,))
-    return as_dealt(fedrep(), in_memory(arrays))
+    x, names = np.zeros((len(y), 2, 2, 1), np.uint8), tuple("abcdefghijklmnop"[:classes])
+    return as_dealt(fedrep(), in_memory(Arrays(x, y, x[:0], y[:0], names, (0.0,), (1.0,))))
 
 
-def test_natural_keeps_each_writers_own_split(tmp_path):
+def test_natural(tmp_path):
     source = writers(tmp_path)
     dealt = deal(natural(), source)
     train, test = source.clients["train"], source.clients["test"]
@@ -306,30 +288,21 @@ def test_natural_keeps_each_writers_own_split(tmp_path):
     assert len(set(owner)) == 4 and dealt.of_data.tolist() == owner
     assert Partition.from_arrays(dealt.arrays()).of_data.tolist() == owner
     dealt = [deal(natural(partition_seed=seed), source) for seed in range(12)]
-    others = {tuple(each.of("test", 0).tolist()) for each in dealt}
-    assert len(others) > 1  # drawn by seed
-
-
-def test_femnist_weights_follow_what_is_left_to_train(tmp_path):
+    assert len({tuple(each.of("test", 0).tolist()) for each in dealt}) > 1  # drawn by seed
+    source = writers(tmp_path, labels=6, each=60)
+    dealt = deal(natural(missing_classes=3), replace(source, classes=6))
+    for k in range(4):
+        train, test = source.labels["train"][pool_of(dealt, k)], source.labels["test"]
+        assert 1 <= len({*train, *test[dealt.of("test", k)]}) <= 3
     source, run = writers(tmp_path), natural(clients=6)
     dealt = deal(run, source)
     assert np.allclose(dealt.p, dealt.sizes("train") / dealt.sizes("train").sum())
     other = deal(replace(run, dataset="arrays"), source)
     sizes = other.sizes("train") + other.sizes("val")
     assert np.allclose(other.p, sizes / sizes.sum())
-
-
-def test_missing_classes_are_gone_from_all_three_sets(tmp_path):
-    source = writers(tmp_path, labels=6, each=60)
-    dealt = deal(natural(missing_classes=3), replace(source, classes=6))
-    for k in range(4):
-        train, test = source.labels["train"][pool_of(dealt, k)], source.labels["test"]
-        assert 1 <= len({*train, *test[dealt.of("test", k)]}) <= 3
-
-
-def test_natural_refusals(tmp_path):
     source = writers(tmp_path)
     one_class = {half: np.zeros_like(y) for half, y in source.labels.items()}
+    of_400 = replace(source, labels=one_class, classes=400)
     split = {"train": source.clients["train"] % 4, "test": 4 + source.clients["test"] % 2}
     few = "--clients is {}; of the 6 clients in the data {} have at least {} samples"
     for fields, data, text in (
@@ -338,16 +311,12 @@ def test_natural_refusals(tmp_path):
         ({"min_samples": 1000}, source, few.format(4, 0, 1000)),
         ({}, replace(source, clients={}), "needs a data set with clients of its own"),
         ({"missing_classes": 62}, source, "is 62; allowed are at most 61"),
-        (
-            {"missing_classes": 399},
-            replace(source, labels=one_class, classes=400),
-            "--missing_classes is 399 of 400; none of 1000 draws",
-        ),
+        ({"missing_classes": 399}, of_400, "--missing_classes is 399 of 400; none of 1000 draws"),
     ):
         refused(text, deal, natural(**fields), data)
 
 
-def test_fedrep_users():
+def test_fedrep(tmp_path):
     dealt = deal(fedrep(clients=40), letters())
     for u in range(40):
         classes = {(u + i) % 10 for i in range(3)}
@@ -361,9 +330,6 @@ def test_fedrep_users():
     whole = np.concatenate([dealt.of(part, k) for k in (0, 10) for part in PARTS])
     # users 0 and 10 hold the same classes: prefixes of one list
     assert len(np.unique(whole)) < len(whole)
-
-
-def test_fedrep_without_overlap():
     apart = fedrep(clients=40, overlap=False)
     assert apart.slug() != fedrep(clients=40).slug()
     dealt = deal(apart, letters(per_class=2000))
@@ -373,9 +339,6 @@ def test_fedrep_without_overlap():
     refused(f"--no-overlap: {text}, or --overlap", deal, apart, letters(per_class=200))
     text = "--classes_per_client is 3; the data have 2 classes"
     refused(text, deal, fedrep(), letters(classes=2))
-
-
-def test_pool_gives_images_of_both_parts(tmp_path):
     source = writers(tmp_path)
     whole, first = as_dealt(fedrep(), source), len(source.labels["train"])
     assert whole.pooled and as_dealt(natural(), source) is source
@@ -386,12 +349,10 @@ def test_pool_gives_images_of_both_parts(tmp_path):
     assert np.array_equal(whole.labels["test"][first:], source.labels["test"])
 
 
-# a partition as a file ----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["natural", "fedrep", "pathological"])
 def test_saved_partition_is_the_same_partition(tmp_path, kind):
-    fields = {"min_samples": 5}
-    if kind == "pathological":
-        fields = {"dirichlet_alpha": 5.0, "min_per_class": 1, "classes_per_client": 8}
+    patho = {"dirichlet_alpha": 5.0, "min_per_class": 1, "classes_per_client": 8}
+    fields = patho if kind == "pathological" else {"min_samples": 5}
     run = Run(dataset="femnist", partition=kind, clients=5, **fields).resolve()
     source = letters() if kind == "fedrep" else writers(tmp_path, each=100, labels=10)
     source = replace(source, classes=10)
@@ -417,10 +378,8 @@ ODD = "is not a partition"
 @pytest.mark.parametrize("edit, text", [
     (lambda d: "{", ODD), (lambda d: "[]", ODD), (lambda d: d.update(pooled=1), ODD),
     (lambda d: d["clients"][1].pop("val"), ODD),
-    *(
-        (lambda d, odd=odd: d["clients"][1].update(val=[odd]), ODD)
-        for odd in ("a", "1", 1.5, 1.0, True, None, 10**30, [1])
-    ),
+    *((lambda d, odd=odd: d["clients"][1].update(val=[odd]), ODD)
+      for odd in ("a", "1", 1.5, 1.0, True, None, 10**30, [1])),
     (lambda d: d.update(clients=[], p=[]), "holds no client"),
     (lambda d: d["clients"][1].update(test=[]), "gives client 1 no test sample"),
     (lambda d: d["clients"][1].update(test=[5, -2]), "1 the test sample -2; allowed are 0 to 2999"),
@@ -437,18 +396,12 @@ def test_an_edited_partition_file(tmp_path, edit, text):
     run, source, path = fedrep(clients=3), letters(), tmp_path / "p.json"
     save(deal(run, source), path, run, source.sha256)
     data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"p": [1, 2, 1]}))
+    again = lambda: deal(Run(dataset="femnist", partition=f"file:{path}").resolve(), source)  # noqa: E731
+    assert again().p.tolist() == [0.25, 0.5, 0.25]
     edited = edit(data)
     path.write_text(edited if isinstance(edited, str) else json.dumps(data))
-    refused(text, lambda: deal(Run(dataset="femnist", partition=f"file:{path}").resolve(), source))
-
-
-def test_p_of_a_partition_file_is_taken(tmp_path):
-    run, source, path = fedrep(clients=3), letters(), tmp_path / "p.json"
-    save(deal(run, source), path, run, source.sha256)
-    content = json.loads(path.read_text()) | {"p": [1, 2, 1]}
-    path.write_text(json.dumps(content))
-    from_file = deal(Run(dataset="femnist", partition=f"file:{path}").resolve(), source)
-    assert from_file.p.tolist() == [0.25, 0.5, 0.25]
+    refused(text, again)
 
 
 def test_motivation_has_the_papers_counts(tmp_path):

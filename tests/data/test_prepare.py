@@ -32,24 +32,19 @@ NAMES = cifar10.CLASSES
 
 def stage(dataset, source, out, **options):
     """Return the sentence of `prepare` with the data set's default options."""
-    defaults = {
-        "femnist": {"classes": "all", "min_samples": 0},
-        "cifar100": {"labels": "fine"},
-    }.get(dataset, {})
-    return prepare(dataset, source, out, defaults | options)
+    defaults = {"femnist": {"classes": "all", "min_samples": 0}, "cifar100": {"labels": "fine"}}
+    return prepare(dataset, source, out, defaults.get(dataset, {}) | options)
 
 
 def unstaged(tmp_path, dataset, source, text, **options):
     """Check that a source, or a folder of these files, is refused and nothing is left."""
-    source = (
-        folder(Path(tempfile.mkdtemp(dir=tmp_path)), source) if isinstance(source, dict) else source
-    )
+    if isinstance(source, dict):
+        source = folder(Path(tempfile.mkdtemp(dir=tmp_path)), source)
     out = tmp_path / "out" / "x.h5"
     refused(text, stage, dataset, source, out, **options)
     assert not out.parent.exists() or not list(out.parent.iterdir())
 
 
-# every form of every data set ---------------------------------------------------------------------
 def test_folder_tar_and_zip_are_the_same_data(tmp_path):
     files = images(("train", "valid", "test"), NAMES)
     hidden = {"train/cat/._0.png": b"no image", ".DS_Store": b"", "README": b"text"}
@@ -60,14 +55,10 @@ def test_folder_tar_and_zip_are_the_same_data(tmp_path):
         tar(tmp_path / "a.tar", files | hidden, "w"),
         zipped(tmp_path / "a.zip", files | hidden),
     ):
-        out = tmp_path / f"{source.name}.h5"
-        said = stage("cinic10", source, out)
-        assert "60 training and 30 test images of 32x32x3, 10 classes" in said
+        sentence = stage("cinic10", source, out := tmp_path / f"{source.name}.h5")
+        assert "60 training and 30 test images of 32x32x3, 10 classes" in sentence
         found.add(in_file(out).sha256)
     assert len(found) == 1
-
-
-def test_cinic_joins_train_and_valid(tmp_path):
     files = images(("train", "valid", "test"), NAMES, each=2)
     # some of CINIC-10's images are grey
     files["valid/cat/9.png"] = stored(np.full((32, 32), 7, np.uint8))
@@ -118,7 +109,7 @@ def test_cifar100_binary(tmp_path, monkeypatch, labels):
     assert default_out(find("dataset", "cifar100"), {"labels": labels}).name == file
 
 
-def test_femnist_shards(tmp_path):
+def test_femnist_from_shards_and_from_nist(tmp_path):
     out = femnist.read(folder(tmp_path / "leaf", leaf()))
     assert out.train_images.shape == (6 * 16, 28, 28, 1)  # the copies are gone
     assert len(out.test_labels) == 6 * 4
@@ -127,6 +118,16 @@ def test_femnist_shards(tmp_path):
     assert len(out.class_names) == 62 and out.class_names[36:38] == ("a", "b")
     again = femnist.read(tar(tmp_path / "leaf.tar.gz", {f"data/{k}": v for k, v in leaf().items()}))
     assert np.array_equal(out.train_images, again.train_images)
+    codes = [f"{code:x}" for code in range(ord("a"), ord("k"))]
+    found, files = images(codes, ("train", "hsf_4"), 3, (128, 128), channels=1), {}
+    for name, data in found.items():
+        code, part, file = name.split("/")
+        files[f"by_class/{code}/{part}_{code}/{part}_{file}"] = data
+    out = femnist.read(zipped(tmp_path / "by_class.zip", files), "a-j")
+    assert out.train_images.shape == (30, 28, 28, 1) and len(out.test_labels) == 0
+    assert np.bincount(out.train_labels).tolist() == [3] * 10 and "by_class" in out.note
+    stage("femnist", tmp_path / "by_class.zip", tmp_path / "n.h5", classes="a-j")
+    unstaged(tmp_path, "femnist", tmp_path / "by_class.zip", "holds no by_class/30/train_30")
 
 
 @pytest.mark.parametrize("classes, count, first", [
@@ -145,22 +146,8 @@ def test_femnist_classes(tmp_path, classes, count, first):
     assert 0 < len(smaller.client_names) <= len(out.client_names)
 
 
-def test_femnist_from_nist(tmp_path):
-    codes = [f"{code:x}" for code in range(ord("a"), ord("k"))]
-    found, files = images(codes, ("train", "hsf_4"), 3, (128, 128), channels=1), {}
-    for name, data in found.items():
-        code, part, file = name.split("/")
-        files[f"by_class/{code}/{part}_{code}/{part}_{file}"] = data
-    out = femnist.read(zipped(tmp_path / "by_class.zip", files), "a-j")
-    assert out.train_images.shape == (30, 28, 28, 1) and len(out.test_labels) == 0
-    assert np.bincount(out.train_labels).tolist() == [3] * 10 and "by_class" in out.note
-    stage("femnist", tmp_path / "by_class.zip", tmp_path / "n.h5", classes="a-j")
-    unstaged(tmp_path, "femnist", tmp_path / "by_class.zip", "holds no by_class/30/train_30")
-
-
 def test_own_arrays(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.random((50, 6, 5)).astype(np.float32), np.arange(50) % 5
+    x, y = np.random.default_rng(0).random((50, 6, 5)).astype(np.float32), np.arange(50) % 5
     np.savez(tmp_path / "a.npz", x=x, y=y, client=np.array(["ann", "bob"])[np.arange(50) % 2])
     out = own.read(tmp_path / "a.npz")
     assert out.train_images.shape == (40, 6, 5, 1) and out.client_names == ("ann", "bob")
@@ -175,19 +162,25 @@ def test_own_arrays(tmp_path):
     b, c = own.read(tmp_path / "b.npz"), own.read(tmp_path / "c.npz")
     assert np.array_equal(b.train_images, c.train_images)
     assert np.array_equal(b.test_images, c.test_images)
+    # 0 and 1 of any type are flags. One row of nine channels is a series, as in PFLlib's HAR.
+    x, y = np.arange(20 * 128 * 9).reshape(20, 1, 128, 9) % 256, np.arange(20) % 2
+    for kind in (bool, int, np.uint8, float):
+        np.savez(tmp_path / "a.npz", x=x, y=y, test=(np.arange(20) > 14).astype(kind))
+        said = stage("arrays", tmp_path / "a.npz", tmp_path / f"{kind.__name__}.h5")
+        assert "15 training and 5 test images of 1x128x9, 2 classes" in said
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 32, 24, 3), np.uint8), y=y)
+    assert "images of 32x24x3, 2 classes" in stage("arrays", tmp_path / "a.npz", tmp_path / "b.h5")
 
 
-# twice, killed, downloaded ------------------------------------------------------------------------
 def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     source = folder(tmp_path / "i", images(("train", "test"), ("a", "b")))
-    out = tmp_path / "i.h5"
-    stage("image_folder", source, out)
-    made = out.stat().st_mtime_ns
+    stage("image_folder", source, out := tmp_path / "i.h5")
+    written_at = out.stat().st_mtime_ns
     assert "is there already" in stage("image_folder", source, out)
     folder(source, {"train/a/more.png": images(("t",), ("c",), 1)["t/c/0.png"]})
     other = "made with other source (...); choose another --out, or overwrite it with --force"
     refused(other, stage, "image_folder", source, out)
-    assert out.stat().st_mtime_ns == made
+    assert out.stat().st_mtime_ns == written_at
     assert "7 training" in prepare("image_folder", source, out, {}, force=True)
     archive = tar(tmp_path / "a.tar", images(("train", "test"), ("a", "b")), "w")
     stage("image_folder", archive, tmp_path / "b.h5")
@@ -204,19 +197,20 @@ def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     assert (tmp_path / "notes.h5").read_text() == "mine"
 
 
+SLOW = """
+import dpfl_mpi.prepare as p, time, sys, signal
+p.in_file = lambda *a: (print('written', flush=True), time.sleep(60))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+p.main(['image_folder', '--source', sys.argv[1], '--out', sys.argv[2]])
+"""
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_run_leaves_nothing_half_done(tmp_path, how):
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), each=2))
     out = tmp_path / "out" / "i.h5"
-    code = (
-        "import dpfl_mpi.prepare as p, time, sys, signal\n"
-        "p.in_file = lambda *a: (print('written', flush=True), time.sleep(60))\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-        "p.main(['image_folder', '--source', sys.argv[1], '--out', sys.argv[2]])"
-    )
-    words = [sys.executable, "-c", code, source, out]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(words, **pipes) as run:
+    words = [sys.executable, "-c", SLOW, source, out]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         assert run.stdout.readline() == b"written\n"
         run.send_signal(how)
         run.wait(30)
@@ -252,7 +246,6 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
     assert not any(p.is_file() for p in (tmp_path / "other").rglob("*"))
 
 
-# malformed input ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2", "w", "zip"])
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_truncated_archive(tmp_path, mode, share):
@@ -266,17 +259,7 @@ def test_truncated_archive(tmp_path, mode, share):
         unstaged(tmp_path, "cinic10", path, "truncated or not a tar or zip archive")
 
 
-def test_what_is_no_npz_file_is_not_called_a_damaged_download(tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros((20, 3)))
-    np.savez(tmp_path / "whole.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
-    for name, end in (("cut.npz", 300), ("short.npz", -40)):
-        (tmp_path / name).write_bytes((tmp_path / "whole.npz").read_bytes()[:end])
-    for name in ("x.npy", "cut.npz", "short.npz"):
-        text = f"{name} is no whole npz file; np.savez("
-        unstaged(tmp_path, "arrays", tmp_path / name, text)
-
-
-def test_folders_of_images_that_do_not_fit(tmp_path):
+def test_what_does_not_fit(tmp_path):
     three = ("train", "valid", "test")
     files, two = images(three, NAMES, each=1), images(("train", "test"), ("a", "b"))
     one, more = images(("train",), ("a", "b")), images(("test",), "abcdefghi")
@@ -298,42 +281,42 @@ def test_folders_of_images_that_do_not_fit(tmp_path):
         ("image_folder", two | {"train/a/1.png": two["train/a/1.png"][:300]}, "not a readable"),
     ):  # fmt: skip
         unstaged(tmp_path, dataset, source, text)
+    np.save(tmp_path / "x.npy", np.zeros((20, 3)))
+    np.savez(tmp_path / "whole.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    for name, end in (("cut.npz", 300), ("short.npz", -40)):
+        (tmp_path / name).write_bytes((tmp_path / "whole.npz").read_bytes()[:end])
+    for name in ("x.npy", "cut.npz", "short.npz"):
+        unstaged(tmp_path, "arrays", tmp_path / name, f"{name} is no whole npz file; np.savez(")
 
 
-def test_links_and_what_an_archive_holds_twice_are_refused(tmp_path, monkeypatch):
+def test_links_and_what_is_twice_or_too_large_are_refused(tmp_path, monkeypatch):
     """An image that was left out, or counted twice, would be no word."""
     source = folder(tmp_path / "whole", images(("train", "test"), ("a", "b")))
+    refuse = functools.partial(unstaged, tmp_path, "image_folder")
     for target, what in (("a", "a folder"), ("none", "nothing")):
         (source / "train" / "c").symlink_to(source / "train" / target)
-        said = f"whole holds c, a link to {what}; copy it there"
-        unstaged(tmp_path, "image_folder", source, said)
+        refuse(source, f"whole holds c, a link to {what}; copy it there")
         (source / "train" / "c").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, how: path.name != "b")  # root may read all
-        said = "whole holds b, a folder that may not be read; allow it"
-        unstaged(tmp_path, "image_folder", source, said)
+        refuse(source, "whole holds b, a folder that may not be read; allow it")
     os.link(source / "train/a/0.png", source / "train/a/9.png")
     with tarfile.open(tmp_path / "linked.tar", "w") as archive:
         archive.add(source, "")
-    said = "train/a/9.png, a link, which is not followed; pack it with tar --dereference"
-    unstaged(tmp_path, "image_folder", tmp_path / "linked.tar", said)
+    not_followed = "train/a/9.png, a link, which is not followed; pack it with tar --dereference"
+    refuse(tmp_path / "linked.tar", not_followed)
     (source / "train/a/9.png").unlink()
     for name in ("", "train/a/0.png"):
         with tarfile.open(tmp_path / "twice.tar", "a") as archive:
             archive.add(source / name, name)
-    said = "holds train/a/0.png twice; pack it anew"
-    unstaged(tmp_path, "image_folder", tmp_path / "twice.tar", said)
-
-
-def test_too_large(tmp_path, monkeypatch):
+    refuse(tmp_path / "twice.tar", "holds train/a/0.png twice; pack it anew")
     files = images(("train", "test"), ("a",), each=2)
     monkeypatch.setattr(_archives.entries, "__defaults__", (100, None))
     for name, pack in (("f", folder), ("t", tar), ("z", zipped)):
         unstaged(tmp_path, "image_folder", pack(tmp_path / name, files), "allowed are 100")
 
 
-def of_writer(edit):
-    return lambda shard: edit(shard["user_data"]["f02"])
+of_writer = lambda edit: lambda shard: edit(shard["user_data"]["f02"])  # noqa: E731
 
 
 UNFIT = "train/b.json is truncated, or no LEAF shard whose users"
@@ -369,38 +352,34 @@ def test_malformed_shards(tmp_path, edit, text):
     unstaged(tmp_path, "femnist", files | {name: json.dumps(data).encode()}, text)
 
 
-def test_shards_that_are_not_read_are_named(tmp_path, capsys):
-    files = leaf()
-    femnist.read(folder(tmp_path / "whole", files | {"README": b""}))
-    assert capsys.readouterr().err == ""
-    odd = ("val/a.json", "train/b.json.gz", "train/.c.json", "train/.DS_Store")
-    of_leaf = [f"{name}/a.json" for name in femnist.BESIDE]
-    others = dict.fromkeys([*odd, *of_leaf], b"{}")
-    out = femnist.read(folder(tmp_path / "more", files | others))
-    unread = "files of train (1), val (1) are not read; read are train/*.json, test/*.json"
-    assert capsys.readouterr().err == f"warning: {tmp_path / 'more'}: {unread}\n"
-    assert out.note == "LEAF's FEMNIST, 6 of 6 writers, classes all, 6 second copies left out"
-
-
-def test_truncated_and_missing_shards(tmp_path):
+def test_shards_that_are_missing_or_not_read(tmp_path, capsys):
     files = leaf()
     unstaged(tmp_path, "femnist", files, "no writer has 1000 images", min_samples=1000)
     short = files | {"train/a.json": files["train/a.json"][:-50]}
     unstaged(tmp_path, "femnist", short, "truncated, or no LEAF shard")
     del files["test/a.json"]
     unstaged(tmp_path, "femnist", files, "holds no test/*.json")
+    files = leaf()
+    femnist.read(folder(tmp_path / "whole", files | {"README": b""}))
+    assert capsys.readouterr().err == ""
+    odd = ("val/a.json", "train/b.json.gz", "train/.c.json", "train/.DS_Store")
+    others = dict.fromkeys([*odd, *[f"{name}/a.json" for name in femnist.BESIDE]], b"{}")
+    out = femnist.read(folder(tmp_path / "more", files | others))
+    unread = "files of train (1), val (1) are not read; read are train/*.json, test/*.json"
+    assert capsys.readouterr().err == f"warning: {tmp_path / 'more'}: {unread}\n"
+    assert out.note == "LEAF's FEMNIST, 6 of 6 writers, classes all, 6 second copies left out"
 
 
-@pytest.mark.parametrize("gap", [0, 5, 10**6])
-def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch, gap):
-    monkeypatch.setattr("dpfl_mpi.data.source.GAP_ROWS", gap)
+def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch):
     x = np.random.default_rng(0).integers(0, 256, (9000, 2, 3, 1), dtype=np.uint8)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["train/images"] = x
     shuffled, odd = np.random.default_rng(1).permutation(9000)[:40], [8999, 0, 4096, 4095, 17, 17]
     ranges = np.arange(9000), np.r_[4000:4200, 8000:8100]
-    for rows in (*ranges, shuffled, np.array(odd), np.array([], int)):
-        assert np.array_equal(read_rows(tmp_path / "x.h5", "train", rows), x[rows])
+    for gap in (0, 5, 10**6):
+        monkeypatch.setattr("dpfl_mpi.data.source.GAP_ROWS", gap)
+        for rows in (*ranges, shuffled, np.array(odd), np.array([], int)):
+            assert np.array_equal(read_rows(tmp_path / "x.h5", "train", rows), x[rows])
 
 
 @pytest.mark.parametrize("fields, text", [
@@ -435,22 +414,8 @@ def test_malformed_arrays(tmp_path, fields, text):
     unstaged(tmp_path, "arrays", tmp_path / "a.npz", text)
 
 
-def test_flags_and_images_that_are_no_mistake(tmp_path):
-    """0 and 1 of any type are flags. One row of nine channels is a series, as in PFLlib's HAR."""
-    x, y = np.arange(20 * 128 * 9).reshape(20, 1, 128, 9) % 256, np.arange(20) % 2
-    for kind in (bool, int, np.uint8, float):
-        np.savez(tmp_path / "a.npz", x=x, y=y, test=(np.arange(20) > 14).astype(kind))
-        said = stage("arrays", tmp_path / "a.npz", tmp_path / f"{kind.__name__}.h5")
-        assert "15 training and 5 test images of 1x128x9, 2 classes" in said
-    np.savez(tmp_path / "a.npz", x=np.zeros((20, 32, 24, 3), np.uint8), y=y)
-    assert "images of 32x24x3, 2 classes" in stage("arrays", tmp_path / "a.npz", tmp_path / "b.h5")
-
-
 def test_files_that_are_not_read_are_named(tmp_path, capsys):
-    """Images beside train and test, too deep or too high; in a class, files that are no images.
-
-    What is no image elsewhere is no loss, nor what an operating system leaves behind.
-    """
+    """Images beside train and test, too deep or too high; in a class also what is no image."""
     files = images(("train", "test"), ("a", "b"))
     one = files["test/b/0.png"]
     no_loss = dict.fromkeys(("notes/a/x.txt", "README", "train/a/.DS_Store", "train/.c/0.png"), one)
@@ -479,8 +444,7 @@ def test_every_format_of_images_is_read(tmp_path, pack, capsys):
     said = stage("image_folder", pack(tmp_path / "i", files), tmp_path / "i.h5")
     assert "21 training and 21 test images of 8x8x3, 3 classes" in said
     assert capsys.readouterr().err == ""
-    cut = {"train/a/9.png": files["train/a/0.png"][:-60]}
-    source = pack(tmp_path / "cut", files | cut)
+    source = pack(tmp_path / "cut", files | {"train/a/9.png": files["train/a/0.png"][:-60]})
     unstaged(tmp_path, "image_folder", source, "train/a/9.png is not a readable image")
 
 
@@ -492,7 +456,7 @@ def test_command_line_prints_one_sentence(tmp_path, said):
     )
     for name, value in (("odd", "field(default='', metadata={'help': ''})"), ("plain", "''")):
         text_file(tmp_path / f"{name}.py", f"{options}{value}\ndef read(source, out):\n    pass\n")
-    mistakes = {
+    for mistake, sentence in {
         f"cinic10 --source {tmp_path}/none": f"--source is {tmp_path}/none; there is no such file",
         "femnist --classes greek": "--classes is 'greek'; allowed are all, digits, letters, a-j",
         "femnist --min_samples q": "--min_samples is q; allowed is a whole number",
@@ -500,22 +464,20 @@ def test_command_line_prints_one_sentence(tmp_path, said):
         f"{tmp_path}/odd.py": "Options of the data set odd has out, a flag of prepare; rename it",
         f"{tmp_path}/plain.py": "Options of the data set plain must be a dataclass; its fields are",
         "": "the following arguments are required: DATASET",
-    }
-    for mistake, sentence in mistakes.items():
+    }.items():
         answer = said(main, *mistake.split(), code=2)
         assert answer.startswith(f"error: {sentence}") and answer.count("\n") == 1
     (tmp_path / "file").write_text("")
     assert "cannot be written" in said(main, *words, tmp_path / "file" / "x.h5", code=2)
 
 
-# the real files -----------------------------------------------------------------------------------
 @pytest.mark.data
 def test_real_cinic_sample():
     out = cinic10.read(real("cinic10-sample.tar"))
     assert np.bincount(out.train_labels).tolist() == [150] * 10
     assert np.bincount(out.test_labels).tolist() == [50] * 10
-    mean = out.train_images.mean((0, 1, 2)) / 255
-    assert np.abs(mean - out.mean).max() < 0.03  # its publisher's mean
+    publishers = np.array(out.mean)
+    assert np.abs(out.train_images.mean((0, 1, 2)) / 255 - publishers).max() < 0.03
 
 
 @pytest.mark.data

@@ -26,7 +26,6 @@ def base_path(folder, fields):
 
 
 def test_finetuning_from_the_base_run_is_finetuning(tmp_path):
-    """On two ranks from the base Run's models, two rows at a time, as with the rounds computed."""
     fields = {name: SMALL | {"method": name, "participation": 0.7} for name in ("fedprox", "dpfl")}
     base = {}
     for name, run in fields.items():
@@ -74,16 +73,20 @@ def test_tuning_computes_the_rounds_again_and_says_why(what, tmp_path, monkeypat
     if what == "torn":
         base.write_bytes(content[:4000])
     if what == "last models damaged":
-        with Result(base) as result:
-            at = content.index(result["model/best"][-1].tobytes())
+        at = content.index(Result(base)["model/best"][-1].tobytes())
         base.write_bytes(content[:at] + bytes(4) + content[at + 4 :])
     capfd.readouterr()
     assert differences(whole, run_here(tmp_path / "a.h5", TUNED, results=str(tmp_path))) == []
     assert f"{PROBLEMS[what]}: its rounds are computed here" in capfd.readouterr().err
 
 
-def test_a_client_that_was_never_scored_is_tuned_from_the_initial_row(tmp_path, result_of):
-    """Client 0 joins in round 2, in which it takes no part."""
+def test_tuning_from_a_base_keeps_who_had_stopped(tmp_path, result_of):
+    fields = SMALL | {"method": "fedavg", "drift": "0.5:2", "patience": 1, "rounds": 7}
+    tuned = fields | {"finetune_epochs": 1}
+    alone = run_here(tmp_path / "alone.h5", tuned, results=str(tmp_path))
+    run_here(base_path(tmp_path, tuned), fields, save_models=True)
+    assert differences(alone, run_here(tmp_path / "a.h5", tuned, results=str(tmp_path))) == []
+    assert (Result(alone)["client/stopped_round"] >= 0).any()
     fields = TUNED | {"clients": 4, "seed": 1}
     there = text_file(tmp_path / "there", "1 1 1 1\n0 1 1 1\n")
     churn = text_file(tmp_path / "churn.csv", "2 0 join\n")
@@ -91,22 +94,10 @@ def test_a_client_that_was_never_scored_is_tuned_from_the_initial_row(tmp_path, 
     assert late == result_of(fields)["round/test_acc"][0, 0] > 0
 
 
-def test_tuning_from_a_base_keeps_who_had_stopped(tmp_path):
-    fields = SMALL | {"method": "fedavg", "drift": "0.5:2", "patience": 1, "rounds": 7}
-    tuned = fields | {"finetune_epochs": 1}
-    alone = run_here(tmp_path / "alone.h5", tuned, results=str(tmp_path))
-    run_here(base_path(tmp_path, tuned), fields, save_models=True)
-    assert differences(alone, run_here(tmp_path / "a.h5", tuned, results=str(tmp_path))) == []
-    with Result(alone) as result:
-        assert (result["client/stopped_round"] >= 0).any()
-
-
 def test_who_diverges_before_or_while_tuning_has_no_score_there(result_of, capfd):
     fields = {"clients": 4, "finetune_epochs": 2, "on_divergence": "exclude"}
-    all_diverge = fields | {"method": "local", "rounds": 1, "lr": 1e6}
-    result = result_of(all_diverge, quiet=False)
-    printed = [line.split()[:3] for line in capfd.readouterr().out.splitlines()]
-    assert ["1/3", "-", "-"] in printed
+    result = result_of(fields | {"method": "local", "rounds": 1, "lr": 1e6}, quiet=False)
+    assert ["1/3", "-", "-"] in [line.split()[:3] for line in capfd.readouterr().out.splitlines()]
     assert (result["client/diverged_round"] >= 0).all()
     last = result["round/epochs"][-1]
     assert result["finetune/epochs"].tolist() == [last, last + 1, last + 2]
@@ -169,7 +160,7 @@ def test_newcomers_of_fedavg_tune_the_global_model(tmp_path, monkeypatch):
         assert result["newcomers/models_received"].sum() == 0
 
 
-def test_newcomers_of_dpfl_choose_among_the_frozen():
+def test_newcomers_of_dpfl_choose_among_the_frozen(result_of):
     """What they receive, by the verbs of a Federation in which they are ordinary clients."""
     notes = []
     with federation(SEVEN | {"newcomers": 0.3, "budget": 3}) as fed:
@@ -193,12 +184,8 @@ def test_newcomers_of_dpfl_choose_among_the_frozen():
         # the sum of five, up to five candidates, the chosen two
         assert (in_phases >= 5 + 2).all() and (in_phases <= 5 + 5 + 2).all()
         assert (received[fed.row_of[~new]] == 0).all()
-
-
-def test_newcomers_remember_what_the_model_is_that_is_scored(result_of):
-    """kNN-Per: a block with all must not remember with a model before its training."""
+    # kNN-Per: a block with all must not remember with a model before its training.
     fields = {"method": "knnper", "clients": 8, "rounds": 1, "newcomers": 0.25}
-    accuracies = [
-        result_of(fields, kernels="torch", block=block)["newcomers/test_acc"] for block in (2, 8)
-    ]
-    np.testing.assert_allclose(*accuracies)
+    np.testing.assert_allclose(
+        *[result_of(fields, kernels="torch", block=block)["newcomers/test_acc"] for block in (2, 8)]
+    )

@@ -1,8 +1,7 @@
 """A golden curve: accuracies, losses and graphs of a small run, as text.
 
-`PYTHONPATH=. python tests/engine/test_golden.py` writes it anew. The native kernels give
-digits-native.txt in every form on every processor. PyTorch gives the same bits where all that line
-2 names is the same, elsewhere accuracies to 1e-6 and losses to 1e-4.
+`PYTHONPATH=. python tests/engine/test_golden.py` writes it anew: digits-native.txt of the native
+kernels on any processor, and PyTorch's, which has the same bits where line 2 is the same.
 """
 
 import sys
@@ -48,8 +47,7 @@ def write() -> None:
     NATIVE.write_text("\n".join([HEAD, "# native kernels, any processor", *ours]) + "\n")
     facts = ("vendor", "family", "model", "stepping", "capability")
     name = "-".join(start["processor"][fact] for fact in facts)
-    text = "\n".join([HEAD, type_of(start), *lines]) + "\n"
-    (FOLDER / f"digits-{name}.txt").write_text(text)
+    (FOLDER / f"digits-{name}.txt").write_text("\n".join([HEAD, type_of(start), *lines]) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +64,7 @@ def test_golden_curve_of_the_native_kernels_to_the_bit(form, tmp_path):
 
 def test_golden_curve_to_the_bit(curve):
     processor, lines = curve
-    files = (path.read_text().splitlines() for path in FILES)
-    golden = {head: old for _, head, *old in files}
+    golden = {head: old for _, head, *old in (path.read_text().splitlines() for path in FILES)}
     if processor not in golden:
         where = "tests/engine/golden has no file"
         pytest.skip(f"compared with tolerances only: {where} for {processor[2:]}")

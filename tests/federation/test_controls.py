@@ -18,22 +18,6 @@ N, T = 7, 4
 SMALL = {"clients": N, "rounds": T, "tau_init": 1, "tau_train": 1, "budget": 4}
 
 
-# --search_share -----------------------------------------------------------------------------------
-def test_a_split_is_stratified():
-    labels = np.repeat([0, 1, 5], [4, 8, 2])
-    rng = np.random.default_rng(0)
-    for share, counts in ((0.5, [2, 4, 1]), (0.25, None), (0.9, None)):
-        for _ in range(20):
-            seen = split(labels, share, rng)
-            assert seen.sum() == int(14 * share + 0.5)
-            each = np.bincount(labels[seen], minlength=6)[[0, 1, 5]]
-            assert (np.abs(each - share * np.array([4, 8, 2])) < 1).all()
-            assert counts is None or each.tolist() == counts
-    for share in (0.01, 0.99):
-        assert split(np.array([3, 3]), share, rng).sum() == 1  # each part has an image
-    assert len({split(labels, 0.5, rng).tobytes() for _ in range(20)}) > 5
-
-
 def test_the_search_and_the_choice_of_the_round_see_different_images():
     with federation(SMALL) as whole, federation(SMALL | {"search_share": 0.4}) as fed:
         w = fed.common_row()
@@ -54,9 +38,18 @@ def test_the_search_and_the_choice_of_the_round_see_different_images():
             images = (c.score_x[rows].flatten(1).tolist() for c in (fed.clients, whole.clients))
             here, there = (sorted(map(tuple, each)) for each in images)
             assert here == there  # the same images in another order
-
-
-def test_a_single_validation_image_cannot_be_shared():
+    labels = np.repeat([0, 1, 5], [4, 8, 2])
+    rng = np.random.default_rng(0)
+    for share, counts in ((0.5, [2, 4, 1]), (0.25, None), (0.9, None)):
+        for _ in range(20):
+            seen = split(labels, share, rng)
+            assert seen.sum() == int(14 * share + 0.5)
+            each = np.bincount(labels[seen], minlength=6)[[0, 1, 5]]
+            assert (np.abs(each - share * np.array([4, 8, 2])) < 1).all()
+            assert counts is None or each.tolist() == counts
+    for share in (0.01, 0.99):
+        assert split(np.array([3, 3]), share, rng).sum() == 1  # each part has an image
+    assert len({split(labels, 0.5, rng).tobytes() for _ in range(20)}) > 5
     lists = {"train": [[0], [3]], "val": [[1, 2], [4]], "test": [[0], [0]]}
     parts = {name: [np.array(rows) for rows in each] for name, each in lists.items()}
     partition = assemble(parts, np.ones((2, 2), int), np.ones(2), False)
@@ -64,23 +57,6 @@ def test_a_single_validation_image_cannot_be_shared():
     sentence = "client 1 has a single validation image, and both parts need one"
     refused(sentence, search_first, Run(search_share=0.5).resolve(), labels, partition)
     assert search_first(Run().resolve(), labels, partition)[0] is partition
-
-
-# who takes part -----------------------------------------------------------------------------------
-def test_absent_clients_search_later(tmp_path):
-    available = text_file(tmp_path / "available", "1 " * N + "\n0" + " 1" * (N - 1))
-    fields = {"rounds": 2, "omega_period": 2, "available": available, "budget": "inf"}
-    with federation(SMALL | fields) as fed:
-        state = dpfl.init(fed)
-        for t in (1, 2):
-            before = state["shared"]
-            fed.begin_round(t)
-            state = dpfl.round(fed, state, t)
-        after = state["shared"]
-        for name in ("omega", "chosen"):
-            assert np.array_equal(after[name].of(0), before[name].of(0))
-        assert len(before["omega"].of(0)) and 0 not in after["omega"].senders
-        assert fed.notes["models_received"][fed.row_of[0]] == 0
 
 
 def test_a_round_without_clients_changes_nothing(tmp_path):
@@ -104,6 +80,19 @@ def test_a_round_without_clients_changes_nothing(tmp_path):
         assert np.isnan(result["round/test_acc"][1]).all()
         assert not result["traffic/models_received"][1].any()
         assert np.isfinite(result["round/test_acc"][2][~new]).all()
+    available = text_file(tmp_path / "available", "1 " * N + "\n0" + " 1" * (N - 1))
+    fields = {"rounds": 2, "omega_period": 2, "available": available, "budget": "inf"}
+    with federation(SMALL | fields) as fed:
+        state = dpfl.init(fed)
+        for t in (1, 2):
+            before = state["shared"]
+            fed.begin_round(t)
+            state = dpfl.round(fed, state, t)
+        after = state["shared"]
+        for name in ("omega", "chosen"):
+            assert np.array_equal(after[name].of(0), before[name].of(0))
+        assert len(before["omega"].of(0)) and 0 not in after["omega"].senders
+        assert fed.notes["models_received"][fed.row_of[0]] == 0
 
 
 def test_the_servers_control_is_the_mean_of_those_who_can_take_part():
@@ -127,8 +116,7 @@ def test_a_repeated_search_receives_its_phases_again_and_the_sum_once(repeats):
         assert (fed.notes["models_received"] == (N - 1) + repeats * (N - 1)).all()
 
 
-# --drift ------------------------------------------------------------------------------------------
-def test_drift_exchanges_two_classes():
+def test_drift_exchanges_two_classes(tmp_path):
     with federation(SMALL | {"drift": "0.5:2", "method": "local"}) as fed:
         drifted, clients = fed.members.limits.drifted, fed.clients
         assert drifted.sum() == 3 and len(set(fed.drift_classes.tolist())) == 2
@@ -150,6 +138,13 @@ def test_drift_exchanges_two_classes():
                 assert y[rows].tolist() == expected
                 changed += expected != y_before[rows].tolist()
         assert changed
+    fields = SMALL | {"drift": f"0.5:{T}", "participation": 0.5}
+    with Result(run_here(tmp_path / "a.h5", fields)) as result:
+        absent = np.isnan(result["round/test_acc"][T])
+        assert 0 < absent.sum() < N and np.array_equal(np.isnan(result["best/test_acc"]), absent)
+        assert (result["best/round"] == np.where(absent, -1, T)).all()
+        assert not result["best/confusion"][absent].any()
+        assert result.test_acc == result["best/test_acc"][~absent].mean()
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -165,21 +160,9 @@ def test_a_drift_counts_for_rewards_and_best_rounds(result_of, kernels):
         fed.begin_round(1)
         a, b = fed.drift_classes
         affected = (fed.partition.class_counts[:, [a, b]].sum(1) > 0)[fed.ids]
-        after = fed.losses(w[0], np.ones(N, bool))
-        assert ((before != after) == affected).all()
+        assert ((before != fed.losses(w[0], np.ones(N, bool))) == affected).all()
 
 
-def test_who_is_not_scored_after_a_drift_has_no_accuracy(tmp_path):
-    fields = SMALL | {"drift": f"0.5:{T}", "participation": 0.5}
-    with Result(run_here(tmp_path / "a.h5", fields)) as result:
-        absent = np.isnan(result["round/test_acc"][T])
-        assert 0 < absent.sum() < N and np.array_equal(np.isnan(result["best/test_acc"]), absent)
-        assert (result["best/round"] == np.where(absent, -1, T)).all()
-        assert not result["best/confusion"][absent].any()
-        assert result.test_acc == result["best/test_acc"][~absent].mean()
-
-
-# --patience ---------------------------------------------------------------------------------------
 def test_patience_counts_rounds_that_are_no_better():
     with federation(SMALL | {"patience": 2, "method": "local"}) as fed:
         stale, n_val = [], fed.clients.n_val[0]
@@ -219,10 +202,8 @@ def test_who_stops_early(result_of, method):
 
 @pytest.mark.parametrize("method", ["dpfl", "fedavg"])
 def test_a_run_in_which_nothing_is_learned_ends(tmp_path, method):
-    """When all have stopped; all are still tuned. But nobody stops before a drift."""
     nothing = SMALL | {"method": method, "lr": 1e-12, "rounds": 9}
-    drift = nothing | {"patience": 1, "drift": "0.5:4"}
-    with Result(run_here(tmp_path / "a.h5", drift)) as result:
+    with Result(run_here(tmp_path / "a.h5", nothing | {"patience": 1, "drift": "0.5:4"})) as result:
         assert result.finished and result.last_round < 9
         assert (result["client/stopped_round"] >= 5).all() and result["client/drifted"].sum() == 3
     tuned = nothing | {"patience": 2, "finetune_epochs": 1}
@@ -232,7 +213,6 @@ def test_a_run_in_which_nothing_is_learned_ends(tmp_path, method):
         assert np.isfinite(result["finetune/val_acc"]).all()
 
 
-# divergence and refusals --------------------------------------------------------------------------
 def test_who_has_diverged_sends_and_receives_no_more():
     """Client 2 of a ring has diverged: it and client 1, its receiver, keep their rows."""
     with federation({"clients": 4, "budget": 2}) as fed:

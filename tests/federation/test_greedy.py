@@ -171,10 +171,7 @@ FIXTURE = [HealthCheck.function_scoped_fixture]
     spread=st.sampled_from([1e-6, 1e-3, 1.0]),
 )
 def test_theorem_1(fed, seed, number, most, twins, shares, spread):
-    """GGC with all models and BGGC in batches choose the same.
-
-    Equal models (`twins`) make gains of nearly 0, where one rounding would decide.
-    """
+    """Equal models (`twins`) make gains of nearly 0, where one rounding would decide."""
     fed.p[:] = np.array(shares) / sum(shares)
     w, _ = rows_of(fed, seed, spread=spread)
     w = w[[int(fed.row_of[twins[k]]) for k in fed.ids]]
@@ -238,7 +235,6 @@ def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
 
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_of_many_candidates_the_first_are_drawn_alone(fed, monkeypatch, ahead):
-    """And the others once these are used up, so that all orders are equally likely."""
     for name, value in (("AHEAD", ahead), ("MANY", 1), ("MANY_TIMES", 1)):
         monkeypatch.setattr(orders, name, value)
     whole = []

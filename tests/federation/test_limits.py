@@ -38,17 +38,12 @@ def add_always(a, b, coin):
     return True
 
 
-# what limits nothing ------------------------------------------------------------------------------
-def test_what_limits_nothing_names_no_other_run():
+def test_what_limits_nothing_is_the_same_run(tmp_path):
     unread = {"optimizer", "lr_schedule", "beta1", "lr_step", *NOTHING}
     for method in names("method"):
         limited = Run(method=method, **NOTHING)
         assert not unread & set(limited.key())
         assert limited.slug() == Run(method=method).slug()
-
-
-def test_what_limits_nothing_changes_no_bit(tmp_path):
-    """Each takes another way through the code than the default does."""
     ways = {"fours": ("budget", text_file(tmp_path / "fours", "4\n" * N))}
     ways["uniform"] = ("budget", "uniform:4:4")
     ways["reach"] = ("reach", "geometric:2")
@@ -56,11 +51,9 @@ def test_what_limits_nothing_changes_no_bit(tmp_path):
     default = run_here(tmp_path / "default.h5", SMALL)
     for way, (name, value) in ways.items():
         more = ["graph/reach/indptr", "graph/reach/senders"] if name == "reach" else []
-        limited = run_here(tmp_path / f"{way}.h5", SMALL | {name: value})
-        assert differences(limited, default) == more
+        assert differences(run_here(tmp_path / f"{way}.h5", SMALL | {name: value}), default) == more
 
 
-# files --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "text", "sentence"), [
     ("budget", "3 4", "must hold 9 numbers"),
     ("budget", "0 " * N, "whole and at least 1"),
@@ -90,8 +83,7 @@ def test_bad_files_are_sentences(name, text, sentence, tmp_path):
     refused("not a readable text file", run, **{name: str(tmp_path / "file")})
 
 
-# budgets and reach --------------------------------------------------------------------------------
-def test_budgets_per_client_from_a_file_and_from_a_draw(tmp_path):
+def test_budgets_and_reach_from_a_file_and_from_a_draw(tmp_path):
     path = text_file(tmp_path / "b", "1\n2\n3\ninf\n100\n4\n5\n6\n7\n")
     others = run(budget=path, budget_counts_self=False)
     assert limits_of(run(budget=path)).most_senders.tolist() == [0, 1, 2, 8, 8, 3, 4, 5, 6]
@@ -103,8 +95,6 @@ def test_budgets_per_client_from_a_file_and_from_a_draw(tmp_path):
     assert drawn.min() == 2 and drawn.max() == 20 and 10 < drawn.mean() < 12
     assert (limits_of(run(**fields, seed=1)).most_senders + 1 != drawn).any()
 
-
-def test_who_reaches_whom_by_kind_and_by_file(tmp_path):
     def reached(reach, **fields):
         return limits_of(run(reach=reach, **fields)).reach
 
@@ -123,10 +113,7 @@ def test_who_reaches_whom_by_kind_and_by_file(tmp_path):
 @pytest.mark.parametrize("attack", [None, "scale:0.3"])
 @pytest.mark.parametrize("reach", [None, "geometric:0.6", "sites:3", "groups:0,1,2,3;5,6"])
 def test_first_phase_sums_over_the_reachable(reach, attack):
-    """In Python's own integers, of what others sent and of the client's own true row.
-
-    So Algorithm 3 ends with X = Y for liars, too.
-    """
+    """In Python's integers, of what others sent and the own true row: liars too get X = Y."""
     with federation(SMALL | {"reach": reach, "attack": attack}) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         sent, liars = fed.training.attack.sent(w), fed.members.limits.liars
@@ -198,7 +185,6 @@ def test_a_search_among_the_most_similar(method, tmp_path):
     assert {name.split("/")[0] for name in differences(*runs)} <= {"network", "traffic"}
 
 
-# participation ------------------------------------------------------------------------------------
 def test_who_takes_part_by_share_and_by_file(tmp_path):
     everyone = np.ones(N, bool)
     half = limits_of(run(participation=0.5, rounds=50))
@@ -213,10 +199,7 @@ def test_who_takes_part_by_share_and_by_file(tmp_path):
     for t, count in ((1, 2), (2, 1)):
         present = both.present(t, everyone)
         assert present.sum() == count and not (present & (available[t - 1] == 0)).any()
-
-
-def test_a_share_is_that_of_the_decimal():
-    """In floats 0.29 * 50 is 14.499999999999998, and 0.29 * 100 is 28.999999999999996."""
+    # In floats 0.29 * 50 is 14.499999999999998, and 0.29 * 100 is 28.999999999999996.
     for share, clients, count in ((0.29, 50, 15), (0.3, 45, 14), (0.5, 5, 3), (0.24, 10, 2)):
         assert nearest(share, clients) == count
         of_nine = limits_of(run(participation=share))
@@ -240,9 +223,6 @@ def test_a_mean_is_over_those_present():
         received = fed.notes["models_received"]
         assert len(present) == 4 and (received[fed.row_of[present]] == 2).all()
         assert received.sum() == 8
-
-
-def test_blocks_with_absent_clients_train_as_single_ones():
     rows = []
     for block in (1, 4):
         with federation(SMALL | {"method": "local", "participation": 0.5}, block=block) as fed:
@@ -251,7 +231,6 @@ def test_blocks_with_absent_clients_train_as_single_ones():
     assert torch.allclose(rows[0], rows[1], rtol=0, atol=1e-5)
 
 
-# flipped labels -----------------------------------------------------------------------------------
 def test_flipped_labels():
     with federation(SMALL) as honest, federation(SMALL | {"flip_share": 0.4}) as fed:
         assert fed.members.limits.flipped.sum() == 3  # floor(0.4 * 9)
@@ -284,7 +263,6 @@ def test_flipped_clients_that_do_not_choose_still_serve(result_of, monkeypatch, 
     assert some.test_acc == some["best/test_acc"][~flipped].mean()
 
 
-# the motivating example ---------------------------------------------------------------------------
 def test_motivation_sets_are_runs(tmp_path):
     """{1}, {1,2}, {1,3}, {1,2,3} differ in reach alone; client 1 alone is Local to the bit."""
     base = {"clients": 3, "tau_init": 1, "tau_train": 1, "rounds": 2, "budget": "inf"}
@@ -299,16 +277,6 @@ def test_motivation_sets_are_runs(tmp_path):
         assert results[name].chosen(1).of(0).tolist() == senders
     assert np.array_equal(results["1"]["round/test_loss"], local["round/test_loss"][1:])
     assert len({r["round/test_loss"][-1, 0] for r in results.values()}) == 4
-
-
-# --metric batch -----------------------------------------------------------------------------------
-def test_means_over_mini_batches():
-    with federation(SMALL) as fed:
-        right = np.array([True, True, True, False, False])
-        means = {0: 3 / 5, 2: (1.0 + 0.5 + 0.0) / 3, 4: (0.75 + 0.0) / 2, 5: 3 / 5}
-        for size, expected in means.items():
-            fed.scoring.metric_batch = size
-            assert fed.scoring.mean(right) == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize("block", [1, 3])
@@ -328,3 +296,9 @@ def test_the_search_has_the_same_mean(block):
         whole = fed.scoring.reward(rows, pair, counted)
         fed.scoring.metric_batch = 0
         np.testing.assert_allclose(whole, fed.scoring.reward(rows, pair, counted), rtol=1e-6)
+    with federation(SMALL) as fed:
+        right = np.array([True, True, True, False, False])
+        means = {0: 3 / 5, 2: (1.0 + 0.5 + 0.0) / 3, 4: (0.75 + 0.0) / 2, 5: 3 / 5}
+        for size, expected in means.items():
+            fed.scoring.metric_batch = size
+            assert fed.scoring.mean(right) == pytest.approx(expected, rel=1e-15)

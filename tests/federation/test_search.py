@@ -86,7 +86,6 @@ def same(a, b):
 @pytest.mark.parametrize("most", [0, 1, 3, N])
 @pytest.mark.parametrize("kind", ["usual", "equal", "near", "wild", "zero", "large", "no number"])
 def test_one_call_decides_as_python(fed, kind, most):
-    """With losses that are not finite, equal and unequal p, one pass and several, some empty."""
     for seed in range(4):
         rng = np.random.default_rng([seed, most])
         fed.p[:] = np.full(N, 1 / N) if seed % 2 else rng.dirichlet(np.ones(N))
@@ -103,8 +102,7 @@ def test_one_call_decides_as_python(fed, kind, most):
         same(*(search(fed, w, order, coins, most, 2, once, finite) for once in (True, False)))
 
 
-def test_what_the_cases_are_for_happens(fed):
-    """Ties, NaN and an early end do occur above: each by hand."""
+def test_what_the_cases_are_for_happens(fed, monkeypatch):
     fed.p[:] = 1 / N
     order = [j for j in range(N) if j != fed.ids[0]]
     for most, n in ((N, 8), (3, 3)):  # both gains are 0: added, whatever the coin
@@ -116,10 +114,6 @@ def test_what_the_cases_are_for_happens(fed):
     chosen, (_, cases), numbers = search(fed, w, order, np.zeros(N), N)
     assert (chosen, cases) == ([], [0, 0, 8, 0])  # no gain is above 0, no coin below NaN
     assert np.isfinite(numbers[-2]) and np.isnan(numbers[-1])
-
-
-def test_a_coin_that_is_just_the_probability(fed, monkeypatch):
-    """A coin of exactly a / (a + b) does not add a candidate; the next smaller one does."""
     met, tried = [], 0
     decide = search_part.decide
     noted = lambda a, b, coin: met.append((a, b)) or decide(a, b, coin)  # noqa: E731

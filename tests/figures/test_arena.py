@@ -12,13 +12,9 @@ from scipy import stats
 from dpfl_mpi.settings import Run
 
 
-def test_holm_by_hand():
-    corrected = standings.holm([0.01, 0.04, 0.03, 0.2])
-    assert corrected == pytest.approx([0.04, 0.09, 0.09, 0.2])
+def test_chances():
+    assert standings.holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
     assert standings.holm([0.9, 0.8]).tolist() == [1, 1]
-
-
-def test_a_chance_is_the_larger_of_two_t_tests():
     rng = np.random.default_rng(1)
     parts = [rng.normal(mean, 1, 50) for mean in (0.3, 0.5, 0.1)]
     one = stats.ttest_1samp(parts[0], 0).pvalue
@@ -32,10 +28,7 @@ def test_a_chance_is_the_larger_of_two_t_tests():
 
 @pytest.fixture
 def lines():
-    """Return Runs and clients: three partitions of 50 clients, with little noise.
-
-    DPFL is two points above the random graph, and ten above Local.
-    """
+    """Return Runs and clients: three partitions of 50 clients, with little noise."""
     rng = np.random.default_rng(2)
     above = {"DPFL": 0.10, standings.RANDOM: 0.08, "Local": 0.0}
     costs = {"megabytes": 3, "evaluations": 0, "steps": 7, "core_hours": 0.5}
@@ -46,8 +39,7 @@ def lines():
             run, accuracy = f"{row}{seed}", of_client + gain + rng.normal(0, 0.002, 50)
             name = {"setting": "Digits", "epochs": 10, "row": row, "seed": seed, "run": run}
             runs.append(name | {"partition": f"p{seed}", "models": 100.0 * seed} | costs)
-            columns = {"run": run, "client": range(50), "accuracy": accuracy}
-            clients.append(pd.DataFrame(columns))
+            clients.append(pd.DataFrame({"run": run, "client": range(50), "accuracy": accuracy}))
     return pd.DataFrame(runs), pd.concat(clients)
 
 
@@ -69,17 +61,13 @@ def test_a_table_shows_what_is_significant(lines):
     _, right = standings.picture(runs, found).axes
     # Local has no difference of its own
     assert [text.get_text() for text in right.texts] == ["DPFL", standings.RANDOM]
-
-
-def test_the_front_page_shows_the_length_with_most_partitions(lines):
     runs, clients = lines
     found = standings.differences(runs, clients)
     longer = runs[runs["seed"] == 1].assign(epochs=20)  # of one partition, with one row more
     other = found[found["to"] == standings.RANDOM].assign(parts=[found["parts"][0][:1]])
     other = other.assign(row="Oracle", epochs=20, significant=False)
     (front,) = standings.answer(pd.concat([runs, longer]), pd.concat([found, other]))
-    shown = (front["epochs"], front["DPFL"], front["Oracle"])
-    assert shown == ("10", "**+1.98 ± 0.08 (3)**", "-")
+    assert (front["epochs"], front["DPFL"], front["Oracle"]) == ("10", "**+1.98 ± 0.08 (3)**", "-")
     assert front["random graph over Local"].startswith("**+8.0")
 
 
@@ -94,22 +82,16 @@ def test_rows_of_a_setting_train_as_long_with_the_same_budget():
     assert len(set(names)) == len(names) > 400
     command = arena.prepared("data/labels-42.h5")
     assert "groups.py --source OUT.zip --by labels --seed 42 --out" in command
-    said = "--cell is no such; no cell's name has these words"
-    refused(said, arena.print_commands, "no such")
+    refused("--cell is no such; no cell's name has these words", arena.print_commands, "no such")
 
 
-def test_a_cells_line(tmp_path):
+def test_a_cells_line_and_clients(tmp_path, result_of):
     result = tiny_result.tiny(tmp_path, "one", "dpfl", 42)
     line = arena.line_of(Run(method="dpfl"), result)
     models = result["traffic/models_received"].sum(0).mean()
     assert line["models"] == pytest.approx(models)
-    megabytes = 4e-6 * models * int(result.fact("parameters"))
-    assert line["megabytes"] == pytest.approx(megabytes)
-
-
-def test_a_client_that_is_like_no_other_is_scored_on_its_own_images(result_of):
-    fields = {"clients": 4, "rounds": 1, "method": "local", "tau_train": 1}
-    result = result_of(fields)
+    assert line["megabytes"] == pytest.approx(4e-6 * models * int(result.fact("parameters")))
+    result = result_of({"clients": 4, "rounds": 1, "method": "local", "tau_train": 1})
     settings = ("HAR, 30 people", "CIFAR-10 Patho(3)")
     alone, alike = (arena.clients_of(setting, result) for setting in settings)
     own = result["best/test_acc"].round(6).tolist()
@@ -118,7 +100,6 @@ def test_a_client_that_is_like_no_other_is_scored_on_its_own_images(result_of):
 
 
 def test_cells_are_collected_folder_by_folder(tmp_path):
-    """DPFL's cell comes from one folder and Local's from another; none is scored twice."""
     arena, setting = script(ROOT / "reproduction" / "arena.py"), "CIFAR-10 Patho(3)"
     files, cells = (tmp_path / "arena.csv", tmp_path / "arena-clients.csv"), []
     for row, method, more in ("DPFL", "dpfl", {"budget": 3}), ("Local", "local", {}):

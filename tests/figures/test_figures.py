@@ -1,7 +1,4 @@
-"""Figures and tables on numbers worked out by hand for `tiny_result`.
-
-Every file of analysis/ runs without torch and MPI.
-"""
+"""Figures and tables on numbers worked out by hand for `tiny_result`."""
 
 import argparse
 import resource
@@ -14,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tiny_result
-from launch import ROOT, ended, refused, run_here, text_file
+from launch import ROOT, ended, refused, text_file
 from tiny_result import draw, module, tiny
 
 from dpfl_mpi.figures import command, names, paper, style, tables
@@ -76,34 +73,29 @@ def called(capsys, monkeypatch, *arguments, runs=()):
     return end.value.code, *capsys.readouterr()
 
 
-def test_a_missing_run_is_named_with_its_command_and_the_rest_is_drawn(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_missing_run_is_named_with_its_command(tmp_path, monkeypatch, capsys):
     results = tmp_path / "results"
     small = {"clients": 4, "classes_per_client": 3, "rounds": 2, "budget": 3}
     runs = [Run(**small), Run(**small, seed=7), Run(dataset="nothing")]
-    tiny_result.make(runs[0].path(results))
+    path, of_seed_7 = runs[0].path(results), runs[1].path(tmp_path)
+    tiny_result.make(path)
     found, missing = command.gather(runs, results)
-    assert [r.path for r in found] == [runs[0].path(results)]
-    flags = "--classes_per_client=3 --clients=4 --rounds=2 --budget=3 --seed=7"
+    assert [r.path for r in found] == [path]
     program = "mpirun -n 8 python -m dpfl_mpi"
+    flags = "--classes_per_client=3 --clients=4 --rounds=2 --budget=3 --seed=7"
     assert missing[0] == f"missing: {program} {flags} --results={results}"
-    unknown = f"not available here: {program} --dataset=nothing (--dataset is"
-    assert missing[1].startswith(unknown)
+    assert missing[1].startswith(f"not available here: {program} --dataset=nothing (--dataset is")
     assert command.gather(runs[1:2], "my results")[1][0].endswith(" '--results=my results'")
-    runs[0].path(results).rename(runs[1].path(tmp_path))  # its name has another seed
-    differs = f"({runs[1].path(tmp_path)} holds another Run (different: partition_seed, seed))"
+    path.rename(of_seed_7)
+    differs = f"({of_seed_7} holds another Run (different: partition_seed, seed))"
     wrong = f"not available here: {command.command(runs[1])} {differs}"
     assert command.gather(runs[1:2], tmp_path) == ([], [wrong])
-    runs[1].path(tmp_path).rename(runs[0].path(results))
+    of_seed_7.rename(path)
     flags = ("--results", results, "--out", tmp_path / "out")
     code, out, err = called(capsys, monkeypatch, *flags, runs=runs)
     assert code == 0 and missing[0] in err and str(tmp_path / "out" / "sparsity.pdf") in out
     assert f" --results={results}\n" in err.partition("all of them at once: ")[2]
-
-
-def test_runs_without_data_here_are_counted_by_file(tmp_path, monkeypatch, capsys):
-    """Nobody can compute them here, so no command is offered. Up to five are named each."""
+    # Nobody can compute them here, so no command is offered. Up to five are named each.
     monkeypatch.chdir(tmp_path)
     femnist = {"dataset": "femnist", "data": "data/ten.h5", "partition": "fedrep"}
     runs = [Run(dataset="cifar10", seed=s) for s in range(6)]
@@ -111,43 +103,18 @@ def test_runs_without_data_here_are_counted_by_file(tmp_path, monkeypatch, capsy
     made = "there is no such file: make it with `python -m dpfl_mpi.prepare"
     why = f"(--data is data/cifar10.h5; {made} cifar10 --out data/cifar10.h5`)"
     other = f"(--data is data/ten.h5; {made} femnist --source PATH --out data/ten.h5`)"
-    counts = f"6 of 13 Runs {why}", f"7 of 13 Runs {other}"
-    counted = [f"not available here: {each}" for each in counts]
+    here = "not available here:"
+    counted = [f"{here} 6 of 13 Runs {why}", f"{here} 7 of 13 Runs {other}"]
     assert command.gather(runs, "results") == ([], counted)
-    few = [f"not available here: {command.command(run)} {why}" for run in runs[1:6]]
+    few = [f"{here} {command.command(run)} {why}" for run in runs[1:6]]
     assert command.gather(runs[1:6], "results") == ([], few)
-    reason = "no result of this figure has a recorded round yet"
-    said = "\n".join([*counted, f"error: there is nothing to draw: {reason}", ""])
-    assert called(capsys, monkeypatch, runs=runs) == (2, "", said)
+    nothing = "error: there is nothing to draw: no result of this figure has a recorded round yet"
+    errors = "\n".join([*counted, nothing, ""])
+    assert called(capsys, monkeypatch, runs=runs) == (2, "", errors)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "cifar10.h5").touch()
     missing = [f"missing: {command.command(run)}" for run in runs[:2]]
     assert command.gather(runs[:2], "results")[1] == missing
-
-
-def test_a_mistake_is_one_sentence_and_a_code(made, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    file = made["dpfl", 42].path
-    said = "error: nothing.h5: there is no such result file\n"
-    assert called(capsys, monkeypatch, "nothing.h5") == (2, "", said)
-    code, _, said = called(capsys, monkeypatch, file, "--out", file)
-    assert code == 2 and said.startswith(f"error: --out is {file}, where nothing can be written: ")
-    done = run_without([[str(ANALYSIS / "omega.py")]], tmp_path, "networkx")
-    said = "error: the figures need networkx: pip install networkx\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
-
-
-def test_rounds_of_the_graph_figure(made):
-    evolution = module("graph_evolution")
-    for asked, shown in (("every", [0, 1, 2]), ("0,last", [0, 2])):
-        assert evolution.rounds_to_show(0, 2, evolution.round_list(asked), "") == shown
-    assert evolution.rounds_to_show(1, 45, ["every"], "") == [1, 10, 20, 30, 40, 45]
-    said = "--rounds has 3, but ... has graphs of rounds 0 to 2"
-    refused(said, draw, "graph_evolution", [made["dpfl", 42]], rounds=["3"])
-    allowed = "allowed are round numbers and last, as in 0,50,last, or every"
-    for wrong in ("abc", "0,every", "", "\u00b2"):
-        with pytest.raises(argparse.ArgumentTypeError, match=f"{wrong!r}; {allowed}"):
-            evolution.round_list(wrong)
 
 
 GRAPH = {
@@ -161,6 +128,8 @@ GRAPH = {
 # seed 42: (.16 + .24 + 0 + .24) / 16, seed 52: (.09 + .21 + .09 + .25) / 16, of 5 test samples
 VARIANCE = {"accuracy": [72.5], "variance": [387.5]}
 VARIANCE |= {"sampling_variance": [400], "sampling_share": [400 / 387.5]}
+RECEIVED = "0.62 models received per client and round (budget 2 others), 2.5 before round 1; "
+RECEIVED += "MPI 3.00 MiB per round, 1.50 before"
 TRAFFIC = {
     "received_mean": [2.5, 0.5, 0.75],
     "received_most": [4, 1, 2],
@@ -181,12 +150,7 @@ BY_HAND = {  # figure: results, columns of its numbers, and a part of its text
     "random_graph": ((*SEEDS, "unsearched"), BOTH_GRAPHS, ""),
     "learning_curves": ([("local", 42)], LOCAL, "Local: 65.00 % after 20 epochs (round 2)"),
     "variance": (SEEDS, VARIANCE, ""),
-    "traffic_and_time": (
-        SEEDS[:1],
-        TRAFFIC,
-        "0.62 models received per client and round (budget 2 others), 2.5 before round 1; "
-        "MPI 3.00 MiB per round, 1.50 before",
-    ),
+    "traffic_and_time": (SEEDS[:1], TRAFFIC, RECEIVED),
 }
 
 
@@ -199,7 +163,7 @@ def test_figures_by_hand(made, figure):
     assert text in drawing.text
 
 
-def test_the_accuracy_table_by_hand(made):
+def test_the_accuracy_table_by_hand(made, tmp_path):
     drawing = draw("accuracy_table", [made[n] for n in FOUR])
     data = drawing.data.set_index("method")
     dpfl, local = data.loc["DPFL (B_c = 3)"], data.loc["Local"]
@@ -218,9 +182,13 @@ def test_the_accuracy_table_by_hand(made):
     assert lines[2].split() == ["|", "Local", "|", "**65.00", "±", "0.00", "(2)**", "|"]
     assert len({len(line) for line in lines[:4]}) == 1  # legible as it is
     assert r"DPFL ($B_c = 3$) & \textbf{72.50 $\pm$ 3.54 (2)} \\" in drawing.latex
-
-
-def test_a_method_the_best_beats_is_not_bold(made, tmp_path):
+    escaped = {
+        "DPFL (B_c = uniform:2:20)": r"DPFL (B\_c = uniform:2:20)",
+        "A & B_1 #2": r"A \& B\_1 \#2",
+        "DPFL (B_c = inf), tau_init 1": r"DPFL ($B_c = \infty$), $\tau_{\mathrm{init}}$ 1",
+    }
+    text = tables.latex(pd.DataFrame({"method": list(escaped)}))
+    assert [each for each in escaped.values() if each not in text] == []
     better = tiny(tmp_path, "better", best=(0.7, 0.7, 0.9, 0.71))  # 10 10 10 11 above Local
     lines = of_results([better, made["local", 42]])["clients"]
     assert tables.unbeaten(lines, ROWS) == [True, False]
@@ -228,6 +196,18 @@ def test_a_method_the_best_beats_is_not_bold(made, tmp_path):
     assert difference.tolist() == pytest.approx([10, 10, 10, 11])
     lines = of_results([better, made["local", 52]])["clients"]  # on another partition
     assert tables.paired(lines, *ROWS) == [] and not tables.comparable([])
+    gone, local = tiny(tmp_path, "gone", best=[np.nan] * 4), made["local", 42]
+    lines = of_results([gone, local])["clients"]
+    assert tables.unbeaten(lines, ROWS) == [False, True]
+    assert tables.unbeaten(lines, ROWS[:1]) == [False]
+    assert tables.mean_text(tables.means(lines, ROWS[0])) == "- (1)"
+    text = draw("accuracy_table", [gone, local]).text
+    assert "**65.00 (1)**" in text and "Note: rows differ" not in text
+    fast = tiny(tmp_path, "fast", "local", lr=0.5, clip_norm=1.0)
+    text = draw("accuracy_table", [fast, gone]).text
+    assert "\nNote: rows differ in clip_norm, lr, not in the method alone.\n" in text
+    figures = ("variance", "pareto", "controls_table", "learning_curves")
+    assert "nan" not in text + "".join(draw(name, [gone, local]).text for name in figures)
 
 
 def test_the_paper_stands_beside_runs_of_its_size_alone(made, tmp_path, monkeypatch):
@@ -247,40 +227,7 @@ def test_the_paper_stands_beside_runs_of_its_size_alone(made, tmp_path, monkeypa
     assert period["20"] == period["0.2N"] == "84.01"
 
 
-def test_runs_with_files_of_one_name_and_other_content_are_told_apart(tmp_path):
-    """A file of budgets was edited between two Runs: two rows, two cells."""
-    results, file = [], tmp_path / "b.txt"
-    for i, budgets in enumerate(("1 2 3 4", "2 2 2 2")):
-        fields = {"budget": text_file(file, budgets), "best": (0.1 * i + 0.5,) * 4}
-        results.append(tiny(tmp_path, i, **fields))
-    marks = [r.run.contents["budget"][:6] for r in results]
-    for mark, row in zip(marks, of_results(results).rows["row"], strict=True):
-        assert f"budget {file} [{mark}]" in row
-    for name in ("accuracy_table", "tau_init_table"):
-        text = draw(name, results).text
-        assert "50.00 (1)" in text and "60.00 (1)" in text
-    runs = [SimpleNamespace(graphs=f"{d}/out.h5", contents={"graphs": 6 * d}) for d in "ab"]
-    marks = [names.hash_mark(run, "graphs", runs) for run in runs]
-    assert marks == [" [aaaaaa]", " [bbbbbb]"]
-
-
-def test_a_run_without_scores_is_not_the_best(made, tmp_path):
-    """All clients of one Run diverged: its cell is a dash, and the other Run is bold."""
-    gone, local = tiny(tmp_path, "gone", best=[np.nan] * 4), made["local", 42]
-    lines = of_results([gone, local])["clients"]
-    assert tables.unbeaten(lines, ROWS) == [False, True]
-    assert tables.unbeaten(lines, ROWS[:1]) == [False]
-    assert tables.mean_text(tables.means(lines, ROWS[0])) == "- (1)"
-    text = draw("accuracy_table", [gone, local]).text
-    assert "**65.00 (1)**" in text and "Note: rows differ" not in text
-    fast = tiny(tmp_path, "fast", "local", lr=0.5, clip_norm=1.0)
-    text = draw("accuracy_table", [fast, gone]).text
-    assert "\nNote: rows differ in clip_norm, lr, not in the method alone.\n" in text
-    figures = ("variance", "pareto", "controls_table", "learning_curves")
-    assert "nan" not in text + "".join(draw(name, [gone, local]).text for name in figures)
-
-
-def test_repetitions_of_a_run_count_once_and_values_have_short_names(made):
+def test_repetitions(made, tmp_path):
     repeated = of_results([made[n] for n in (*SEEDS, SEEDS[0])])
     assert len(repeated.runs) == 2 and len(repeated.rows) == 1
     ditto = SimpleNamespace(run=Run(method="ditto", options={"lam": 0.5}))
@@ -288,9 +235,20 @@ def test_repetitions_of_a_run_count_once_and_values_have_short_names(made):
     assert names.value_of(ditto, "options") == "lam 0.5"
     assert names.value_of(replay, "graphs") == "of a"
 
+    def group(method, *best):  # one result per seed, all on one partition
+        one = {"partition_seed": 1}
+        pairs = zip((42, 52, 62), best, strict=False)
+        return [tiny(tmp_path, f"{method}{s}", method, s, best=b, **one) for s, b in pairs]
+
+    a = group("dpfl", *((first, 0.5, 0.5, 0.5) for first in (0.8, 0.9, 1.0)))
+    b = group("local", (0.6, 0.5, 0.5, 0.4), (0.5, 0.5, 0.5, 0.2))  # without the third seed
+    [both] = tables.paired(of_results([*a, *b])["clients"], *ROWS)
+    assert both.tolist() == pytest.approx([30, 0, 0, 20])  # means of .2 and .4, of .1 and .3
+    [rest] = tables.paired(of_results([*a[2:], *b])["clients"], *ROWS)
+    assert rest.tolist() == pytest.approx([45, 0, 0, 20])  # no common seed: all of each
+
 
 def test_rows_curves_and_panels_say_how_runs_differ(unlike, made, tmp_path):
-    """In settings, or in data of one name. Panels of repetitions name only the seed."""
     size = unlike[0].run.batch_size
     numbers = ((10, 5, size), (10, 3, size), (1, 3, size), (10, 5, 7))
     labels = [f"DPFL ($B_c=3$), tau_init {a}, tau_train {b}, batch_size {c}" for a, b, c in numbers]
@@ -310,17 +268,21 @@ def test_rows_curves_and_panels_say_how_runs_differ(unlike, made, tmp_path):
     means = dict(zip(data.data["method"], data.data["mean"], strict=True))
     name = "DPFL (B_c = 3), data_sha256"
     assert means == pytest.approx({f"{name} aaaaaa": 50, f"{name} bbbbbb": 70})
-
-
-def test_dpfl_is_compared_with_the_random_graph_of_the_same_settings(unlike, made):
-    text = draw("random_graph", [*unlike[:3], made["unsearched"]]).text
-    [line] = [line.split("|") for line in text.splitlines() if "Random graph" in line]
-    cells = [cell.strip() for cell in line[2:4]]
-    assert cells == ["DPFL (B_c = 3), tau_init 10, tau_train 5", "70.00 (1)"]
+    results, file = [], tmp_path / "b.txt"
+    for x, budgets in ((0.5, "1 2 3 4"), (0.6, "2 2 2 2")):
+        results.append(tiny(tmp_path, x, budget=text_file(file, budgets), best=(x,) * 4))
+    marks = [r.run.contents["budget"][:6] for r in results]
+    for mark, row in zip(marks, of_results(results).rows["row"], strict=True):
+        assert f"budget {file} [{mark}]" in row
+    for name in ("accuracy_table", "tau_init_table"):
+        text = draw(name, results).text
+        assert "50.00 (1)" in text and "60.00 (1)" in text
+    runs = [SimpleNamespace(graphs=f"{d}/out.h5", contents={"graphs": 6 * d}) for d in "ab"]
+    marks = [names.hash_mark(run, "graphs", runs) for run in runs]
+    assert marks == [" [aaaaaa]", " [bbbbbb]"]
 
 
 def test_a_method_has_one_colour_in_every_figure(made):
-    """That of its file; the user's own methods without one have a colour hashed from the title."""
     looks = {m: style.method_look(find("method", m)) for m in shipped("method")}
     assert looks["dpfl"] == ("#0072B2", "-", "X")
     assert len({look[:2] for look in looks.values()}) == len(looks)
@@ -342,7 +304,7 @@ def test_a_method_has_one_colour_in_every_figure(made):
         assert drawn <= set(expected.values()) and expected["DPFL"] in drawn
 
 
-def test_a_legend_stays_in_the_picture(unlike, made, tmp_path):
+def test_legends_panels_and_ticks(unlike, made, tmp_path):
     many = [tiny(tmp_path, t, tau_init=t) for t in range(1, 12)]
     figures = ("sparsity", "asymmetry", "random_graph", "learning_curves", "variance")
     for name in (*figures, "greedy_cases"):
@@ -352,10 +314,6 @@ def test_a_legend_stays_in_the_picture(unlike, made, tmp_path):
         (box,) = [legend.get_window_extent() for legend in figure.legends]
         assert box.x0 >= 0 and box.y0 >= 0, name
         assert box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, name
-
-
-def test_a_figure_with_a_panel_for_each_draws_twelve_at_most(tmp_path):
-    """Of thirteen Runs of two seeds, one seed of the first twelve is drawn."""
     pairs = [(t, s) for t in range(1, 14) for s in (42, 52)]
     results = [tiny(tmp_path, f"{t}-{s}", seed=s, tau_init=t) for t, s in pairs]
     for name in ("graph_evolution", "greedy_cases"):
@@ -364,27 +322,11 @@ def test_a_figure_with_a_panel_for_each_draws_twelve_at_most(tmp_path):
         assert len(runs) == len({run.rpartition("-")[0] for run in runs}) == 12
         assert drawing.text.startswith("12 of 26 results are drawn, one seed of each Run")
     assert draw("graph_evolution", results[:12]).data["seed"].nunique() == 2
-
-
-def test_clients_with_flipped_labels_are_in_no_average(made):
-    row = draw("accuracy_table", [made["flip"]]).data.iloc[0]  # .8 and 1.0 are benign
-    assert row[["mean", "worst_decile", "last_round"]].tolist() == pytest.approx([90, 80, 90])
-    assert made["flip"].mean("round/test_acc").tolist() == pytest.approx([0.7, 0.8, 0.9])
-
-
-def test_repetitions_on_one_partition_are_paired_by_seed(tmp_path):
-    def group(method, *best):  # one result per seed, all on one partition
-        pairs = zip((42, 52, 62), best, strict=False)
-        return [
-            tiny(tmp_path, f"{method}{s}", method, s, best=b, partition_seed=1) for s, b in pairs
-        ]
-
-    a = group("dpfl", *((first, 0.5, 0.5, 0.5) for first in (0.8, 0.9, 1.0)))
-    b = group("local", (0.6, 0.5, 0.5, 0.4), (0.5, 0.5, 0.5, 0.2))  # without the third seed
-    [both] = tables.paired(of_results([*a, *b])["clients"], *ROWS)
-    assert both.tolist() == pytest.approx([30, 0, 0, 20])  # means of .2 and .4, of .1 and .3
-    [rest] = tables.paired(of_results([*a[2:], *b])["clients"], *ROWS)
-    assert rest.tolist() == pytest.approx([45, 0, 0, 20])  # no common seed: all of each
+    figures = ("omega", "sparsity", "asymmetry", "random_graph", "learning_curves", "greedy_cases")
+    for name in figures:
+        figure = draw(name, [made[SEEDS[0]], made["unsearched"]]).figure
+        ticks = np.concatenate([axes.get_xticks() for axes in figure.axes])
+        assert (ticks == ticks.round()).all(), name
 
 
 def test_a_budget_per_client_is_drawn_as_any_other(tmp_path):
@@ -396,7 +338,7 @@ def test_a_budget_per_client_is_drawn_as_any_other(tmp_path):
     assert "B_c = uniform:2:4" in draw("accuracy_table", results).text
 
 
-def test_results_that_a_figure_cannot_draw(made):
+def test_results_that_a_figure_cannot_draw(made, tmp_path, monkeypatch, capsys):
     for figure, result, missing in (
         ("greedy_cases", "unsearched", "has searched for its graph"),
         ("sparsity", ("local", 42), "has a collaboration graph"),
@@ -407,24 +349,31 @@ def test_results_that_a_figure_cannot_draw(made):
         refused(f"none of these results {missing}", draw, figure, [made[result]])
     said = "--draws is 0; allowed is a whole number of at least 1"
     refused(said, draw, "omega", [made["dpfl", 42]], draws=0)
-
-
-def test_tuning_longer_than_the_rounds_is_drawn_whole(tmp_path):
-    path = tiny_result.make(tmp_path / "tuned.h5", "local", finetune_epochs=4)
-    with h5py.File(path, "a") as file:
-        file["finetune/test_acc"] = np.linspace(0.5, 0.9, 5)[:, None] * np.ones(4)
-        file["finetune/epochs"] = 20 + np.arange(5)
-    line = draw("learning_curves", [Result(path)]).figure.axes[0].lines[1]
-    assert line.get_xdata().tolist() == [20, 21, 22, 23, 24]
-    assert line.get_ydata().tolist() == pytest.approx([50, 60, 70, 80, 90])
+    evolution = module("graph_evolution")
+    for asked, shown in (("every", [0, 1, 2]), ("0,last", [0, 2])):
+        assert evolution.rounds_to_show(0, 2, evolution.round_list(asked), "") == shown
+    assert evolution.rounds_to_show(1, 45, ["every"], "") == [1, 10, 20, 30, 40, 45]
+    said = "--rounds has 3, but ... has graphs of rounds 0 to 2"
+    refused(said, draw, "graph_evolution", [made["dpfl", 42]], rounds=["3"])
+    allowed = "allowed are round numbers and last, as in 0,50,last, or every"
+    for wrong in ("abc", "0,every", "", "\u00b2"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"{wrong!r}; {allowed}"):
+            evolution.round_list(wrong)
+    monkeypatch.chdir(tmp_path)
+    file, no_file = made["dpfl", 42].path, "error: nothing.h5: there is no such result file\n"
+    assert called(capsys, monkeypatch, "nothing.h5") == (2, "", no_file)
+    code, _, error = called(capsys, monkeypatch, file, "--out", file)
+    assert code == 2 and error.startswith(f"error: --out is {file}, where nothing can be written: ")
+    done = run_without([[str(ANALYSIS / "omega.py")]], tmp_path, "networkx")
+    needed = "error: the figures need networkx: pip install networkx\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", needed)
 
 
 def test_label_flip(made, tmp_path):
     """Clients 1 and 3 are flipped. In round 2 client 0 averages with 1 and 2, client 2 with 0."""
     drawing = draw("label_flip", [made["flip"]], rounds=["every"])
     axes = drawing.figure.axes
-    shares = drawing.data["edge_share_from_flipped"].tolist()
-    assert shares == pytest.approx([2 / 4, 0, 1 / 3])
+    assert drawing.data["edge_share_from_flipped"].tolist() == pytest.approx([2 / 4, 0, 1 / 3])
     assert "in round 2 benign clients have 25.0 % flipped collaborators" in drawing.text
     assert "66.7 % by chance" in drawing.text
     first = [True, False, False, False]
@@ -436,6 +385,9 @@ def test_label_flip(made, tmp_path):
     assert axes[2].images[0].get_array().tolist() == cells
     [axes] = draw("label_flip", [made["flip"]], rounds=["2"]).figure.axes
     assert axes.get_title() == "round 2"
+    row = draw("accuracy_table", [made["flip"]]).data.iloc[0]  # .8 and 1.0 are benign
+    assert row[["mean", "worst_decile", "last_round"]].tolist() == pytest.approx([90, 80, 90])
+    assert made["flip"].mean("round/test_acc").tolist() == pytest.approx([0.7, 0.8, 0.9])
 
 
 def test_motivation(made, tmp_path):
@@ -448,11 +400,10 @@ def test_motivation(made, tmp_path):
         "Left out: 1 of 4 results, which are not of the example (--partition motivation).",
     ]
     # two learning rates are two bars; other partitions are refused
-    fields = ((42, 0.01, 0.5), (42, 0.1, 0.3), (52, 0.1, 0.4))
-    rates = [
-        tiny(tmp_path, f"{seed}{lr}", "local", seed, best=(x, 0.9, 0.9), lr=lr, **THREE)
-        for seed, lr, x in fields
-    ]
+    rates = []
+    for seed, lr, x in ((42, 0.01, 0.5), (42, 0.1, 0.3), (52, 0.1, 0.4)):
+        fields = THREE | {"best": (x, 0.9, 0.9), "lr": lr}
+        rates.append(tiny(tmp_path, f"{seed}{lr}", "local", seed, **fields))
     assert draw("motivation", [*rates, made["all"]]).text.splitlines() == [
         "client 1 alone (Local, lr 0.01): 50.0 % (1 seeds)",
         "client 1 alone (Local, lr 0.1): 35.0 % (2 seeds)",
@@ -462,11 +413,8 @@ def test_motivation(made, tmp_path):
     refused("--partition motivation", draw, "motivation", others)
 
 
-def test_omega_is_drawn_until_it_changes(tmp_path):
-    """With --omega_period 2, round 2 has another Omega than the recorded one.
-
-    Clients are ordered by class: 0 (class 0 alone), 2 (class 0, then 1), 1, 3.
-    """
+def test_omega(tmp_path):
+    """Clients are ordered by class: 0 (class 0 alone), 2 (class 0, then 1), 1, 3."""
     result = tiny(tmp_path, "anew", omega_period=2)
     drawing = draw("graph_evolution", [result])
     axes = drawing.figure.axes
@@ -480,50 +428,7 @@ def test_omega_is_drawn_until_it_changes(tmp_path):
     assert said not in draw("graph_evolution", [result], rounds=["0", "1"]).text
     churn = tiny(tmp_path, "churn", churn="0.2:0.5")
     assert f"from round 1 {said}" in draw("graph_evolution", [churn]).text
-
-
-def test_an_unfinished_run_is_drawn_and_noted(made, tmp_path, capsys):
-    result = tiny(tmp_path, "running", finished=False)
-    assert command.has_rounds(result)
-    assert "is stopped after round 2 of 2: drawn up to there" in capsys.readouterr().err
-    text = draw("accuracy_table", [result, made["local", 42]]).text
-    assert "**70.00 (1), not finished** |" in text
-    assert "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
-    assert "not finished" not in draw("accuracy_table", [made[n] for n in FOUR]).text
-    fewer = tiny(tmp_path, "fewer", best=(0.5, 0.5, 0.5, np.nan))
-    note = "\nNote: DPFL (B_c = 3) has means over 3 of 4 clients, 1 took no part."
-    assert note in draw("accuracy_table", [fewer]).text
-    tuned = tiny(tmp_path, "tuned", "local", finetune_epochs=1, finished=False)
-    measures = set(draw("learning_curves", [tuned]).data["measure"])
-    assert measures == {"round/test_acc", "round/val_loss"}
-
-
-def test_of_several_local_the_most_similar_counts(tmp_path):
-    """DPFL of 70 % with lr 0.01 is 5 above the Local of its rate, not 50 above another's."""
-    files = {"a": ("local", 0.2, 0.05), "b": ("local", 0.65, 0.01), "c": ("dpfl", 0.7, 0.01)}
-    for order in ("abc", "bac"):
-        results = []
-        for name in order:
-            method, x, lr = files[name]
-            results.append(tiny(tmp_path, order + name, method, best=(x,) * 4, lr=lr))
-        gain = draw("accuracy_table", results).data.set_index("method")["vs_local"]
-        assert gain.filter(like="DPFL").tolist() == [pytest.approx(5)]
-        assert gain.filter(like="Local").isna().all()
-
-
-def test_epochs_are_those_of_both_models(tmp_path):
-    """Round 2 of the tiny result is at 20 epochs: 40 of Ditto's two models."""
-    ditto = tiny(tmp_path, "ditto", "ditto", best=(0.5,) * 4, graphs=[[[]] * 4] * 3)
-    assert draw("accuracy_table", [ditto]).data["epochs"].tolist() == [40]
-    assert draw("learning_curves", [ditto]).data["epochs"].max() == 40
-    assert draw("report", [ditto]).data["local epochs"].tolist() == [40]
-    assert outcome(ditto)["local epochs"] == 40
-    assert Result(ditto.path).curves()["epochs"].tolist() == [20, 30, 40]
-
-
-def test_a_method_without_omega_has_no_graph_before_round_1(tmp_path):
-    graphs = [[[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []]]
-    fields = {"best": (0.5,) * 4, "graphs": graphs}
+    fields = {"best": (0.5,) * 4, "graphs": [[[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []]]}
     pens = [tiny(tmp_path, f"p{s}", "pens", s, **fields) for s in (42, 52)]
     dpfl = tiny(tmp_path, "d")
     for name in ("sparsity", "asymmetry"):
@@ -541,6 +446,58 @@ def test_a_method_without_omega_has_no_graph_before_round_1(tmp_path):
     assert "to build Omega" in summary(dpfl.path)
 
 
+def test_an_unfinished_run_is_drawn_and_noted(made, tmp_path, capsys):
+    result = tiny(tmp_path, "running", finished=False)
+    assert command.has_rounds(result)
+    assert "is stopped after round 2 of 2: drawn up to there" in capsys.readouterr().err
+    text = draw("accuracy_table", [result, made["local", 42]]).text
+    assert "**70.00 (1), not finished** |" in text
+    assert "\n\nNote: not finished: DPFL (B_c = 3).\n" in text
+    assert "not finished" not in draw("accuracy_table", [made[n] for n in FOUR]).text
+    fewer = tiny(tmp_path, "fewer", best=(0.5, 0.5, 0.5, np.nan))
+    note = "\nNote: DPFL (B_c = 3) has means over 3 of 4 clients, 1 took no part."
+    assert note in draw("accuracy_table", [fewer]).text
+    tuned = tiny(tmp_path, "tuned", "local", finetune_epochs=1, finished=False)
+    measures = set(draw("learning_curves", [tuned]).data["measure"])
+    assert measures == {"round/test_acc", "round/val_loss"}
+    # A kill between two appends: round 2 has its traffic, but not its seconds.
+    path = tiny_result.make(tmp_path / "cut.h5", finished=False)
+    with h5py.File(path, "a") as file:
+        for array in file["seconds"].values():
+            array.resize(2, 0)
+    assert list(module("traffic_and_time").measure(Result(path), "", "")["round"]) == [0, 1]
+
+
+def test_what_is_compared_is_most_similar(tmp_path, unlike, made):
+    fields = {"a": ("local", 0.2, 0.05), "b": ("local", 0.65, 0.01), "c": ("dpfl", 0.7, 0.01)}
+    results = {n: tiny(tmp_path, n, m, best=(x,) * 4, lr=lr) for n, (m, x, lr) in fields.items()}
+    for order in ("abc", "bac"):
+        drawn = draw("accuracy_table", [results[name] for name in order])
+        gain = drawn.data.set_index("method")["vs_local"]
+        assert gain.filter(like="DPFL").tolist() == [pytest.approx(5)]
+        assert gain.filter(like="Local").isna().all()
+    text = draw("random_graph", [*unlike[:3], made["unsearched"]]).text
+    [line] = [line.split("|") for line in text.splitlines() if "Random graph" in line]
+    cells = [cell.strip() for cell in line[2:4]]
+    assert cells == ["DPFL (B_c = 3), tau_init 10, tau_train 5", "70.00 (1)"]
+
+
+def test_epochs_are_those_of_both_models(tmp_path):
+    ditto = tiny(tmp_path, "ditto", "ditto", best=(0.5,) * 4, graphs=[[[]] * 4] * 3)
+    assert draw("accuracy_table", [ditto]).data["epochs"].tolist() == [40]
+    assert draw("learning_curves", [ditto]).data["epochs"].max() == 40
+    assert draw("report", [ditto]).data["local epochs"].tolist() == [40]
+    assert outcome(ditto)["local epochs"] == 40
+    assert Result(ditto.path).curves()["epochs"].tolist() == [20, 30, 40]
+    path = tiny_result.make(tmp_path / "tuned.h5", "local", finetune_epochs=4)
+    with h5py.File(path, "a") as file:
+        file["finetune/test_acc"] = np.linspace(0.5, 0.9, 5)[:, None] * np.ones(4)
+        file["finetune/epochs"] = 20 + np.arange(5)
+    line = draw("learning_curves", [Result(path)]).figure.axes[0].lines[1]
+    assert line.get_xdata().tolist() == [20, 21, 22, 23, 24]
+    assert line.get_ydata().tolist() == pytest.approx([50, 60, 70, 80, 90])
+
+
 def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path, at_most):
     drawing = draw("learning_curves", [tiny(tmp_path)])
     files = {path: path.read_bytes() for path in command.save(drawing, "c", tmp_path)}
@@ -551,42 +508,18 @@ def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path, at_most):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_traffic_of_a_round_that_is_being_written_is_left_out(tmp_path):
-    """A kill between two appends: round 2 has its traffic, but not its seconds."""
-    path = tiny_result.make(tmp_path / "cut.h5", finished=False)
-    with h5py.File(path, "a") as file:
-        for array in file["seconds"].values():
-            array.resize(2, 0)
-    assert list(module("traffic_and_time").measure(Result(path), "", "")["round"]) == [0, 1]
-
-
-def test_latex_escapes_what_it_must():
-    escaped = {
-        "DPFL (B_c = uniform:2:20)": r"DPFL (B\_c = uniform:2:20)",
-        "A & B_1 #2": r"A \& B\_1 \#2",
-        "DPFL (B_c = inf), tau_init 1": r"DPFL ($B_c = \infty$), $\tau_{\mathrm{init}}$ 1",
-    }
-    text = tables.latex(pd.DataFrame({"method": list(escaped)}))
-    assert [each for each in escaped.values() if each not in text] == []
-
-
-def test_a_table_of_another_score(tmp_path):
-    fields = {"method": "local", "clients": 3, "rounds": 1}
-    result = Result(run_here(tmp_path / "run.h5", fields))
-    drawing = draw("accuracy_table", [result], score="macro_f1")
-    mean = 100 * result.score("macro_f1").mean()
-    assert drawing.data["mean"].tolist() == [pytest.approx(mean)]
-    assert "Test macro F1, %" in drawing.text
-
-
 @pytest.mark.parametrize("colour", ["#123456", ""])
-def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, colour):
+def test_a_method_from_outside_has_the_looks_of_its_file(tmp_path, result_of, colour):
+    """Its table may show another score."""
     method = Method(title="Mine", look=f"{colour} --")
     code = f"METHOD = {method!r}\ninit, round = local.init, local.round\n"
     code = code.replace("<class 'dpfl_mpi.settings.fields.NoOptions'>", "Method().options")
-    (tmp_path / "mine.py").write_text(f"from dpfl_mpi.methods import Method, local\n{code}")
-    fields = {"method": str(tmp_path / "mine.py"), "clients": 3, "rounds": 1}
-    result = Result(run_here(tmp_path / "mine.h5", fields))
+    code = f"from dpfl_mpi.methods import Method, local\n{code}"
+    fields = {"method": text_file(tmp_path / "mine.py", code), "clients": 3, "rounds": 1}
+    result = result_of(fields)
+    drawing = draw("accuracy_table", [result], score="macro_f1")
+    assert drawing.data["mean"].tolist() == [pytest.approx(100 * result.score("macro_f1").mean())]
+    assert "Test macro F1, %" in drawing.text
     [line] = draw("learning_curves", [result]).figure.axes[0].lines
     assert line.get_color() == style.method_look(method)[0].lower()
     assert line.get_color() == colour or not colour
@@ -604,12 +537,8 @@ def test_pareto_shows_ten_points_below_the_best_and_names_the_rest(made, tmp_pat
     plain, clocked = (tiny(tmp_path, str(n), network=n, **dirichlet) for n in (None, "phones"))
     two = draw("pareto", [made["dpfl", 42], plain]), draw("hours", [made["clocked"], clocked])
     for drawing in two:
-        labels = drawing.figure.axes[0].get_legend_handles_labels()[1]
-        assert len(set(labels)) == 2
-
-
-def test_seeds_share_a_bar_of_traffic(made, tmp_path):
-    """Clients receive 2 and 3 models in rounds 1 and 2, and none in the second seed."""
+        assert len(set(drawing.figure.axes[0].get_legend_handles_labels()[1])) == 2
+    # Clients receive 2 and 3 models in rounds 1 and 2, and none in the second seed.
     none = tiny(tmp_path, "none", "dpfl", 52, graphs=[[[], [], [], []]] * 3)
     drawing = draw("traffic_and_time", [made["dpfl", 42], none, made["local", 42]])
     left, middle, _ = drawing.figure.axes
@@ -617,11 +546,3 @@ def test_seeds_share_a_bar_of_traffic(made, tmp_path):
     assert [bar.get_width() for bar in left.patches] == pytest.approx([0.3125, 0])
     assert middle.get_xlim()[0] == 0 and list(left.lines[0].get_xdata()) == [2, 2]
     assert "DPFL (B_c = 3), seed 42, 52: 0.31 models" in drawing.text
-
-
-def test_rounds_and_epochs_are_whole_numbers(made):
-    figures = ("omega", "sparsity", "asymmetry", "random_graph", "learning_curves", "greedy_cases")
-    for name in figures:
-        figure = draw(name, [made[SEEDS[0]], made["unsearched"]]).figure
-        ticks = np.concatenate([axes.get_xticks() for axes in figure.axes])
-        assert (ticks == ticks.round()).all(), name

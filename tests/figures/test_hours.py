@@ -7,12 +7,6 @@ from launch import refused
 from dpfl_mpi.figures import hours
 
 
-def test_the_critical_path_goes_back_over_who_was_waited_for():
-    end = np.array([[1, 2, 3], [4, 5, 4], [9, 6, 6]])
-    waited_for = np.array([[-1, -1, -1], [1, 2, -1], [1, -1, -1]])
-    assert hours.critical_path(end, waited_for) == [2, 2, 1]
-
-
 class Made(dict):
     """Two rounds of three clients: client 2 ends last, and client 0 waits for it."""
 
@@ -66,3 +60,5 @@ def test_hours_and_gigabytes_by_hand():
     assert np.isnan(hours.row_of(Made(), lines, 90)["hours to 90 %"])
     without = type("Plain", (dict,), {"path": "x"})()
     refused("no simulated time; compute it with --network", hours.measure, without)
+    end = np.array([[1, 2, 3], [4, 5, 4], [9, 6, 6]])
+    assert hours.critical_path(end, np.array([[-1, -1, -1], [1, 2, -1], [1, -1, -1]])) == [2, 2, 1]

@@ -24,8 +24,7 @@ def test_a_client_without_a_score_has_no_sampling_variance():
     """1e4 * 0.9 * 0.1 / 100 = 9 for 0.9 of 101 images, and 1e4 / 4 for a single image."""
     variance = module("variance").sampling_variance
     assert variance(np.array([0.9, 0.9, np.nan]), np.array([101, 101, 1])) == pytest.approx(9)
-    expected = (9 + 2500) / 2
-    assert variance(np.array([0.9, 0.5]), np.array([101, 1])) == pytest.approx(expected)
+    assert variance(np.array([0.9, 0.5]), np.array([101, 1])) == pytest.approx((9 + 2500) / 2)
     assert np.isnan(variance(np.array([np.nan]), np.array([1])))
 
 
@@ -46,21 +45,6 @@ def test_measures_of_a_graph_by_hand():
     assert omega.spectral_gap(pair, np.array([3.0, 1.0])) == pytest.approx(0.25)
     other = CollaborationGraph.from_lists([[1], [2], []])
     assert omega.jaccard(chosen, other) == pytest.approx((0.5 + 0) / 2)  # client 2 chose nobody
-
-
-def test_z_is_against_graphs_of_the_same_degrees():
-    """Four clients in two pairs, one sender each: all nine such graphs are counted."""
-    pairs = np.kron(np.eye(2), np.ones((2, 2)))
-    matched = CollaborationGraph.from_lists([[1], [0], [3], [2]])
-    derangements = [s for s in itertools.permutations(range(4)) if not np.equal(s, range(4)).any()]
-    each = np.array([np.mean([pairs[k, j] for k, j in enumerate(s)]) for s in derangements])
-    assert len(each) == 9
-    z = omega.z_score(matched, pairs, 2000, np.random.default_rng(0))
-    assert z == pytest.approx((1 - each.mean()) / each.std(), rel=0.1)
-    assert np.isnan(omega.z_score(matched, np.ones((4, 4)), 20, np.random.default_rng(0)))
-
-
-def test_communities_and_rand_index():
     assert omega.rand_index(omega.communities(TWO), np.array([1, 1, 1, 0, 0, 0])) == 1
     assert omega.communities(CollaborationGraph.empty(3)).tolist() == [0, 1, 2]
     rng = np.random.default_rng(0)
@@ -69,7 +53,7 @@ def test_communities_and_rand_index():
         assert omega.rand_index(a, b) == pytest.approx(adjusted_rand_score(a, b))
 
 
-def test_agreement_is_of_runs_on_one_partition(tmp_path):
+def test_agreement_and_z(tmp_path, made, monkeypatch):
     """Omega of the tiny result has 4 of 5 edges both ways."""
     results = [tiny(tmp_path, "a"), tiny(tmp_path, "b", "dpfl", 52)]
     drawing = draw("omega", results, draws=5)
@@ -81,10 +65,6 @@ def test_agreement_is_of_runs_on_one_partition(tmp_path):
     assert same == 1 and "Agreement" in drawing.text
     other_n = tiny(tmp_path, "d", graphs=[[[1, 2], [0], []]] * 3, clients=3, partition="motivation")
     assert "Agreement" not in draw("omega", [results[0], other_n], draws=2).text
-
-
-def test_the_deviation_of_z_is_over_repetitions(made, monkeypatch):
-    """z of 1 and 3 is 2 ± sqrt(2) (ddof 1); a single seed has no deviation, of any measure."""
     by_seed = {42: 1.0, 52: 3.0}
     monkeypatch.setattr(omega, "z_of_round", lambda result, t, draws: by_seed[result.run.seed])
     std = draw("omega", [made[n] for n in SEEDS], draws=2).data.set_index("measure")["std"]
@@ -92,17 +72,18 @@ def test_the_deviation_of_z_is_over_repetitions(made, monkeypatch):
     assert std["reciprocity"].tolist() == [0] * 3
     single = draw("omega", [made["dpfl", 42]], draws=2).data
     assert "z" in single["measure"].values and single["std"].isna().all()
+    # Four clients in two pairs, one sender each: all nine such graphs are counted.
+    pairs = np.kron(np.eye(2), np.ones((2, 2)))
+    matched = CollaborationGraph.from_lists([[1], [0], [3], [2]])
+    derangements = [s for s in itertools.permutations(range(4)) if not np.equal(s, range(4)).any()]
+    each = np.array([np.mean([pairs[k, j] for k, j in enumerate(s)]) for s in derangements])
+    assert len(each) == 9
+    z = omega.z_score(matched, pairs, 2000, np.random.default_rng(0))
+    assert z == pytest.approx((1 - each.mean()) / each.std(), rel=0.1)
+    assert np.isnan(omega.z_score(matched, np.ones((4, 4)), 20, np.random.default_rng(0)))
 
 
-def test_best_so_far():
-    val = np.array([[0.5, np.nan], [0.5, 0.2], [0.4, 0.1], [np.nan, 0.9]])
-    test = np.arange(8.0).reshape(4, 2)
-    latest = frames.best_so_far(val, test, True)
-    assert np.array_equal(latest, [[0, np.nan], [2, 3], [2, 3], [2, 7]], equal_nan=True)
-    assert frames.best_so_far(val, test, False)[:, 0].tolist() == [0, 0, 0, 0]
-
-
-def test_costs_by_hand(made):
+def test_costs_and_best_so_far_by_hand(made, tmp_path):
     """Omega has 5 edges, asked twice, then 2 and 3; 12, 5 and 5 decisions, 15.75 s a round."""
     curve = frames.costs(made["dpfl", 42])
     costs = curve[["models", "evaluations", "steps", "seconds"]]
@@ -122,10 +103,11 @@ def test_costs_by_hand(made):
     both.read = lambda _: lines[(lines["seed"] == 42) | (lines["point"] < 2)]
     table = pareto.table(both, 45, ["steps"])
     assert "67.50 (2)" in table and " 38 " in table
-
-
-def test_curves_end_where_the_result_does(tmp_path):
-    """With tuning, drift, liars and newcomers, and a method that scores twice per round."""
+    val = np.array([[0.5, np.nan], [0.5, 0.2], [0.4, 0.1], [np.nan, 0.9]])
+    test = np.arange(8.0).reshape(4, 2)
+    latest = frames.best_so_far(val, test, True)
+    assert np.array_equal(latest, [[0, np.nan], [2, 3], [2, 3], [2, 7]], equal_nan=True)
+    assert frames.best_so_far(val, test, False)[:, 0].tolist() == [0, 0, 0, 0]
     small = {"clients": 7, "rounds": 4, "tau_train": 1, "tau_init": 1, "budget": 3}
     fields = small | {"newcomers": 0.2, "drift": "0.5:3"}
     variants = (
@@ -137,10 +119,8 @@ def test_curves_end_where_the_result_does(tmp_path):
     for i, more in enumerate(variants):
         with Result(run_here(tmp_path / f"{i}.h5", fields | more)) as result:
             last, benign = frames.costs(result).iloc[-1], result.benign
-            best = 100 * result["best/test_acc"][benign].mean()
-            assert last["accuracy"] == pytest.approx(best)
-            received = result["traffic/models_received"][:, benign]
-            assert last["models"] == received.sum(0).mean()
+            assert last["accuracy"] == pytest.approx(100 * result["best/test_acc"][benign].mean())
+            assert last["models"] == result["traffic/models_received"][:, benign].sum(0).mean()
 
 
 def test_the_table_of_controls_by_hand(made, tmp_path):

@@ -35,14 +35,11 @@ def stored(page, name):
     return json.loads(re.search(rf"const {name} = (.*);</script>", page)[1])
 
 
-def test_the_page_holds_everything_itself(html):
+def test_the_page_holds_everything_itself_and_these_numbers(html):
     text = html.read_text()
     outside_scripts = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
     assert "{{" not in outside_scripts  # every placeholder is filled
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?!data:)", text)
-
-
-def test_the_numbers_in_the_page(html):
     runs = stored(html.read_text(), "RUNS")
     assert [r["name"] for r in runs] == ["DPFL (B_c = 3), seed 42", "Local, seed 42"]
     assert runs[0]["edges"] == [[0, 1, 0, 2, 1, 0, 2, 0, 2, 3], [0, 2, 2, 0], [0, 1, 0, 2, 2, 0]]
@@ -61,7 +58,6 @@ def test_the_page_knows_until_when_omega_is_the_recorded_one(tmp_path):
 
 
 def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
-    """All clients' labels are flipped: JSON must not hold NaN, which a browser would show."""
     none = tiny(tmp_path, "none", flipped=np.ones(4, bool), flip_share=0.9)
     page = draw("report", [none, tiny(tmp_path, "local", "local")]).html
     assert "NaN" not in page[page.index("const RUNS = ") :]
@@ -71,6 +67,11 @@ def test_where_nobody_is_scored_the_page_has_no_number(tmp_path):
     assert runs[0]["summary"]["edges at the end"] == 3
     assert [g["name"] for g in groups] == ["Local", "DPFL (B_c = 3)"]
     assert [g["summary"]["test accuracy, %"] for g in groups] == [65.0, None]
+    # A browser's JSON has no infinity, which the seconds of a damaged file may have.
+    with h5py.File(tiny(tmp_path).path, "r+") as file:
+        file["seconds/train"][1] = np.inf
+    (run,) = stored(draw("report", [Result(tmp_path / "a.h5")]).html, "RUNS")
+    assert run["summary"]["seconds"] is None and run["seconds"]["train"] == [1.0, None, 1.0]
 
 
 NAMES = (
@@ -108,14 +109,6 @@ def test_names_are_texts_whatever_they_look_like(hostile):
     assert page.count("{{DATA}} Patho(2), {{GROUPS}} Patho(2)</") == 2  # title and heading
     own = page.replace(get_plotlyjs(), "")
     assert own.count("<script") == own.count("</script") == 4 and "<!--" not in own
-
-
-def test_an_endless_number_is_none(tmp_path):
-    """A browser's JSON has no infinity, which the seconds of a damaged file may have."""
-    with h5py.File(tiny(tmp_path).path, "r+") as file:
-        file["seconds/train"][1] = np.inf
-    (run,) = stored(draw("report", [Result(tmp_path / "a.h5")]).html, "RUNS")
-    assert run["summary"]["seconds"] is None and run["seconds"]["train"] == [1.0, None, 1.0]
 
 
 def test_seeds_are_averaged_and_the_best_comes_first(tmp_path):

@@ -18,7 +18,6 @@ PER_CLASS = 4  # images: three to train, one to test
 
 
 def numbered(classes):
-    """Return 200 training and 100 test images; image i has i in a corner, class i mod `classes`."""
     x, i = np.zeros((300, 32, 32, 3), np.uint8), np.r_[:200, :100]
     x[:, 0, 0, 0] = i
     return arrays_of(x, i % classes, test=np.arange(300) >= 200)
@@ -31,7 +30,7 @@ def read(monkeypatch, by, **options):
     return groups.read(Path("a"), by, **options)
 
 
-def test_labels_are_moved_by_group(monkeypatch):
+def test_labels_are_moved_and_images_rotated_by_group(monkeypatch, tmp_path, said):
     out = read(monkeypatch, "labels", clients=8)
     assert np.bincount(out.train_clients).tolist() == [25] * 8
     assert out.client_names == tuple("01234567")
@@ -43,15 +42,15 @@ def test_labels_are_moved_by_group(monkeypatch):
     np.testing.assert_array_equal(out.test_labels, test)
     owners = [read(monkeypatch, "labels", clients=8, seed=s).train_clients for s in (1, 1, 2)]
     assert (owners[0] == owners[1]).all() and (owners[0] != owners[2]).any()
-
-
-def test_images_are_rotated_by_group(monkeypatch):
     out = read(monkeypatch, "rotation", clients=8)
     corners = np.array([(0, 0), (31, 0), (31, 31), (0, 31)])  # anticlockwise
     row, column = corners[out.train_clients % 4].T
-    numbers = out.train_images[np.arange(200), row, column, 0]
-    np.testing.assert_array_equal(numbers, np.arange(200))
+    np.testing.assert_array_equal(out.train_images[np.arange(200), row, column, 0], np.arange(200))
     np.testing.assert_array_equal(out.train_labels, np.arange(200) % 10)
+    monkeypatch.setattr(groups.cifar10, "read", lambda _: numbered(10))
+    words = f"{ROOT}/reproduction/groups.py --source {tmp_path} --by rotation --clients 8"
+    out = said(prepare.main, *words.split(), f"--out={tmp_path}/a.h5")
+    assert "200 training and 100 test images of 32x32x3, 10 classes, 8 clients" in out
 
 
 def test_a_client_holds_one_superclass(monkeypatch):
@@ -66,13 +65,6 @@ def test_a_client_holds_one_superclass(monkeypatch):
     members = {0: [4, 30, 55, 72, 95], 14: [2, 11, 35, 46, 98], 17: [47, 52, 56, 59, 96]}
     for superclass, classes in members.items():
         assert np.flatnonzero(superclass == groups.SUPERCLASS).tolist() == classes
-
-
-def test_prepare_takes_it(monkeypatch, tmp_path, said):
-    monkeypatch.setattr(groups.cifar10, "read", lambda _: numbered(10))
-    words = f"{ROOT}/reproduction/groups.py --source {tmp_path} --by rotation --clients 8"
-    out = said(prepare.main, *words.split(), f"--out={tmp_path}/a.h5")
-    assert "200 training and 100 test images of 32x32x3, 10 classes, 8 clients" in out
 
 
 def committed(clone, clients):
@@ -90,10 +82,7 @@ def committed(clone, clients):
 
 
 def test_exact_images_replace_the_jpegs(tmp_path, monkeypatch, said):
-    """Two repositories share images, in no order; image 0 is only in the JPEG copy.
-
-    Images are blurred noise, so that a JPEG is near its original.
-    """
+    """Two repositories share images, in no order; image 0 is only in the JPEG copy."""
     coarse = np.random.default_rng(0).integers(0, 256, (10 * PER_CLASS, 4, 4, 3), np.uint8)
     blurred = [Image.fromarray(x).resize((32, 32), Image.Resampling.BICUBIC) for x in coarse]
     truth, labels = np.stack(list(map(np.asarray, blurred))), np.arange(40) // PER_CLASS

@@ -30,10 +30,7 @@ def results(made):
 
 @pytest.fixture(scope="module")
 def folder(results, tmp_path_factory):
-    """Return a folder with CSV files of the tiny results; beside it is `controls` with the same.
-
-    The Runs are added one by one, and twice: no line comes twice.
-    """
+    """Return a folder with CSV files of the tiny results, added twice; beside it is `controls`."""
     out = tmp_path_factory.mktemp("reproduction") / "digits-patho-3"
     for (method, seed), result in results.items():
         for folder in (out, out, out.parent / "controls"):
@@ -67,7 +64,6 @@ FRAMES = {
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_both_readers_give_the_same_frames(results, folder, name):
-    """CSV files hold graphs of seed 42 only, and costs of the controls only."""
     columns, sides = FRAMES[name].split(), []
     keys = ["method", "seed", columns[0]]
     stored = of_folder(folder.parent / "controls" if name == "costs" else folder)
@@ -78,17 +74,6 @@ def test_both_readers_give_the_same_frames(results, folder, name):
             lines["edges"] = [graph().senders.tolist() for graph in lines["graph"]]
         sides.append(lines[[*keys, *columns[1:]]].sort_values(keys, ignore_index=True))
     pd.testing.assert_frame_equal(*sides, check_dtype=False)
-
-
-def test_a_row_names_unusual_options():
-    """The tables look for rows by these names."""
-    usual = Run(method="perfedavg").resolve()
-    assert collect.row_of(usual, usual) == "PerFedAvg"
-    trained = Run(method="perfedavg", options={"score_trained": True}).resolve()
-    assert collect.row_of(trained, usual) == "PerFedAvg, score_trained True"
-    standard = Run(dataset="cifar10").resolve()
-    rows = [collect.row_of(run.resolve(), standard) for run in label_flip.RUNS]
-    assert rows == [f"{DPFL}, flip_share 0.4, flipped_run_ggc False", f"{DPFL}, flip_share 0.4"]
 
 
 def test_what_was_tried_can_be_run(monkeypatch):
@@ -107,23 +92,20 @@ def test_what_was_tried_can_be_run(monkeypatch):
     weights = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 30.0, 30.0)
     expected = [f"FedProx+FT, fedprox_tuned, finetune_mu {mu}" for mu in weights]
     assert [collect.row_of(run, run.untuned()) for run in tuned] == expected
-
-
-def test_verdict_by_hand():
-    """t(2) = 4.3027: three partitions may be off by 4.3027 s sqrt(2/3), one by t s sqrt(4/3)."""
-    verdict = recomputed.verdict
-    assert verdict(np.array([79.0, 80, 81]), 78.0, 1.0) == "within (+2.00, noise ± 3.51)"
-    assert verdict(np.array([82.0, 82, 82]), 78.0, 1.0) == "**off by +4.00** (noise ± 3.51)"
-    assert verdict(np.array([82.0]), 78.0, 1.0) == "within (+4.00, noise ± 4.97)"
+    usual = Run(method="perfedavg").resolve()
+    assert collect.row_of(usual, usual) == "PerFedAvg"
+    trained = Run(method="perfedavg", options={"score_trained": True}).resolve()
+    assert collect.row_of(trained, usual) == "PerFedAvg, score_trained True"
+    standard = Run(dataset="cifar10").resolve()
+    rows = [collect.row_of(run.resolve(), standard) for run in label_flip.RUNS]
+    assert rows == [f"{DPFL}, flip_share 0.4, flipped_run_ggc False", f"{DPFL}, flip_share 0.4"]
 
 
 def cells(lines):
     return pd.DataFrame(lines).values.tolist()
 
 
-def test_what_decides_by_hand(tmp_path):
-    """One partition decides nothing; several do if 0 is outside both intervals."""
-
+def test_verdicts_and_accuracies_at_equal_hours_by_hand(tmp_path):
     def claim(accuracies):  # of clients, by row and seed
         runs, clients = [], []
         for i, ((row, seed), values) in enumerate(accuracies.items()):
@@ -146,10 +128,12 @@ def test_what_decides_by_hand(tmp_path):
     apart = {(DPFL, 1): [0.2, 0.8], (DPFL, 2): [0.5, 0.5]}
     apart |= {(tuned, 1): [0.3, 0.3], (tuned, 2): [0.3, 0.3]}
     assert claim(apart) == ["+20.00 ± 0.00 (2)", "± 64.54", "-", "not decided"]
-
-
-def test_accuracies_at_equal_hours_by_hand():
-    """DPFL takes 4 and 8 hours on two partitions: columns at 1.5, 3 and 6 hours."""
+    # t(2) = 4.3027: three partitions may be off by 4.3027 s sqrt(2/3), one by t s sqrt(4/3).
+    verdict = recomputed.verdict
+    assert verdict(np.array([79.0, 80, 81]), 78.0, 1.0) == "within (+2.00, noise ± 3.51)"
+    assert verdict(np.array([82.0, 82, 82]), 78.0, 1.0) == "**off by +4.00** (noise ± 3.51)"
+    assert verdict(np.array([82.0]), 78.0, 1.0) == "within (+4.00, noise ± 4.97)"
+    # DPFL takes 4 and 8 hours on two partitions: columns at 1.5, 3 and 6 hours.
     curves = {
         ("DPFL", 1): [(1, 50), (2, 60), (4, 70)],
         ("DPFL", 2): [(2, 40), (8, 90)],
@@ -165,8 +149,6 @@ def test_accuracies_at_equal_hours_by_hand():
 
 
 def test_recomputed_runs_replace_old_ones_and_other_data_are_refused(tmp_path):
-    """A Run with the same row, seed and length replaces all lines of the old one."""
-
     def lines(run, row, seed, data="a"):
         names = {"run": run, "row": row, "seed": seed, "epochs": 500, "data_sha256": data}
         clients = {"run": run, "client": [0, 1], "test_acc": seed / 100}
@@ -192,9 +174,6 @@ def test_the_pages_are_what_the_files_say():
         np.testing.assert_allclose(stored, means[stored.index], rtol=1e-12)
     with pytest.raises(SystemExit, match="no place for the table 'x'"):
         page.filled("nothing", {"x": ""})
-
-
-def test_every_picture_is_drawn():
     drawn = set()
     for path, figure in page.pictures():
         drawn.add(path)
@@ -203,7 +182,7 @@ def test_every_picture_is_drawn():
     assert drawn == {*FOLDER.rglob("*.png"), *stored}
 
 
-def test_what_a_seed_alone_changes_is_what_the_files_say():
+def test_the_findings_are_what_the_files_say():
     """DPFL with two seeds on the same 100 clients, and the oracle; t(99) = 1.98422."""
     runs, clients = (pd.read_csv(FOLDER / "controls" / f"{n}.csv") for n in ("runs", "clients"))
     lines = clients.merge(runs.query("rounds >= 20")[["run", "row", "seed"]], on="run")
@@ -214,9 +193,6 @@ def test_what_a_seed_alone_changes_is_what_the_files_say():
         assert len(points) == 100
         text = f"{points.mean():.2f} ± {1.98422 * points.std() / 10:.2f}"
         assert text in page.FINDINGS.read_text()
-
-
-def test_the_findings_on_the_greedy_search_are_what_the_file_says():
     text, rows = page.FINDINGS.read_text(), pd.read_csv(FOLDER / "controls" / "optimality.csv")
     best = rows[rows["order"] == -1].set_index("client_id")
     greedy = rows[rows["order"] >= 0]
@@ -237,10 +213,7 @@ def test_the_findings_on_the_greedy_search_are_what_the_file_says():
 
 
 def test_numbers_in_the_pages_prose_are_what_the_files_say():
-    """Every "x ± y" outside the tables is in a table, or is a difference of two rows.
-
-    Its interval is over partitions or over clients. Words and signs are the reader's to check.
-    """
+    """Every "x ± y" outside the tables is in a table, or is a difference of two rows."""
     texts = {path.name: path.read_text() for path in (page.PAGE, page.FINDINGS)}
     texts["front"] = page.FRONT.read_text()
     table = re.compile(r"<!-- (\S.*?) -->.*?<!-- /\1 -->", re.DOTALL)

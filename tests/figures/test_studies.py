@@ -41,21 +41,7 @@ def test_greedy_by_hand():
     assert optimality.best_subset(np.array([0.0, 1, 1, 4]), 1) == 1
 
 
-def test_rewards_are_losses_of_averages(saved):
-    with Result(saved) as result, federation(FIELDS) as fed:
-        models, k, others = optimality.Models(result), 2, [0, 1, 3, 4]
-        rewards, R = models.rewards(k), reward_of(fed, k)
-        p, best = result["client/p"], result["model/best"].astype(float)
-        for size in range(5):
-            for members in itertools.combinations(range(4), size):
-                chosen = [k, *(others[m] for m in members)]
-                row = (p[chosen] @ best[chosen]) / p[chosen].sum()
-                subset = sum(1 << m for m in members)
-                assert rewards[subset] == pytest.approx(R(row), abs=1e-5)
-        assert models.test_acc(k, 0) == pytest.approx(result["best/test_acc"][k])
-
-
-def test_it_is_the_search_of_the_runs(saved):
+def test_it_is_the_search_of_the_runs(saved, said):
     with Result(saved) as result, federation(FIELDS) as fed:
         models = optimality.Models(result)
         w = models.rows[torch.from_numpy(fed.ids)]
@@ -69,11 +55,15 @@ def test_it_is_the_search_of_the_runs(saved):
                 found = optimality.greedy(models.rewards(k), order, coins, 2)
                 is_member = [found >> i & 1 == 1 for i in range(N - 1)]
                 assert others[is_member].tolist() == omega.of(k).tolist()
-
-
-def test_the_report(saved, said):
-    with Result(saved) as result:
-        models = optimality.Models(result)
+        k, others = 2, [0, 1, 3, 4]
+        rewards, R = models.rewards(k), reward_of(fed, k)
+        p, best = result["client/p"], result["model/best"].astype(float)
+        for size in range(5):
+            for members in itertools.combinations(range(4), size):
+                chosen = [k, *(others[m] for m in members)]
+                row = (p[chosen] @ best[chosen]) / p[chosen].sum()
+                assert rewards[sum(1 << m for m in members)] == pytest.approx(R(row), abs=1e-5)
+        assert models.test_acc(k, 0) == pytest.approx(result["best/test_acc"][k])
         found = [models.search(k, 2, 30) for k in range(N)]
     gaps = np.array([each.rewards[each.best] - each.rewards[each.chosen] for each in found])
     assert (gaps >= 0).all()
@@ -89,21 +79,17 @@ REACH, BATCH = "in the run it reached fewer (--reach)", "over mini-batches (--me
 NARROW = {"clients": 4, "rounds": 1, "reach": "groups:0,1;2,3", "metric": "batch"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "orders", "code", "sentences"),
-    [
-        ({"rounds": 0}, 0, 2, [NO_ORDERS]),
-        ({"rounds": 0, "clients": 17}, 2, 2, [MANY]),
-        (NARROW, 2, 0, [REACH, BATCH]),
-    ],
-)
+@pytest.mark.parametrize(("fields", "orders", "code", "sentences"), [
+    ({"rounds": 0}, 0, 2, [NO_ORDERS]), ({"rounds": 0, "clients": 17}, 2, 2, [MANY]),
+    (NARROW, 2, 0, [REACH, BATCH]),
+])  # fmt: skip
 def test_mistakes_and_differences_to_the_run(fields, orders, code, sentences, result_of, said):
     path = result_of(FIELDS | fields, save_models=True).path
     printed = said(optimality.main, path, f"--orders={orders}", code=code)
     assert [sentence for sentence in sentences if sentence not in printed] == []
 
 
-def test_chance_by_hand():
+def test_chance_and_power():
     """Means 2 and 6; within: (1 + 1 + 4 + 4) / 2 = 5, of a mean 5 / 2; between: 8 - 2.5."""
     parts = [np.array([1.0, 3.0]), np.array([4.0, 8.0])]
     chance = chance_of(parts)
@@ -115,10 +101,7 @@ def test_chance_by_hand():
     assert chance_of(one).between == 0
     assert interval(one)[1] == pytest.approx(3.1824 * np.sqrt(14 / 3 / 4), rel=1e-4)
     assert chance_of([np.array([1.0, 9.0]), np.array([5.1, 4.9])]).between == 0  # never below 0
-
-
-def test_power_is_that_of_a_t_test():
-    """A paired t-test of 10 has a power of 0.8031 for one standard deviation (G*Power 3.1)."""
+    # A paired t-test of 10 has a power of 0.8031 for one standard deviation (G*Power 3.1).
     chance = Chance(within=2.0, between=0.0, partitions=1, clients=1)
     assert power(chance, 2.0, 10, 1) == pytest.approx(0.8031, abs=1e-4)
     for difference, count in ((2, 10), (-2, 10), (1.98, 11), (1e-3, 0)):
@@ -145,8 +128,7 @@ def test_power_from_results(paths, said):
     assert "DPFL (B_c = 3) minus Local: +7.50 ± 31.77 points" in out  # 12.706 * 2.5
     assert "2 partitions, 4 clients each" in out
     assert "within a partition 17.80, between partitions 0.00" in out
-    lines = [line.split() for line in out.splitlines()]
-    row = next(line for line in lines if line[:1] == ["100"])
+    row = next(words for words in map(str.split, out.splitlines()) if words[:1] == ["100"])
     chance = chance_of([np.array([20.0, 0, 20, -20]), np.array([30.0, 10, 10, -10])])
     assert int(row[1]) == needed(chance, 5, 100) and int(row[2]) == 100 * int(row[1])
     assert max(map(len, out.splitlines())) <= 130
@@ -158,21 +140,15 @@ def test_results_without_a_round_are_refused(tmp_path, said):
     tiny_result.empty(tmp_path / "a.h5", Run().resolve())
     printed = said(plan_power.main, tmp_path / "a.h5", "--difference=1", code=2)
     assert printed.endswith("error: none of these results has a recorded round yet\n")
-
-
-@pytest.mark.parametrize(
-    ("which", "more", "sentence"),
-    [
-        ([0, 1], ["--difference=1"], "these are results of 1 different Runs"),
-        ([0, 2], ["--difference=0"], "--difference is 0; allowed is a number of points"),
-        ([0, 3], ["--difference=1"], "no partition in common"),
-    ],
-)
-def test_mistakes_are_sentences(paths, said, which, more, sentence):
-    assert sentence in said(plan_power.main, *(paths[i] for i in which), *more, code=2)
-
-
-def test_a_number_is_in_the_digits_0_to_9(said):
     for study, flag in ((plan_power, "--difference"), (optimality, "--orders")):
         for digits in ("٣", "1_0"):
             assert f"{flag}: invalid" in said(study.main, "x.h5", f"{flag}={digits}", code=2)
+
+
+@pytest.mark.parametrize(("second", "difference", "sentence"), [
+    (1, 1, "these are results of 1 different Runs"), (3, 1, "no partition in common"),
+    (2, 0, "--difference is 0; allowed is a number of points"),
+])  # fmt: skip
+def test_mistakes_are_sentences(paths, said, second, difference, sentence):
+    words = [paths[0], paths[second], f"--difference={difference}"]
+    assert sentence in said(plan_power.main, *words, code=2)

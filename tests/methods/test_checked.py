@@ -1,7 +1,4 @@
-"""All shipped methods: equal numbers on any ranks and after stops, and what they count.
-
-`dpfl_mpi.testing` passes the examples of the pages and finds mistakes in them.
-"""
+"""All shipped methods: equal numbers on any ranks and after stops; and `dpfl_mpi.testing`."""
 
 import numpy as np
 import own
@@ -61,11 +58,10 @@ def runs(tmp_path_factory):
 def computed(runs, tmp_path_factory):
     """Result files by way and name: on 1 and 3 ranks, and on 2 ranks after two stops."""
     folder = tmp_path_factory.mktemp("computed")
-    of_methods = {name: runs[name] for name in FIELDS}
     return {
         1: run_many(1, folder / "1", runs),
         3: run_many(3, folder / "3", runs),
-        "stops": run_many(2, folder / "stops", of_methods, stops=(2, 2)),
+        "stops": run_many(2, folder / "stops", {name: runs[name] for name in FIELDS}, stops=(2, 2)),
     }
 
 
@@ -131,7 +127,7 @@ def test_what_is_broken_is_found(tmp_path, mistake, capfd):
     assert mistake != "fails" or "ZeroDivisionError" in str(error.value) + capfd.readouterr().err
 
 
-def test_what_cannot_be_checked(tmp_path):
+def test_what_cannot_be_checked(tmp_path, monkeypatch, capsys):
     own.write(tmp_path, both="build = load = print\n", nothing="x = 1\n")
     assert testing.kinds_of(str(tmp_path / "both.py")) == ["model", "dataset"]
     refused("has none of the functions init and round", testing.checks, tmp_path / "nothing.py")
@@ -139,9 +135,6 @@ def test_what_cannot_be_checked(tmp_path):
     (check, *_) = made_of("method", "local", {"cleints": 7})
     with pytest.raises(AssertionError, match="there is no setting cleints; did you mean clients"):
         check()
-
-
-def test_a_model_is_checked_with_samples_that_it_takes(monkeypatch):
     (check,) = testing.checks("cnn")
     shapes = []
 
@@ -154,8 +147,6 @@ def test_a_model_is_checked_with_samples_that_it_takes(monkeypatch):
     monkeypatch.setattr(Check, "compute", lambda self, shape: "it takes tokens")
     assert check.complaint() == "it takes tokens"
 
-
-def test_the_command_and_the_call_say_what_fails(monkeypatch, capsys):
     def found(kind, code, settings):
         assert settings == {"clients": 3}
         return [Check(kind, code, name, settings) for name in ("a", "b")]
@@ -167,5 +158,4 @@ def test_the_command_and_the_call_say_what_fails(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(printed)
     with pytest.raises(AssertionError, match=r"^wrong$"):
         testing.check_method("fedavg", clients=3)
-    checks = testing.checks("fedavg", clients=3)
-    assert [*map(str, checks)] == ["fedavg, a", "fedavg, b"]
+    assert [*map(str, testing.checks("fedavg", clients=3))] == ["fedavg, a", "fedavg, b"]

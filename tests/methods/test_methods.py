@@ -138,8 +138,7 @@ def test_schedules_are_pytorchs():
     assert rates()[1:11] == [0.1] * 10
     decayed = rates(lr_schedule="cosine", lr_decay=0.5)
     assert decayed[:2] == [0.1, 0.1]  # preprocessing, the first round
-    last = 0.5 * 0.1 * (1 + math.cos(0.9 * math.pi)) / 2
-    assert decayed[10] == pytest.approx(last, rel=1e-12)
+    assert decayed[10] == pytest.approx(0.5 * 0.1 * (1 + math.cos(0.9 * math.pi)) / 2, rel=1e-12)
     assert decayed[12] == 0.05  # fine-tuning starts at the schedule's start anew
 
 
@@ -183,7 +182,7 @@ def test_oracle_of_disjoint_classes():
         assert same(state["shared"]["omega"].matrix(), expected) and not expected.all()
 
 
-def test_pairwise_takes_the_smallest_losses():
+def test_pairwise(tmp_path):
     assert pairwise.smallest(np.array([0.3, np.nan, 0.1, 0.3, 0.2]), 3).tolist() == [2, 4, 0]
     assert pairwise.smallest(np.array([np.nan, 0.5]), 3).tolist() == [1]
     with federation(small("pairwise", reach="groups:0,1,2,3,4,5;5,6")) as fed:
@@ -199,9 +198,6 @@ def test_pairwise_takes_the_smallest_losses():
             assert graph.of(k).tolist() == sorted(sorted(loss, key=loss.get)[:3])
             assert fed.notes["models_received"][i] == len(reach[k])
             assert fed.notes["evaluations"][i] == len(reach[k])
-
-
-def test_pairwise_chooses_anew(tmp_path):
     with Result(run_here(tmp_path / "a.h5", small("pairwise", omega_period=2))) as result:
         by_round = np.array([6 + 3, 3, 6 + 3, 3, 6 + 3])
         assert (result["traffic/models_received"] == by_round[:, None]).all()
@@ -209,8 +205,7 @@ def test_pairwise_chooses_anew(tmp_path):
         assert not same(first, second) and same(second, third)
 
 
-def test_replaying_its_own_graphs_is_the_run(plain, tmp_path):
-    """The same run computed again takes other seconds; the key counts the graphs alone."""
+def test_a_replay_and_dpfl_choice_are_dpfl(plain, tmp_path):
     half = run_here(tmp_path / "half.h5", SMALL | {"participation": 0.6, "ggc_period": 2})
     for path, more in ((plain, {}), (half, {"participation": 0.6})):
         again = run_here(tmp_path / f"{path.stem}-again.h5", replaying(path, **more))
@@ -223,16 +218,10 @@ def test_replaying_its_own_graphs_is_the_run(plain, tmp_path):
     with h5py.File(half, "r+") as file:
         file.attrs["sha256"] = key(plain)  # a file may claim the hash of other graphs
     assert key(half) != key(plain)
-
-
-def test_dpfl_choice_without_options_is_dpfl(plain, tmp_path):
     assert differences(plain, run_here(tmp_path / "a.h5", small("dpfl_choice"))) == []
 
-
-def test_variants_of_a_replay(plain):
     def graphs(variant="as_is"):
-        fields = replaying(plain, budget="inf", options={"variant": variant})
-        with federation(fields) as fed:
+        with federation(replaying(plain, budget="inf", options={"variant": variant})) as fed:
             return [replay.graph_of(fed, t).matrix() for t in range(T + 1)]
 
     own, turned, shuffled, exchanged = map(graphs, ("as_is", "reversed", "shuffled", "rewired"))
@@ -245,18 +234,6 @@ def test_variants_of_a_replay(plain):
     for a, b in zip(own, exchanged, strict=True):
         assert same(a.sum(0), b.sum(0)) and same(a.sum(1), b.sum(1)) and not b.diagonal().any()
 
-
-def test_rewiring_reaches_every_graph_of_these_degrees():
-    ring = CollaborationGraph.from_lists([[1], [2], [3], [0]])
-    rng = np.random.default_rng(0)
-    drawn = [tuple(rewired(ring, rng).senders.tolist()) for _ in range(1800)]
-    counts = [drawn.count(g) for g in set(drawn)]
-    # 200 each, 5 standard deviations
-    assert len(counts) == 9 and all(130 < c < 270 for c in counts)
-    assert rewired(CollaborationGraph.empty(3), rng).degrees().tolist() == [0, 0, 0]
-
-
-def test_what_cannot_be_replayed(plain, tmp_path):
     def init(graphs=plain, **fields):
         with federation(replaying(graphs, **fields)) as fed:
             replay.init(fed)
@@ -270,6 +247,28 @@ def test_what_cannot_be_replayed(plain, tmp_path):
     skip = run_here(tmp_path / "skip.h5", SMALL | {"ggc_period": 2, "ggc_off_rounds": "skip"})
     refused("did not average in every round", init, skip)
     refused("is not a readable HDF5 file", init, text_file(tmp_path / "text.h5", "no result"))
+
+
+def test_rewiring_reaches_every_graph_of_these_degrees():
+    ring = CollaborationGraph.from_lists([[1], [2], [3], [0]])
+    rng = np.random.default_rng(0)
+    drawn = [tuple(rewired(ring, rng).senders.tolist()) for _ in range(1800)]
+    counts = [drawn.count(g) for g in set(drawn)]
+    # 200 each, 5 standard deviations
+    assert len(counts) == 9 and all(130 < c < 270 for c in counts)
+    assert rewired(CollaborationGraph.empty(3), rng).degrees().tolist() == [0, 0, 0]
+    rng, clients = np.random.default_rng(5), np.arange(30)
+    lists = [rng.choice(np.delete(clients, k), k % 6, replace=False) for k in clients]
+    graph = CollaborationGraph.from_lists(lists)
+    receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
+    draws, edges = np.random.default_rng(1), set(zip(receivers, senders, strict=True))
+    for a, b in draws.integers(0, len(senders), (20 * len(senders), 2)).tolist():
+        new = {(receivers[a], senders[b]), (receivers[b], senders[a])}
+        if all(k != j for k, j in new) and not new & edges:
+            edges = edges - {(receivers[a], senders[a]), (receivers[b], senders[b])} | new
+            senders[a], senders[b] = senders[b], senders[a]
+    found = rewired(graph, np.random.default_rng(1))
+    assert set(zip(found.receivers().tolist(), found.senders.tolist(), strict=True)) == edges
 
 
 @pytest.mark.parametrize("redraw", [False, True])
@@ -287,36 +286,12 @@ def test_a_random_graph_with_dpfls_degrees(plain, tmp_path, redraw):
             assert same(order[:3], fed.shuffle(k, fed.reachable(k), 0)[:3])
 
 
-def test_rewiring_in_parts_draws_what_it_drew_at_once():
-    rng, clients = np.random.default_rng(5), np.arange(30)
-    lists = [rng.choice(np.delete(clients, k), k % 6, replace=False) for k in clients]
-    graph = CollaborationGraph.from_lists(lists)
-    receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
-    draws, edges = np.random.default_rng(1), set(zip(receivers, senders, strict=True))
-    for a, b in draws.integers(0, len(senders), (20 * len(senders), 2)).tolist():
-        new = {(receivers[a], senders[b]), (receivers[b], senders[a])}
-        if all(k != j for k, j in new) and not new & edges:
-            edges = edges - {(receivers[a], senders[a]), (receivers[b], senders[b])} | new
-            senders[a], senders[b] = senders[b], senders[a]
-    found = rewired(graph, np.random.default_rng(1))
-    assert set(zip(found.receivers().tolist(), found.senders.tolist(), strict=True)) == edges
-
-
 def four(method, **fields):
     few = {"clients": 4, "rounds": 1, "tau_train": 1, "budget": 3}
     return federation(few | {"method": method} | fields)
 
 
-def test_dac_hears_of_clients_from_the_most_similar_that_knows_them():
-    s = np.array([0, 3.0, 2.0, 0, 0, 7.0])
-    of_others = np.array([[1.0, 0, 0, 0, 0, 4.0], [5.0, 0, 0, 6.0, 0, 8.0]])  # of clients 1 and 2
-    unknown = np.array([False, False, False, True, True, True])
-    dac.second_hop(s, unknown, of_others, np.array([3.0, 2.0]))
-    # only client 2 knows client 3, nobody knows 4; client 1 is the more similar, so 5 is as it says
-    assert s.tolist() == [0, 3, 2, 6, 0, 4]
-
-
-def test_dac_draws_as_softmax_says():
+def test_dac_draws_as_softmax_says_and_hears_of_others():
     """Two of clients 1 to 3 are drawn in turn, by weights 1, 2, 3; within 4 standard errors."""
     with four("dac") as fed:
         pairs = dict.fromkeys(itertools.permutations((1, 2, 3), 2), 0)
@@ -326,6 +301,12 @@ def test_dac_draws_as_softmax_says():
     for (a, b), count in pairs.items():
         p = a / 6 * b / (6 - a)
         assert abs(count / 2000 - p) < 4 * np.sqrt(p * (1 - p) / 2000)
+    s = np.array([0, 3.0, 2.0, 0, 0, 7.0])
+    of_others = np.array([[1.0, 0, 0, 0, 0, 4.0], [5.0, 0, 0, 6.0, 0, 8.0]])  # of clients 1 and 2
+    unknown = np.array([False, False, False, True, True, True])
+    dac.second_hop(s, unknown, of_others, np.array([3.0, 2.0]))
+    # only client 2 knows client 3, nobody knows 4; client 1 is the more similar, so 5 is as it says
+    assert s.tolist() == [0, 3, 2, 6, 0, 4]
 
 
 def test_shapley_values_by_hand():
@@ -376,12 +357,15 @@ def test_values_of_fed_tell_come_from_everyone_and_cost_their_bytes():
         refused(given, fed.tell, [1, 2, 3, 4])
 
 
-# the contract of a method's file -----------------------------------------------------------------
-def test_init_and_round_are_a_method(tmp_path, monkeypatch):
-    """A file in the folder is found by its name; this one does what Local does.
-
-    Without a declaration it reads every field of a Run but tau_init.
-    """
+def test_what_the_methods_declare(tmp_path, monkeypatch):
+    found = {name: find("method", name) for name in names("method")}
+    graphs = {"dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "replay", "nearest"}
+    rivals = {"pens", "dac", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch"}
+    assert {n for n, m in found.items() if m.topology == "graph"} == rivals | graphs
+    assert {n for n, m in found.items() if m.preprocesses} == graphs
+    assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread
+    assert all(m.citation.startswith("@") for n, m in found.items() if n != "local")
+    # Without a declaration it reads every field of a Run but tau_init.
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     (tmp_path / "mine.py").write_text("from dpfl_mpi.methods.local import init, round\n")
     mine = find("method", "mine")
@@ -393,16 +377,6 @@ def test_init_and_round_are_a_method(tmp_path, monkeypatch):
     assert differences(own, local) == ["client/budget"]
 
 
-def test_what_the_methods_declare():
-    found = {name: find("method", name) for name in names("method")}
-    graphs = {"dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "replay", "nearest"}
-    rivals = {"pens", "dac", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch"}
-    assert {n for n, m in found.items() if m.topology == "graph"} == rivals | graphs
-    assert {n for n, m in found.items() if m.preprocesses} == graphs
-    assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread
-    assert all(m.citation.startswith("@") for n, m in found.items() if n != "local")
-
-
 GOOD = {"init": lambda fed: None, "round": lambda fed, state, t: None}
 
 
@@ -411,7 +385,7 @@ class BadOptions:
     sizes: tuple = option((1, 2), "sizes")
 
 
-@pytest.mark.parametrize(("declared", "sentence"), [
+DECLARED = [
     ({"server": True}, "METHOD of the method mine is {'server': True}; it must be a Method(...)"),
     (Method(models=0), "has models=0; allowed are whole numbers from 1 to 1000"),
     (Method(every_row=True), "has every_row=True; allowed are whole numbers from 0 to 1000"),
@@ -420,12 +394,11 @@ class BadOptions:
     (Method(ignores="graphs"), "has ignores='graphs'; allowed are tuples of omega_period, graphs"),
     (Method(optimizers=("sgd", "lion")),
      "has optimizers=('sgd', 'lion'); allowed are tuples of sgd, adam, adamw"),
-])  # fmt: skip
-def test_a_declaration_that_breaks_the_contract_is_refused(declared, sentence):
-    refused(sentence, methods.load, "mine", SimpleNamespace(**GOOD, METHOD=declared))
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "sentence"), [
+    *(({"METHOD": declared}, sentence) for declared, sentence in DECLARED),
     ({"init": 3}, "the method mine has no function init"),
     ({"finetune_gradient": lambda fed: None}, "which is called as finetune_gradient(fed, start)"),
     ({"Options": dict}, "Options of the method mine must be a dataclass"),
@@ -452,18 +425,7 @@ GRAPH = CollaborationGraph.empty(4)
 TWO = CollaborationGraph.from_lists([[1, 2, 3], [], [0, 1], []])
 
 
-@pytest.mark.parametrize(("state", "sentence"), [
-    ({"shared": {}}, "returned a dict of shared; a state is"),
-    ({"client": {}, "shared": {}, "a": 1}, "returned a dict of client, shared, a; a state is"),
-    ({"client": W, "shared": {}}, "of two dicts"),
-    ({"client": {"w": [1, 2]}, "shared": {}},
-     "is a list; it must be a tensor or array of 2 rows, one per client of this rank"),
-])  # fmt: skip
-def test_a_state_of_another_form_is_refused(state, sentence):
-    refused(sentence, check_state, "mine", state, fed())
-
-
-@pytest.mark.parametrize(("name", "value", "sentence"), [
+SHARED = [
     ("omega", [[1], [0], [], []], 'state["shared"]["omega"] after round of the method mine is a '
      "list; it must be a CollaborationGraph"),
     ("chosen", CollaborationGraph.empty(2),
@@ -475,9 +437,19 @@ def test_a_state_of_another_form_is_refused(state, sentence):
     ("w", np.complex64(1), "is a complex64 of complex64, which a checkpoint cannot hold"),
     ("w", W.to_sparse(), "is a Tensor of torch.float32, which a checkpoint cannot hold"),
     ("a/b", 1, "returned state[\"shared\"]['a/b']; a key is a text without /"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "sentence"), [
+    ({"shared": {}}, "returned a dict of shared; a state is"),
+    ({"client": {}, "shared": {}, "a": 1}, "returned a dict of client, shared, a; a state is"),
+    ({"client": W, "shared": {}}, "of two dicts"),
+    ({"client": {"w": [1, 2]}, "shared": {}},
+     "is a list; it must be a tensor or array of 2 rows, one per client of this rank"),
+    *(({"client": {}, "shared": {name: value}}, sentence) for name, value, sentence in SHARED),
 ])  # fmt: skip
-def test_a_shared_value_that_breaks_the_contract_is_refused(name, value, sentence):
-    refused(sentence, check_state, "mine", {"client": {}, "shared": {name: value}}, fed())
+def test_a_state_that_breaks_the_contract_is_refused(state, sentence):
+    refused(sentence, check_state, "mine", state, fed())
 
 
 def test_good_states_pass():

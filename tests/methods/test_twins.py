@@ -1,7 +1,4 @@
-"""The methods against their slow twins, by the native kernels and by PyTorch.
-
-PyTorch computes one client at a time, and all at once.
-"""
+"""The methods against their slow twins: native, PyTorch one client at a time, and all at once."""
 
 import launch
 import numpy as np
@@ -114,11 +111,6 @@ def test_knnper_twin(job, share):
         assert fed.notes["val_loss"][i] == pytest.approx(loss, abs=1e-5)
 
 
-def test_a_client_of_few_images_has_fewer_neighbours():
-    distances, index = knnper.neighbours(torch.rand(20, 7), torch.rand(3, 7), 10)
-    assert distances.shape == index.shape == (20, 3)
-
-
 def test_pfedgraph_weights_are_a_solvers():
     rng = np.random.default_rng(0)
     for n in (2, 5, 30):
@@ -150,3 +142,5 @@ def test_a_memory_is_prepared_in_parts(monkeypatch):
         parts, again = fed.memory(0, w[:1], 30)
         assert len(whole) == 30 and torch.equal(labels, again)
         torch.testing.assert_close(parts, whole)
+    distances, index = knnper.neighbours(torch.rand(20, 7), torch.rand(3, 7), 10)
+    assert distances.shape == index.shape == (20, 3)

@@ -153,10 +153,7 @@ class Twin:
             w = mix(w, t)
 
     def keeping(self, own, train=None):
-        """The rounds of a method whose clients keep columns `own`, bool.
-
-        They take the others from the mean of all, and `train(k, w, epoch)`.
-        """
+        """Clients keep columns `own`, bool, and take the others from the mean of all."""
         mean, w = self.start, [self.start] * N
         yield w
         for t in range(ROUNDS):
@@ -167,10 +164,7 @@ class Twin:
 
 
 def twin_dpfl(tw, o):
-    """Algorithm 1, of which lines 3 and 10 are tests/reference.py's.
-
-    The rows are those after training, then those that are mixed.
-    """
+    """Algorithm 1, with reference.py's 2 and 3; yields rows after training, then mixed ones."""
     run, everyone = tw.run, [set(range(N))] * N
 
     def search(algorithm, w, t, reachable):
@@ -425,8 +419,7 @@ def twin_pfedsv(tw, o):
     def mix(w, t):
         new = []
         for k in range(N):
-            ranked = sorted(tw.draw(k, t, others(k)), key=lambda j: -r[k, j])
-            members = [k, *ranked[: tw.most]]
+            members = [k, *sorted(tw.draw(k, t, others(k)), key=lambda j: -r[k, j])[: tw.most]]
 
             def v(s, k=k):
                 return -tw.loss(k, tw.over(s, w, np.ones(N))) if s else -np.log(10)
@@ -492,8 +485,7 @@ def twin_facade(tw, o):
 def twin_sketch(tw, o):
     def mix(w, t):
         u = np.stack([(row - tw.start).numpy() for row in w]).astype(float)
-        smaller = np.argsort(-abs(u), 1, kind="stable")[:, o["entries"] :]
-        np.put_along_axis(u, smaller, 0, 1)
+        np.put_along_axis(u, np.argsort(-abs(u), 1, kind="stable")[:, o["entries"] :], 0, 1)
         u /= np.linalg.norm(u, axis=1, keepdims=True)
         distance = np.where(np.eye(N) > 0, np.inf, -u @ u.T)
         nearest = np.argsort(distance, 1, kind="stable")[:, : tw.most]

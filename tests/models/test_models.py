@@ -3,6 +3,7 @@
 import math
 import re
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -11,7 +12,7 @@ import own
 import pytest
 import starts
 import torch
-from launch import federation, refused, run_here, run_many, text_file
+from launch import federation, refused, run_here, run_many, script, text_file
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -39,8 +40,7 @@ def ensemble_of(module):
 @pytest.fixture(scope="module")
 def help_texts(tmp_path_factory):
     """A data set of real text that every Python has: its help, of four topics, of six clients."""
-    folder = tmp_path_factory.mktemp("text")
-    return own.write(folder, topics=own.example("topics")) / "topics.py"
+    return own.write(tmp_path_factory.mktemp("text"), topics=own.example("topics")) / "topics.py"
 
 
 class Mixed(nn.Module):
@@ -57,7 +57,6 @@ class Mixed(nn.Module):
 
 @pytest.mark.parametrize("init", ["kaiming", "torch", "own"])
 def test_what_kaiming_does_not_speak_of_starts_as_it_was_built(init):
-    """A norm's scale is 1, not 0: with 0 nothing behind it is ever trained."""
     module = Mixed()
     ensemble = ensemble_of(module)
     row = ensemble.initial_row(init, np.random.default_rng(0))
@@ -85,30 +84,31 @@ def test_a_model_is_the_same_on_every_rank_and_depends_on_the_seed():
     assert torch.equal(words(5), words(6)) and not torch.equal(words(5), words(5, seed=1))
 
 
-# dropout ------------------------------------------------------------------------------------------
-def splitmix64(state):
-    """The generator of Steele, Lea and Flood: the state after one step, and its output."""
-    state = (state + 0x9E3779B97F4A7C15) % 2**64
-    z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
-    return state, z ^ (z >> 31)
+def splitmix64(state, count):
+    """The first outputs of the generator of Steele, Lea and Flood."""
+    out = []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+        out.append(z ^ (z >> 31))
+    return out
 
 
 def test_draws_are_those_of_splitmix64():
     """First the known outputs of seed 1234567; each is the seed of the next layer's draws."""
-    state, out = 1234567, []
-    for _ in range(3):
-        state, z = splitmix64(state)
-        out.append(z)
+    out = splitmix64(1234567, 3)
     assert out == [6457827717110365317, 3203168211198807973, 9817491932198370423]
     draws = Draws()
     draws.begin(torch.tensor(1234567))
     for start in out[:2]:  # the first two layers
-        expected = []
-        for _ in range(12):
-            start, z = splitmix64(start)
-            expected.append(z >> 40)
+        expected = [z >> 40 for z in splitmix64(start, 12)]
         assert draws.take((3, 4)).flatten().tolist() == expected
+    draws = Draws()
+    draws.begin(torch.tensor(3))
+    x = torch.ones(4, 6, 5)
+    assert not KeyedDropout(1.0, 0, draws)(x).any()
+    assert KeyedDropout(0.3, 2, draws).shared_axes(x) == 1  # nn.Dropout2d of [S, C, L]
 
 
 @pytest.mark.parametrize("trailing", [0, 1, 2, 3])
@@ -129,14 +129,6 @@ def test_dropout_drops_a_share_and_keeps_the_mean(trailing):
     assert torch.equal(dropout.eval()(x), x)
 
 
-def test_dropout_of_everything_and_of_channels():
-    draws = Draws()
-    draws.begin(torch.tensor(3))
-    x = torch.ones(4, 6, 5)
-    assert not KeyedDropout(1.0, 0, draws)(x).any()
-    assert KeyedDropout(0.3, 2, draws).shared_axes(x) == 1  # nn.Dropout2d of [S, C, L]
-
-
 class Dropping(nn.Module):
     def __init__(self):
         super().__init__()
@@ -154,7 +146,6 @@ def gap(a, b):
 
 
 def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeypatch):
-    """Blocks of one, two and four clients train alike; keys are the stream's; no score draws."""
     monkeypatch.setattr(mlp, "build", lambda shape, classes: Dropping())
     fields, rows = LOCAL | {"batch_size": 16, "seed": 3}, []
     for block in (1, 2, 4):
@@ -187,7 +178,6 @@ def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeyp
     assert float(loss) == pytest.approx(float(plain), rel=1e-5) and float(other) != float(loss)
 
 
-# what is refused ----------------------------------------------------------------------------------
 INSIDE = {  # what comes before the one layer
     "rrelu": nn.Sequential(nn.ReLU(), nn.RReLU()),
     "noise": lambda x: x + torch.randn_like(x),
@@ -202,12 +192,10 @@ class Odd(nn.Module):
         self.wrong, self.fc = wrong, nn.Linear(64, 10)
         self.inside = INSIDE.get(wrong, nn.Identity())
         self.register_buffer("scale", torch.full((64,), 0.5))
-        self.beside = [self.fc.weight]
+        self.beside, double = [self.fc.weight], torch.zeros(3, dtype=torch.float64)
         if wrong == "nan":
             nn.init.constant_(self.fc.bias, math.nan)
-        self.odd = None
-        if wrong == "double":
-            self.odd = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        self.odd = nn.Parameter(double) if wrong == "double" else None
 
     def forward(self, x):
         x = self.inside(x.flatten(1) * self.scale)
@@ -220,8 +208,7 @@ class Odd(nn.Module):
         if self.wrong == "beside":
             return x @ self.beside[0].T + self.fc(x)
         out = self.fc(x)
-        odd = {"none": None, "one axis": out[:, 0], "squeezed": out.squeeze()}
-        return odd.get(self.wrong, out)
+        return {"none": None, "one axis": out[:, 0], "squeezed": out.squeeze()}.get(self.wrong, out)
 
 
 HEAD = nn.Flatten(), nn.Linear(64, 10)
@@ -280,22 +267,18 @@ def test_models_and_data_that_do_not_go_together(fields, kind, sentence):
     refused(sentence, lambda: make(Run(**fields).resolve(), source(kind)))
 
 
-def test_many_tokens_need_few_rows():
-    data = in_memory(arrays_of(np.array([[2**31 - 1, 5]] * 10), np.arange(10) % 2))
-    most = "an embedding has at most 131072 rows: set --model_options.rows"
-    sentence = f"tokens go to 2147483647, {most}"
-    refused(sentence, make, Run(model="text").resolve(), data)
-    module = make(Run(model="text", model_options={"rows": 100}).resolve(), data)
-    a, b = torch.tensor([[2**31 - 1, 5]]), torch.tensor([[(2**31 - 1) % 100, 105]])
-    assert module.words.weight.shape == (100, 32) and torch.equal(module(a), module(b))
-
-
-def test_model_options_are_part_of_the_run_where_they_differ():
+def test_model_options():
     plain, same = Run(model="resnet"), Run(model="resnet", model_options={"blocks": 2})
     assert plain.slug() == same.slug()
     deep = Run(model="resnet", model_options={"blocks": 3, "widths": 8})
     assert deep.slug() != plain.slug()
     assert deep.resolve().model_options == {"blocks": 3, "widths": "8"}
+    data = in_memory(arrays_of(np.array([[2**31 - 1, 5]] * 10), np.arange(10) % 2))
+    most = "an embedding has at most 131072 rows: set --model_options.rows"
+    refused(f"tokens go to 2147483647, {most}", make, Run(model="text").resolve(), data)
+    module = make(Run(model="text", model_options={"rows": 100}).resolve(), data)
+    a, b = torch.tensor([[2**31 - 1, 5]]), torch.tensor([[(2**31 - 1) % 100, 105]])
+    assert module.words.weight.shape == (100, 32) and torch.equal(module(a), module(b))
 
 
 def test_a_budget_of_one_is_said_to_be_local(tmp_path, capsys):
@@ -307,38 +290,27 @@ def test_a_budget_of_one_is_said_to_be_local(tmp_path, capsys):
 
 # several clients at a time: goes with numerics/recorded.py ----------------------------------------
 TWO = SimpleNamespace(shape=IMAGE[0])  # clients with images
-ONE_AT_A_TIME = """from torch import nn
-
-HEAD = "head"
-
-
-class Net(nn.Module):
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.rnn = nn.GRU(shape[1], 4, batch_first=True)
-        self.head = nn.Linear(4, classes)
-
-    def forward(self, x):
-        return self.head(self.rnn(x[:, 0])[0][:, -1])
-
-
-def build(shape, classes):
-    return Net(shape, classes)
-"""
-
+ONE_AT_A_TIME = """
+from torch import nn
 
 class Last(nn.GRU):
     def forward(self, x):
         return super().forward(x)[0][:, -1]
 
+def build(shape, classes):
+    rnn = Last(shape[1], 4, batch_first=True)
+    return nn.Sequential(nn.Flatten(1, 2), rnn, nn.Linear(4, classes))
+"""
+
 
 def test_what_cannot_run_for_several_clients_is_refused_before_it_does(monkeypatch, tmp_path):
-    module = nn.Sequential(nn.Flatten(1, 2), Last(8, 4, batch_first=True), nn.Linear(4, 10))
+    path = text_file(tmp_path / "gru.py", ONE_AT_A_TIME)
+    module = script(Path(path)).build(IMAGE[0], 10)
     check_module("mine", module, *IMAGE, 10, "")
     ensemble = ensemble_of(module)
     sentence = "--model: forward does not run for several clients at once ("
     assert "no nn.GRU; --block 1 does" in refused(sentence, check_several, ensemble, TWO)
-    (check,) = checks(text_file(tmp_path / "gru.py", ONE_AT_A_TIME), block=1)  # as it advises
+    (check,) = checks(path, block=1)  # as it advises
     assert check.complaint() == ""
     name = "adaptive_avg_pool2d_backward_cuda"
     fails = RuntimeError(f"{name} does not have a deterministic implementation, but you set")
@@ -395,12 +367,11 @@ def test_recorded_steps_draw_the_same(model, monkeypatch, help_texts):
         assert gap(rows[0], rows[-1]) < 1e-5 < gap(rows[0], fed.common_row())
 
 
-# the shipped models -------------------------------------------------------------------------------
-def test_resnet_by_hand():
+def test_resnet_by_hand_and_attention_of_pytorch():
     module = resnet.build((32, 32, 3), 10, "16,32,64", 2, 8)
-    first = 2 * (32 + 2304 + 32 + 2304)
     second = 32 + 4608 + 64 + 9216 + 512 + 64 + 9216 + 64 + 9216
     third = 64 + 18432 + 128 + 36864 + 2048 + 128 + 36864 + 128 + 36864
+    first = 2 * (32 + 2304 + 32 + 2304)
     assert 432 + first + second + third + 128 + 650 == 175_066
     assert sum(p.numel() for p in module.parameters()) == 175_066
     block = module.stages[2]
@@ -411,10 +382,7 @@ def test_resnet_by_hand():
     out = out + F.conv2d(inner, block.conv2.weight, None, 1, 1)
     torch.testing.assert_close(block(x), out)
     assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-
-
-def test_attention_is_pytorchs():
-    """With the weights of nn.MultiheadAttention; token 0 changes nothing about a text."""
+    # With the weights of nn.MultiheadAttention; token 0 changes nothing about a text.
     torch.manual_seed(0)
     mine, theirs = text.Attention(16, 4), nn.MultiheadAttention(16, 4, batch_first=True)
     for ours, name in ((mine.inward, "in_proj_"), (mine.outward, "out_proj.")):
@@ -428,8 +396,7 @@ def test_attention_is_pytorchs():
     long.load_state_dict(values)
     tokens = torch.randint(1, 50, (6, 5))
     torch.testing.assert_close(short(tokens), long(F.pad(tokens, (0, 4))))
-    empty = torch.zeros(2, 5, dtype=torch.int64)
-    assert bool(torch.isfinite(short(empty)).all())
+    assert bool(torch.isfinite(short(torch.zeros(2, 5, dtype=torch.int64))).all())
 
 
 SHORT = {"rounds": 1, "tau_train": 1, "lr": 0.1, "budget": 3}

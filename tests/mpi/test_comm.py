@@ -5,6 +5,7 @@ import threading
 import time
 from unittest.mock import Mock
 
+import making
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,7 +31,6 @@ def ids_of(owner, work, rank):
 
 
 def test_the_last_text_is_read_before_the_ranks_are_ended():
-    """A pipe is waited for whose reader is 0.3 s late; an empty one and a file are not."""
     read, write = os.pipe()
     with os.fdopen(write, "w") as stream, open(os.devnull, "w") as file:
         for output in (stream, file):
@@ -50,14 +50,20 @@ def test_the_last_text_is_read_before_the_ranks_are_ended():
 
 
 # placement: every rank computes the same, without MPI --------------------------------------------
-def test_place_by_hand():
+def test_place_and_passes_by_hand():
     """Heaviest first to the least work: 9 | 7 | 5, then 4 to the 5, 3 to the 7, 2 to the 9."""
     assert place(np.array([2, 9, 4, 7, 3, 5]), 3).tolist() == [0, 0, 2, 1, 1, 2]
+    # Ranks of 10, 2 and 0 clients that want 4 models each, of 2, 10 and 12 other clients.
+    clients = np.array([10, 2, 0])
+    slots, limit = window_slots(4 * clients, clients, 1, 2**-20, 500)
+    assert (slots.tolist(), limit) == ([2, 8, 0], 2)  # of 1 KiB
+    assert window_slots(4 * clients, clients, 3, 1, 1)[0].tolist() == [6, 8, 0]
+    for room, models in ((8, None), (5, 2), (1, 0)):  # of 5 slots the second rank has 2 per client
+        assert models_per_pass(slots, np.full(3, room), clients) == models
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
 def test_no_rank_has_much_more_work_than_the_mean(work, ranks):
-    """Every client once; no rank is more than one client above the mean, the greedy bound."""
     work = np.array(work)
     owner = place(work, ranks)
     loads = np.bincount(owner, work, minlength=ranks)
@@ -66,16 +72,6 @@ def test_no_rank_has_much_more_work_than_the_mean(work, ranks):
     found = [ids_of(owner, work, r) for r in range(ranks)]
     assert sorted(np.concatenate(found)) == list(range(len(work)))
     assert all((np.diff(work[ids]) <= 0).all() for ids in found)
-
-
-def test_passes_by_hand():
-    """Ranks of 10, 2 and 0 clients that want 4 models each, of 2, 10 and 12 other clients."""
-    clients = np.array([10, 2, 0])
-    slots, limit = window_slots(4 * clients, clients, 1, 2**-20, 500)
-    assert (slots.tolist(), limit) == ([2, 8, 0], 2)  # of 1 KiB
-    assert window_slots(4 * clients, clients, 3, 1, 1)[0].tolist() == [6, 8, 0]
-    for room, models in ((8, None), (5, 2), (1, 0)):  # of 5 slots the second rank has 2 per client
-        assert models_per_pass(slots, np.full(3, room), clients) == models
 
 
 def drawn(n, ranks, density, seed):
@@ -88,7 +84,6 @@ def drawn(n, ranks, density, seed):
     return graph, owner, rows_of(owner, work)[1], work
 
 
-# with ranks --------------------------------------------------------------------------------------
 def rows(n, number):
     """Every client's model in round `number`: its values say whose it is, and of when."""
     whole = np.arange(n)[:, None] * 1000 + number
@@ -96,7 +91,6 @@ def rows(n, number):
 
 
 def exchange_equals_permutation(world, n, density, seed):
-    """Several rounds along one random graph through one window: each slot as numpy indexes."""
     graph, owner, row, work = drawn(n, world.size, density, seed)
     ids = ids_of(owner, work, world.rank)
     step = route(graph, owner, row, world.rank, world.size)
@@ -118,7 +112,6 @@ def exchange_equals_permutation(world, n, density, seed):
 
 
 def windows_one_after_the_other(world):
-    """Windows made and freed in turn, also where a rank's is empty."""
     nothing = CollaborationGraph.empty(2), np.zeros(2, int), np.arange(2), world.rank, world.size
     for slots in (0, 3, 0, 5):
         inbox = Inbox(world, np.zeros((1, WIDTH), np.float32), slots if world.rank else 0)
@@ -146,7 +139,6 @@ def a_graph_wider_than_the_window_is_refused(world):
 
 
 def too_much_memory_is_refused_on_every_rank(world, monkeypatch):
-    """All have the error where one rank asks for too much, or the ranks of a node do together."""
     asks = comm_module.node_memory()[0] * 2 if world.rank == world.size - 1 else 1
     text = r"need \d+\.\d\d GiB on a node of \d+\.\d\d GiB \(.*\); set a smaller --window_gb"
     with pytest.raises(UserError, match=text):
@@ -170,7 +162,6 @@ def collectives(world):
 
 
 def counts_fit_into_an_int(world, monkeypatch):
-    """A gather counts rows, however long they are; root shares in pieces of at most PIECE bytes."""
     counted = World(world.comm)
     counted.comm = comm = Mock(wraps=world.comm, size=world.size)
     for n in (1, 2, 7):  # fewer clients than ranks, too
@@ -206,8 +197,6 @@ def counts_fit_into_an_int(world, monkeypatch):
 
 
 def what_root_raises_reaches_everyone(world):
-    """A mistake is raised everywhere; a bug on root, and on the others what ends them."""
-
     def make():
         raise UserError("no such thing: größer")
 
@@ -223,7 +212,6 @@ def what_root_raises_reaches_everyone(world):
 
 
 def exchanges(world):
-    """Sparse to complete graphs, also of fewer clients than ranks: each rank joins every Fence."""
     for n in (1, 2, 7, 20):
         for seed, density in enumerate((0.0, 0.1, 0.5, 1.0)):
             exchange_equals_permutation(world, n, density, seed)
@@ -258,29 +246,19 @@ def test_rma_without_shared_memory():
 GB = 10**9
 VERSION_2 = "memory.max", "memory.current", "inactive_file"
 VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-JOB = "system.slice/slurmstepd.scope/job_17"
+JOB, MOST = "system.slice/slurmstepd.scope/job_17", 2**63 - 4096
 # of a group its limit, what is used, and of that the cache of files (None: no statistics)
 OWN = {"": (8 * GB, 3 * GB), "memory": (4 * GB, 3 * GB)}
+# version 2: the topmost has no files of memory; the job's is above the step's
+GROUPS_2 = {"system.slice/slurmstepd.scope": ("max", 90 * GB), JOB: (24 * GB, 5 * GB)}
+GROUPS_2 |= {f"{JOB}/step_0": (24 * GB, 4 * GB), f"{JOB}/step_0/user/task_0": ("max", 1 * GB)}
 # lines of /proc/self/cgroup, groups, and the room in each
 CASES = {
-    # version 2: the topmost has no files of memory; the job's is above the step's
-    "a Slurm job": (
-        f"0::/{JOB}/step_0/user/task_0\n",
-        {
-            "system.slice/slurmstepd.scope": ("max", 90 * GB),
-            JOB: (24 * GB, 5 * GB),
-            f"{JOB}/step_0": (24 * GB, 4 * GB),
-            f"{JOB}/step_0/user/task_0": ("max", 1 * GB),
-        },
-        [20 * GB, 19 * GB],
-    ),
+    "a Slurm job": (f"0::/{JOB}/step_0/user/task_0\n", GROUPS_2, [20 * GB, 19 * GB]),
     "a Slurm job under version 1": (
         "9:cpu,cpuacct:/elsewhere\n4:memory:/slurm/uid_0/job_17/step_0\n0::/\n",
-        {
-            "memory": (2**63 - 4096, 90 * GB),
-            "memory/slurm/uid_0/job_17/step_0": (24 * GB, 6 * GB, 2 * GB),
-        },
-        [20 * GB, 2**63 - 4096 - 90 * GB],
+        {"memory": (MOST, 90 * GB), "memory/slurm/uid_0/job_17/step_0": (24 * GB, 6 * GB, 2 * GB)},
+        [20 * GB, MOST - 90 * GB],
     ),
     "files that were read are room": ("0::/\n", {"": (16 * GB, 15 * GB, 12 * GB)}, [13 * GB]),
     "no statistics": ("0::/\n", {"": (16 * GB, 15 * GB, None)}, [1 * GB]),
@@ -295,14 +273,13 @@ def test_room_in_cgroups(lines, groups, rooms, tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(lines)
     for name, (limit, used, *cache) in groups.items():
-        folder = tmp_path / "sys/fs/cgroup" / name
-        top, now, inactive = VERSION_1 if name.startswith("memory") else VERSION_2
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / top).write_text(f"{limit}\n")
-        (folder / now).write_text(f"{used}\n")
+        top, current, inactive = VERSION_1 if name.startswith("memory") else VERSION_2
+        files = {top: f"{limit}\n", current: f"{used}\n"}
         if cache != [None]:
-            text = f"anon 1\nactive_file 7\n{inactive} {cache[0] if cache else 0}\nslab 3\n"
-            (folder / "memory.stat").write_text(text)
+            cached = f"{inactive} {cache[0] if cache else 0}"
+            files["memory.stat"] = f"anon 1\nactive_file 7\n{cached}\nslab 3\n"
+        texts = {file: text.encode() for file, text in files.items()}
+        making.folder(tmp_path / "sys/fs/cgroup" / name, texts)
     assert node.cgroup_rooms(str(tmp_path)) == rooms
 
 

@@ -53,12 +53,17 @@ def test_inside_slurm_the_truth_is_tried(place, monkeypatch, job, kinds, line):
     assert " ".join(launcher.find_line()).startswith(line)
 
 
-def test_no_launcher_is_a_sentence(place, monkeypatch, said):
+def test_no_launcher_and_no_answer_are_a_sentence(place, monkeypatch, said):
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_NTASKS", "2")
     place("mpirun", SINGLETONS)
     refused("neither srun nor mpirun starts one MPI world", launcher.find_line)
     assert said(lambda _: launcher.main(), code=3).count("\n") == 1
+    monkeypatch.setattr(launcher, "ANSWER_S", 0.2)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    place("squeue", "exec sleep 20")
+    text = said(lambda _: launcher.requeue() or 1, code=1)
+    assert text.startswith("error: job 17 could not be requeued (") and text.count("\n") == 1
 
 
 def test_the_real_mpirun_makes_a_world(terminal):
@@ -66,10 +71,7 @@ def test_the_real_mpirun_makes_a_world(terminal):
 
 
 def in_shm(size: str, ranks: int, *words: object):
-    """Return the finished `mpirun -n RANKS python WORDS` with a /dev/shm of this size.
-
-    Skip where a user may not mount one.
-    """
+    """Return the finished `mpirun -n RANKS python WORDS` with a /dev/shm of this size, or skip."""
     mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
     if ended(*(own := ["unshare", "-rm", "sh", "-c"]), mount).returncode:
         pytest.skip("a user may not mount a file system of its own here")
@@ -80,11 +82,8 @@ def in_shm(size: str, ranks: int, *words: object):
 @pytest.mark.parametrize(("size", "ranks"), [("16m", 4), ("22m", 4), ("2m", 1)])
 def test_mpich_starts_in_a_small_shm(size, ranks):
     """With UCX's share, 4 ranks in 16 to 30 MiB mostly end by a segmentation fault."""
-    code = """
-import os
-from dpfl_mpi.mpi.start import open_world
-os.write(1, b'world of %d\\n' % open_world().size)
-"""
+    code = "import os; from dpfl_mpi.mpi.start import open_world as world"
+    code += "; os.write(1, b'world of %d\\n' % world().size)"
     for _ in range(2):
         done = in_shm(size, ranks, "-c", code)
         assert done.returncode == 0, done.stderr
@@ -103,7 +102,6 @@ def test_a_shm_too_small_for_mpich_is_a_sentence(tmp_path, size, ranks, need):
     assert not list(tmp_path.iterdir())
 
 
-# a job on fake commands ---------------------------------------------------------------------------
 SBATCH = ROOT / "slurm" / "train.sbatch"
 SRUN = """
 case "$*" in
@@ -118,11 +116,9 @@ FIXED = "--dataset cifar10 --grace 100 --watchdog 600"
 
 
 def submitted(folder, cases, job="17", flags=(), **env):
-    """Return what became of train.sbatch as a job of two tasks.
+    """Return what became of train.sbatch as a job of two tasks, which squeue knows as `job`.
 
-    Args:
-        cases: of a shell's `case`, what srun does when it starts the ranks for the first time, ...
-        job: the number under which squeue knows the job.
+    `cases` are those of a shell's `case`: what srun does when it starts the ranks for the nth time.
     """
     starts.script(folder / "srun", SRUN.format(folder=folder, cases=cases))
     starts.script(folder / "squeue", f'[ "$3" != {job} ] || echo RUNNING')
@@ -135,12 +131,15 @@ def submitted(folder, cases, job="17", flags=(), **env):
     return done
 
 
-def test_the_sbatch_file_is_short_and_names_no_account():
+def test_the_sbatch_file_is_short_and_names_no_account(tmp_path):
     text = SBATCH.read_text()
     assert len(text.splitlines()) <= 25 and SBATCH.with_name("cifar10.sbatch").samefile(SBATCH)
     assert "#SBATCH --account" not in text and "#SBATCH --partition" not in text
     for part in ("--signal=B:USR1@", "--requeue", "--open-mode=append"):
         assert f"#SBATCH {part}" in text
+    done = submitted(tmp_path, "", SLURM_NTASKS="")
+    assert done.returncode == 2 and not (tmp_path / "tries").exists()
+    assert done.stderr.startswith("error: SLURM_NTASKS is not set") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("cases", "tries", "code", "requeued"), [
@@ -165,46 +164,28 @@ def test_a_job_starts_mpi_up_to_three_times_and_is_requeued(tmp_path, cases, tri
     python = Path(sys.executable).with_name("python")  # as the script calls it
     words = f"--mpi=pmi2 --kill-on-bad-exit=1 -n 2 {python} -m dpfl_mpi {FIXED} --budget 10"
     assert lines(tmp_path / "tries") == [f"mine 4 {words}"] * tries
-    failed = 143 if "sleep 60" in cases else 7
+    failed = f"MPI did not start (exit code {143 if 'sleep 60' in cases else 7})"
     again = tries - 1 if code == 0 else tries if tries > 1 else 0
-    said = [f"MPI did not start (exit code {failed}), try {i} of 3" for i in range(1, again + 1)]
-    assert done.stderr.splitlines() == said
+    assert done.stderr.splitlines() == [f"{failed}, try {i + 1} of 3" for i in range(again)]
     assert lines(tmp_path / "requeued") == ["requeue 17"] * requeued
 
 
-@pytest.mark.parametrize(("job", "requeued"), [("17_5", ["requeue 17_5"]), ("17_4", [])])
-def test_a_task_of_an_array_has_its_seed_and_is_requeued_alone(tmp_path, job, requeued):
+def test_a_task_of_an_array_has_its_seed_and_is_requeued_alone(tmp_path):
     """One that squeue does not list as running, as it was cancelled, is not requeued."""
     array = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "5"}
-    assert submitted(tmp_path, "*) exit 75 ;;", job, **array).returncode == 75
-    assert lines(tmp_path / "tries")[0].endswith(f" -m dpfl_mpi --seed 5 {FIXED}")
-    assert lines(tmp_path / "requeued") == requeued
+    for job, requeued in (("17_4", []), ("17_5", ["requeue 17_5"])):
+        assert submitted(tmp_path, "*) exit 75 ;;", job, **array).returncode == 75
+        assert lines(tmp_path / "tries")[-1].endswith(f" -m dpfl_mpi --seed 5 {FIXED}")
+        assert lines(tmp_path / "requeued") == requeued
 
 
-def test_a_job_without_a_number_of_tasks_starts_nothing(tmp_path):
-    done = submitted(tmp_path, "", SLURM_NTASKS="")
-    assert done.returncode == 2 and not (tmp_path / "tries").exists()
-    assert done.stderr.startswith("error: SLURM_NTASKS is not set") and done.stderr.count("\n") == 1
-
-
-def test_where_rank_0_cannot_report_mpi_is_taken_to_have_started(monkeypatch):
-    monkeypatch.setattr(launcher.tempfile, "mkstemp", Mock(side_effect=OSError))
-    report = launcher.Report()
-    assert report.started() and report.end(137) == 137
-
-
-def test_a_slurm_that_does_not_answer_is_one_sentence(place, monkeypatch, said):
-    monkeypatch.setattr(launcher, "ANSWER_S", 0.2)
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    place("squeue", "exec sleep 20")
-    text = said(lambda _: launcher.requeue() or 1, code=1)
-    assert text.startswith("error: job 17 could not be requeued (") and text.count("\n") == 1
-
-
-def test_an_abort_reports_its_code(tmp_path):
+def test_an_abort_reports_its_code(tmp_path, monkeypatch):
     """srun makes 137 of it."""
     (tmp_path / "report").touch()
     code = "from dpfl_mpi.mpi.start import open_world; open_world().abort(76, 'why')"
     done = ended(sys.executable, "-c", code, DPFL_BEGUN=str(tmp_path / "report"))
     assert done.returncode != 0 and "why" in done.stderr
     assert (tmp_path / "report").read_text() == "ended with 76\n"
+    monkeypatch.setattr(launcher.tempfile, "mkstemp", Mock(side_effect=OSError))
+    report = launcher.Report()
+    assert report.started() and report.end(137) == 137

@@ -81,22 +81,18 @@ def test_time_by_hand(monkeypatch):
         assert text in time_text(plan, 0.5)
 
 
-def test_window_of_a_rank():
+def test_window_of_a_rank(monkeypatch):
     fields = {"clients": 30, "budget": 5, "min_per_class": 1}
     plan = planned(fields, 4, 2)
     assert np.array_equal(plan.window, np.minimum(plan.clients * 4, 30 - plan.clients) * plan.row)
     assert plan.node.tolist() == [0, 0, 1, 1] and plan.row % 64 == 0 and plan.passes == 1
     two_rows = plan.clients.max() * plan.row * 2.01 / 2**30  # per client
-    # two models at a time, of 4 and of 19
-    narrow = planned(fields, 4, 2, window_gb=two_rows)
+    narrow = planned(fields, 4, 2, window_gb=two_rows)  # two models at a time, of 4 and of 19
     assert narrow.passes == 2 and (narrow.window < plan.window).all()
     assert narrow.rows["passes"].tolist() == (8 * narrow.clients).tolist()
     assert planned(fields | {"budget": 20}, 4, 2, window_gb=two_rows).passes == 10
     more = planned(fields, 40, 2)
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
-
-
-def test_the_window_of_methods_that_send_all_rows_to_all_ranks(monkeypatch):
     fields = {"clients": 7, "method": "pfedgraph"}
     plan = planned(fields, 3)
     assert np.array_equal(plan.window, (7 - plan.clients) * plan.row)
@@ -108,7 +104,7 @@ def test_the_window_of_methods_that_send_all_rows_to_all_ranks(monkeypatch):
     assert planned(fields, 3).window.tolist() == [2 * plan.row] * 3
 
 
-def test_a_plan_counts_what_root_writes():
+def test_a_plan_counts_what_root_writes_and_slots_of_encoded_rows():
     """Nine clients on 3 ranks: 3 each, of 12 bytes per pair of classes.
 
     Root writes 9 matrices of 400 bytes and 9 models of 4 D bytes, and holds twice what it receives
@@ -122,13 +118,7 @@ def test_a_plan_counts_what_root_writes():
         rest = needs.PYTHON + plan.data + plan.models + plan.window
         assert (plan.memory - rest).tolist() == plan.results.tolist()
     assert needs.results_bytes(10**6, 10, 10**5) == 10**6 * (400 + 10**5) + 2 * 2**26
-
-
-def test_a_plan_has_slots_of_an_encoded_row():
-    """Two ranks of three clients with two others each: three slots a rank.
-
-    Decoded models lie beside the window.
-    """
+    # Two ranks of three clients with two others each: three slots a rank.
     six = FEW | {"rounds": 3, "clients": 6}
     tried = {"none": {}, "int8": {"codec": "int8"}, "body": {"send": "layers=body"}}
     plans = {name: planned(six | fields, 2) for name, fields in tried.items()}
@@ -139,8 +129,7 @@ def test_a_plan_has_slots_of_an_encoded_row():
     assert plans["none"].window.tolist() == [3 * row] * 2
     assert plans["int8"].window.tolist() == [3 * encoded] * 2
     assert plans["body"].window.tolist() == [3 * 4 * body] * 2
-    more = plans["int8"].models - plans["none"].models
-    assert more.tolist() == [(2 * 3 + 3) * row] * 2
+    assert (plans["int8"].models - plans["none"].models).tolist() == [(2 * 3 + 3) * row] * 2
     # of three versions six slots a rank. Three rows that fit serve each client with one at a time;
     # encoded, all fit at once
     window_gb, late = 3.01 * row / 2**30, six | {"network": "phones", "staleness": 2}
@@ -199,6 +188,13 @@ def test_refuses_more_memory_than_a_node_has(capsys, monkeypatch):
     monkeypatch.setattr(needs, "node_memory", lambda shared=True: (2**30, "available memory"))
     assert "use more --nodes" in shown(capsys, "--ranks", "64", code=2)
     shown(capsys, "--ranks", "64", "--nodes", "32")
+    for save, need in ((False, 10_800), (True, 3600 + 3 * 9 * 4 * planned(FEW).parameters)):
+        monkeypatch.setattr(needs, "node_memory", lambda shared, need=need: (need, "a test"))
+        federation({"clients": 9}, save_models=save).close()
+        monkeypatch.setattr(needs, "node_memory", lambda shared, need=need: (need - 1, "a test"))
+        words = "of 9 clients and 10 classes... need 0.00 GiB on rank 0, ... fewer classes"
+        error = refused(words, federation, {"clients": 9}, save_models=save)
+        assert ("--no-save_models" in error) == save
 
 
 def test_many_classes_and_many_clients(tmp_path, capsys):
@@ -209,18 +205,6 @@ def test_many_classes_and_many_clients(tmp_path, capsys):
     text = shown(capsys, *flags.split())
     for words in ("largest classes", "... and 17 more (--rows 20)", "1 per rank"):
         assert words in text
-
-
-def test_more_results_than_root_can_hold_are_refused_before_the_first_round(monkeypatch):
-    """3 * 3600 bytes for 9 clients and 10 classes; with models 3600, and 3 times these."""
-    parameters = planned(FEW).parameters
-    for save, need in ((False, 10_800), (True, 3600 + 3 * 9 * 4 * parameters)):
-        monkeypatch.setattr(needs, "node_memory", lambda shared, need=need: (need, "a test"))
-        federation({"clients": 9}, save_models=save).close()
-        monkeypatch.setattr(needs, "node_memory", lambda shared, need=need: (need - 1, "a test"))
-        words = "of 9 clients and 10 classes... need 0.00 GiB on rank 0, ... fewer classes"
-        error = refused(words, federation, {"clients": 9}, save_models=save)
-        assert ("--no-save_models" in error) == save
 
 
 MEASURED = """
@@ -236,7 +220,6 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).g
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_client_holds_as_many_models_as_planned(tmp_path, monkeypatch):
-    """As the kernel counts it, of which only what more clients add is compared."""
     monkeypatch.setattr(placement, "WAVE", wave := 8)
     few, many, each, rng = 150, 400, 8, np.random.default_rng(0)
     count = many * each
@@ -282,6 +265,5 @@ print((most() - before) * 1024 / (10 * rows.nbytes))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_root_holds_the_saved_models_once(tmp_path):
-    """As the plan counts them; memory that grows has some room to spare."""
     done = ended(sys.executable, "-c", SAVED, cwd=tmp_path)
     assert 1 <= float(done.stdout) < 1.3, done.stderr

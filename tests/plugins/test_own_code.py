@@ -26,7 +26,6 @@ MARK = "from pathlib import Path\nPath({!r}).touch()\n"
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
-    """Nothing is admitted before a test, nor after it."""
     monkeypatch.setattr(plugins, "ADMITTED", {})
     monkeypatch.setattr(plugins, "LOADED", {})
 
@@ -41,7 +40,6 @@ def admitted(path):
     return find("method", str(path))
 
 
-# what belongs to the code -------------------------------------------------------------------------
 FILES = {
     "__init__": "",
     "start": "from . import b\nfrom .pack import part, y\ndef later():\n    from . import d\n",
@@ -57,7 +55,6 @@ def hash_of(path):
 
 
 def test_a_file_alone_is_its_code(tmp_path):
-    """Whatever lies beside it, and whatever its name; it cannot import what lies beside it."""
     own.write(tmp_path, start="import os, json\n", other="", json="")
     first = hash_of(tmp_path / "start.py")
     (tmp_path / "start.py").rename(tmp_path / "renamed.py")
@@ -70,7 +67,6 @@ def test_a_file_alone_is_its_code(tmp_path):
 
 
 def test_a_package_is_the_code_of_each_of_its_files(tmp_path):
-    """By all Python files in it and by the file that is meant; not by where it lies."""
     one = own.write(tmp_path / "one", **FILES)
     first = hash_of(one / "start.py")
     assert hash_of(own.write(tmp_path / "two", **FILES) / "start.py") == first
@@ -86,7 +82,6 @@ def test_a_package_is_the_code_of_each_of_its_files(tmp_path):
 
 
 def test_relative_imports_find_the_files_of_the_package(tmp_path):
-    """Modules, packages, names of modules, inside functions; Python's own stay Python's."""
     start = (
         "import os, json as j\nfrom . import helper\nfrom .pack import part as q, y\n"
         "from .helper import *\nfrom .bare import deep\n"
@@ -97,12 +92,10 @@ def test_relative_imports_find_the_files_of_the_package(tmp_path):
     more = {"pack/__init__": "y = 2\n", "pack/late": "from ..helper import x\n"}
     more |= {"pack/part": "", "bare/deep": "d = 4\n", "json": ""}
     own.write(tmp_path, __init__="", start=start, helper="x = 3\n", **more)
-    found = admitted(tmp_path / "start.py").init(None)
-    assert found == ("/", 1, 3, "pack.part", 2, 3, 4, 3)
+    assert admitted(tmp_path / "start.py").init(None) == ("/", 1, 3, "pack.part", 2, 3, 4, 3)
 
 
 def test_what_was_hashed_is_what_runs(tmp_path):
-    """A file that is edited in between is refused; old bytecode beside it is not executed."""
     text = own.METHOD.replace('title="Mine", ', "")
     own.folder(tmp_path, mine_a=text, mine_b=text)
     runs = [Run(method=str(tmp_path / f"mine_{name}.py"), **own.SMALL).resolve() for name in "ab"]
@@ -120,18 +113,14 @@ def test_what_was_hashed_is_what_runs(tmp_path):
 
 
 def test_two_folders_may_have_helpers_of_one_name(tmp_path):
-    """And both are there at once, for imports that happen later, too."""
-    later = (
-        "def init(fed):\n    from .helper import SCALE\n    return SCALE\n\n"
-        "def round(fed, state, t): pass\n"
-    )
+    later = "def init(fed):\n    from .helper import SCALE\n    return SCALE\n\n"
+    later += "def round(fed, state, t): pass\n"
     folders = [own.folder(tmp_path / f"v{i}", mine=later, helper=f"SCALE = {i}\n") for i in (1, 2)]
     found = [admitted(folder / "mine.py") for folder in folders]
     assert [method.init(None) for method in found] == [1, 2]
     assert "helper" not in sys.modules and str(tmp_path / "v1") not in sys.path
 
 
-# names --------------------------------------------------------------------------------------------
 def announce(site, name, points):
     """Write what an installed package says of itself, with its entry points."""
     info = site / f"{name}-1.0.dist-info"
@@ -146,12 +135,8 @@ def package(tmp_path, monkeypatch):
     site = tmp_path / "site"
     mark = MARK.format(str(tmp_path / "executed"))
     texts = {"gossip": own.METHOD, "nets": own.MODEL, "trees": own.DATA}
-    parts = {
-        "helper": "SCALE = 1.0\n",
-        "parts": "from torch import nn\n\ndef hidden(i):\n    return nn.Linear(i, 8)\n",
-    }
-    marked = {name: mark + text for name, text in (texts | parts).items()}
-    own.write(site / "lab", __init__="", **marked)
+    texts |= {"helper": "SCALE = 1.0\n", "parts": own.PARTS}
+    own.write(site / "lab", __init__="", **{name: mark + text for name, text in texts.items()})
     points = "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n"
     points += "[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
     announce(site, "lab", points + "[dpfl_mpi.datasets]\nlab_trees = lab.trees\n")
@@ -159,8 +144,7 @@ def package(tmp_path, monkeypatch):
     return site
 
 
-def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, said):
-    """Listing and admitting them executes nothing; a shipped name wins over an announced one."""
+def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, said, monkeypatch):
     assert names("method")[-1] == "lab_gossip"
     assert "lab_net" in names("model") and "lab_trees" in names("dataset")
     assert "lab_gossip" in said(parse, "--help")
@@ -175,10 +159,6 @@ def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, said):
     assert net.HEAD == "head" and net.build((3, 3, 1), 4).head.out_features == 4
     (package / "lab" / "helper.py").write_text("SCALE = 2.0\n")
     assert Run(**fields).resolve().slug() != run.slug()
-
-
-def test_module_and_object_and_one_name_of_two_packages(package, tmp_path, monkeypatch):
-    """`MODULE:` is what the entry point of that module is, and the same Run."""
     keys = [Run(method=m, **own.SMALL).resolve().key() for m in ("lab_gossip", "lab.gossip:")]
     assert keys[0] == keys[1]
     named = "lab.nets:build_it"
@@ -220,9 +200,7 @@ def test_what_cannot_be_a_method_is_one_sentence(tmp_path, method, text, sentenc
     refused(sentence.format(name), Run(method=name).resolve)
 
 
-# the key ------------------------------------------------------------------------------------------
 def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
-    """Of the file, of what it imports, and of its FILES: of a method, a model and a data set."""
     texts = {"mine": own.METHOD, "nets/net": own.MODEL, "trees": own.DATA}
     files = {n: f'{text}FILES = ["{n.rpartition("/")[2]}.pt"]\n' for n, text in texts.items()}
     a, b = (own.folder(tmp_path / place, **files) for place in "ab")
@@ -266,7 +244,6 @@ def test_options_are_declared_as_the_shipped_ones(tmp_path):
     assert runs[0].slug() != runs[1].slug()
 
 
-# what results say, and who executes ---------------------------------------------------------------
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
     """A folder with a method, a model and a data set, and the result of two ranks of them."""
@@ -294,7 +271,6 @@ def alone(outside, tmp_path, monkeypatch):
 
 
 def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, result_of, monkeypatch, capsys):
-    """To the bit; and the same command finds it and says so."""
     at, path, _ = outside
     monkeypatch.chdir(at)
     fields = {"method": "mine.py", "model": "nets/net.py", "dataset": "trees.py"}
@@ -308,7 +284,7 @@ def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, result_of, monk
     assert capsys.readouterr().out == f"already finished ({since}); --fresh recomputes\n"
 
 
-def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said):
+def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said, outside):
     with Result(alone) as result:
         method = result.method
         assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
@@ -325,19 +301,6 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said):
     assert said(show.main, "--cite", alone).endswith("\n\n@misc{mine, title = {Mine}}\n")
     why = "executed only where a command line or a Run names it"
     refused(why, find, "method", result.run.method)
-
-
-def test_a_number_that_no_method_can_declare_is_refused(alone):
-    """A result tells of its method what its code said; 10^30 models would end in an overflow."""
-    for models in (0, 10**30, True, "2"):
-        with tiny_result.changing(alone) as file:
-            told = json.loads(file.attrs["declared"])
-            told["method"]["models"] = models
-            file.attrs["declared"] = json.dumps(told)
-        refused("is not a result of dpfl_mpi, or it is damaged", Result, alone)
-
-
-def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
     model = f"--model={outside[0]}/nets/net.py"
     both = "name them with --model (nets/net.py) and --dataset (trees.py)"
     for words, sentence in (
@@ -348,10 +311,16 @@ def test_evaluate_asks_for_the_model_and_takes_no_other(alone, outside, said):
         assert sentence in said(evaluate.main, alone, *words, code=2)
     text = said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
     assert "the same for 4 of 4 clients" in text
+    # A result tells of its method what its code said; 10^30 models would end in an overflow.
+    for models in (0, 10**30, True, "2"):
+        with tiny_result.changing(alone) as file:
+            told = json.loads(file.attrs["declared"])
+            told["method"]["models"] = models
+            file.attrs["declared"] = json.dumps(told)
+        refused("is not a result of dpfl_mpi, or it is damaged", Result, alone)
 
 
 def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
-    """Two methods of one title are two rows, two data sets of one name two columns."""
     at, path, _ = outside
     trees = own.DATA.replace("SEED, NAMES = 0", "SEED, NAMES = 1")
     edited = own.folder(tmp_path / "edited", helper="SCALE = 0.5\n", trees=trees)
@@ -367,7 +336,6 @@ def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
     assert sum(name.startswith("Mine, method mine [") for name in rows["method"]) == 2
 
 
-# MPI ----------------------------------------------------------------------------------------------
 SCRIPT = """
 import os, sys
 from mpi4py import MPI
@@ -383,7 +351,6 @@ assert MPI.COMM_WORLD.allgather(code) == [2, 2]
 
 
 def test_ranks_that_see_other_files_are_refused(tmp_path):
-    """As on a node whose copy is old: one sentence with the rank, exit code 2 on every rank."""
     (tmp_path / "script.py").write_text(SCRIPT)
     a = own.folder(tmp_path / "a")
     b = own.folder(tmp_path / "b", helper="SCALE = 2.0\n")
@@ -400,9 +367,7 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
     assert (done.returncode, done.stderr) == (0, said) and not list(a.glob("results/*"))
 
 
-# what else takes names ----------------------------------------------------------------------------
 def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):
-    """A data set with `read` is staged under its short name; its data count by their content."""
     text = own.DATA.replace("TITLE = None", 'TITLE = "data/trees.h5"')
     text = f'SOURCE, NO_DOWNLOAD = "a file", "none"\n{text}'
     own.folder(tmp_path, trees=text.replace("def load():", "def read(source):"))

@@ -47,7 +47,7 @@ def words_of(text):
     return [line.split() for line in text.splitlines()]
 
 
-def test_csv_is_long_and_exact(made, tmp_path, said):
+def test_csv_is_long_and_exact(made, tmp_path, said, capfd):
     out = tmp_path / "new" / "run.csv"
     assert said(export.main, made["dpfl"], "--out", out) == f"{out}\n"
     rows = rows_of(out)
@@ -57,6 +57,13 @@ def test_csv_is_long_and_exact(made, tmp_path, said):
     assert float(picked["accuracy"]) == 0.6 and float(picked["loss"]) == 0.5 - 0.1 * 2
     # training accuracy is not recorded
     assert {r["accuracy"] for r in rows if r["set"] == "train"} == {""}
+    paths = [str(tiny_result.make(tmp_path / f"{s}.h5", best=EVEN, seed=s)) for s in (1, 2, 3)]
+    one, both = tmp_path / "1.csv", tmp_path / "runs.csv"
+    replaced = f"{both} existed; it was replaced\n"
+    calls = (paths[:1], one, ""), (paths[:2], both, ""), (paths[1:], both, replaced)
+    for some, out, errors in calls:
+        assert (export.main(some), *capfd.readouterr()) == (0, f"{out}\n", errors)
+    assert "run" not in rows_of(one)[0] and {row["run"] for row in rows_of(both)} == {"2", "3"}
 
 
 @pytest.mark.parametrize("form", ["csv", "clients"])
@@ -68,19 +75,8 @@ def test_results_are_named_and_those_of_one_name_by_their_paths(made, tmp_path, 
     assert len(rows_of(out)) == 3 * 4 * (9 if form == "csv" else 1)
 
 
-def test_several_results_have_a_file_of_their_own_and_what_is_replaced_is_said(tmp_path, capsys):
-    paths = [str(tiny_result.make(tmp_path / f"{s}.h5", best=EVEN, seed=s)) for s in (1, 2, 3)]
-    one, both = tmp_path / "1.csv", tmp_path / "runs.csv"
-    replaced = f"{both} existed; it was replaced\n"
-    calls = (paths[:1], one, ""), (paths[:2], both, ""), (paths[1:], both, replaced)
-    for some, out, errors in calls:
-        assert (export.main(some), *capsys.readouterr()) == (0, f"{out}\n", errors)
-    assert "run" not in rows_of(one)[0] and {row["run"] for row in rows_of(both)} == {"2", "3"}
-
-
 @pytest.mark.parametrize("command", [export.main, evaluate.main])
 def test_what_is_read_is_never_overwritten(command, digits_file, tmp_path, said):
-    """The data of the run, too, without --data; here they are a link, which names the same file."""
     (tmp_path / "data.h5").symlink_to(digits_file)
     result = tiny_result.make(tmp_path / "run.h5", dataset="image_folder", data=str(digits_file))
     before = result.read_bytes(), digits_file.read_bytes()
@@ -108,9 +104,10 @@ def test_a_missing_file_is_one_sentence(command, said):
 
 
 def test_show_prints_the_run(made, said, monkeypatch):
-    monkeypatch.setattr(show, "ROUNDS", 2)
-    monkeypatch.setattr(show, "CLIENTS", 1)
-    out = said(show.main, made["dpfl"], "--wide")
+    with monkeypatch.context() as patch:
+        patch.setattr(show, "ROUNDS", 2)
+        patch.setattr(show, "CLIENTS", 1)
+        out = said(show.main, made["dpfl"], "--wide")
     assert "dpfl on digits, finished, 2 rounds\n" in out
     assert "\n  test accuracy        70.00 %, best by validation (50.00 % in round 0)\n" in out
     spread = "22.36 points (lowest 40.0 %, highest 100.0 %)"
@@ -124,21 +121,6 @@ def test_show_prints_the_run(made, said, monkeypatch):
     assert best[-2:] == ["0(4)", "1(1)"] and worst[-1] == "2(8)"
     assert ["Omega", "5", "43.8", "0", "/", "1.2", "/", "2", "20.0", "16.7"] in lines
     assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in lines
-
-
-def test_a_text_is_fitted_to_a_terminal():
-    """A line goes on below its text; each part of a wide table has the columns that name a row."""
-    folded = "time       " + "x " * 34 + "x\n" + " " * 11 + "x\nnote"
-    assert fitted("time       " + "x " * 36 + "\nnote") == folded
-    named, line = f"| {'a' * 20} | {'b' * 20} | ", "| one | two | 3 | 4 |".replace(" ", " " * 5)
-    one, two = fitted("\n".join([f"{named}{'1' * 30} | {'2' * 30} |", line, line])).split("\n\n")
-    assert one.splitlines()[0] == f"{named}{'1' * 30} |" and "4" not in one
-    assert two.splitlines()[0] == f"{named}{'2' * 30} |"
-    assert two.splitlines()[2].split("|")[3].strip() == "4"
-    assert fitted(one) == one
-
-
-def test_show_fits_a_terminal(made, said):
     paths = [made[m] for m in ("dpfl", "local")]
     _, *lines = said(show.main, *paths, "--compare", *paths).splitlines()
     first = lines.index("settings") + 1
@@ -150,9 +132,18 @@ def test_show_fits_a_terminal(made, said):
     i = next(i for i, line in enumerate(lines) if line.startswith("client by client "))
     assert lines[i + 2].startswith("arrays that differ: best/test_acc, ")
     assert all(line.startswith("  ") for line in [lines[i + 1], *lines[i + 3 :]])
+    # A line goes on below its text; each part of a wide table has the columns that name a row.
+    folded = "time       " + "x " * 34 + "x\n" + " " * 11 + "x\nnote"
+    assert fitted("time       " + "x " * 36 + "\nnote") == folded
+    named, line = f"| {'a' * 20} | {'b' * 20} | ", "| one | two | 3 | 4 |".replace(" ", " " * 5)
+    one, two = fitted("\n".join([f"{named}{'1' * 30} | {'2' * 30} |", line, line])).split("\n\n")
+    assert one.splitlines()[0] == f"{named}{'1' * 30} |" and "4" not in one
+    assert two.splitlines()[0] == f"{named}{'2' * 30} |"
+    assert two.splitlines()[2].split("|")[3].strip() == "4"
+    assert fitted(one) == one
 
 
-def test_show_of_graphs_and_of_a_running_run(made, tmp_path, said):
+def test_show_of_graphs_of_a_running_run_and_of_two(made, tmp_path, said):
     assert "no edges: no client chooses whose models it receives" in said(show.main, made["local"])
     running = tiny_result.make(tmp_path / "r.h5", finished=False)
     stopped = "stopped after round 2 of 2\n  it is not being computed; the same command "
@@ -165,13 +156,9 @@ def test_show_of_graphs_and_of_a_running_run(made, tmp_path, said):
     lock.release()
     # a method that chooses anew in each round has no Omega
     fields = {"graphs": ([[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []]), "budget": 1}
-    path = tiny_result.make(tmp_path / "p.h5", "pfedgraph", best=EVEN, **fields)
-    out = said(show.main, path)
+    out = said(show.main, tiny_result.make(tmp_path / "p.h5", "pfedgraph", best=EVEN, **fields))
     assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in words_of(out)
     assert "no edges" not in out and "Omega" not in out.split()
-
-
-def test_compare_says_what_differs(made, said):
     out = said(show.main, "--compare", made["local"], made["dpfl"])
     assert ["method", "local", "dpfl"] in words_of(out) and ["budget", "1", "3"] in words_of(out)
     assert ["test", "accuracy,", "%", "65.00", "70.00"] in words_of(out)
@@ -179,9 +166,6 @@ def test_compare_says_what_differs(made, said):
     assert by_client in " ".join(out.split())
     out = said(show.main, "--compare", made["dpfl"], made["dpfl"])
     assert "the settings are the same" in out and "all recorded numbers are equal to the bit" in out
-
-
-def test_cite_and_layout(made, said):
     out = said(show.main, "--cite", *made.values())
     assert out.startswith("@inproceedings{kharrat2025dpfl,") and out.count("arXiv:2406.06520") == 1
     assert find("method", "local").citation == ""
@@ -261,6 +245,25 @@ def test_evaluate_finds_the_recorded_scores(trained, tmp_path, said):
         assert floats(out, "samples") == result["client/n_test"].tolist()
     other = said(evaluate.main, trained, "--dataset", "image_folder", code=2)
     assert other == "error: --dataset is image_folder; the run has the shipped digits\n"
+    # As sums class by class; if every client is its own group, they are its own samples.
+    out = tmp_path / "scores.csv"
+    text = said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu")
+    assert text.startswith("4 models on all test samples of their classes: mean")
+    scores, samples = (floats(out, name) for name in ("accuracy", "samples"))
+    with Result(trained) as result:
+        source, labels = result.source, result.source.labels["test"]
+        images = source.images("test", np.arange(len(labels)))
+        own = result["best/confusion"].sum(2)  # test samples by class
+        for k in range(4):
+            right = api.model(result, k)(images).argmax(1).numpy() == labels
+            shares = own[k] / own[k].sum()
+            by_hand = sum(n * right[labels == c].mean() for c, n in enumerate(shares))
+            assert scores[k] == pytest.approx(by_hand)
+            assert samples[k] == np.isin(labels, np.flatnonzero(own[k])).sum()
+        assert min(samples) > own.sum(1).max()
+        rows, weights = evaluate.of_classes(result, source, np.arange(4))
+        alone = evaluate.accuracies(result, source, rows, "cpu", weights)
+        assert alone == pytest.approx(result["best/test_acc"])
 
 
 def test_who_was_never_there_has_no_model(tmp_path, said):
@@ -280,7 +283,6 @@ def test_who_was_never_there_has_no_model(tmp_path, said):
 
 
 def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, said):
-    """Classes must have the same names; images are normalised as those of the run."""
     everyone = said(evaluate.main, trained, "--on", "all")
     assert everyone.startswith("4 models on the whole test set: mean")
     a, moments, names = digits.load(), tmp_path / "moments.h5", tmp_path / "names.h5"
@@ -304,10 +306,6 @@ def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, sai
         (tmp_path / "none.h5", "all", f": make it with {no_file} --out {tmp_path / 'none.h5'}`\n"),
     ):
         assert sentence in said(evaluate.main, trained, "--data", data, "--on", on, code=2)
-
-
-def test_evaluate_on_other_floats(trained, tmp_path, said):
-    """They are normalised as those of the run; bytes are refused."""
     a, files = digits.load(), {}
     x = np.concatenate([a.train_images, a.test_images])
     y = np.concatenate([a.train_labels, a.test_labels])
@@ -326,29 +324,9 @@ def test_evaluate_on_other_floats(trained, tmp_path, said):
     assert "its samples are float32, those of the run uint8; prepare both alike" in error
 
 
-def test_evaluate_on_all_samples_of_a_clients_classes(trained, tmp_path, said):
-    """As sums class by class; if every client is its own group, they are its own samples."""
-    out = tmp_path / "scores.csv"
-    text = said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu")
-    assert text.startswith("4 models on all test samples of their classes: mean")
-    scores, samples = (floats(out, name) for name in ("accuracy", "samples"))
-    with Result(trained) as result:
-        source, labels = result.source, result.source.labels["test"]
-        images = source.images("test", np.arange(len(labels)))
-        own = result["best/confusion"].sum(2)  # test samples by class
-        for k in range(4):
-            right = api.model(result, k)(images).argmax(1).numpy() == labels
-            shares = own[k] / own[k].sum()
-            by_hand = sum(n * right[labels == c].mean() for c, n in enumerate(shares))
-            assert scores[k] == pytest.approx(by_hand)
-            assert samples[k] == np.isin(labels, np.flatnonzero(own[k])).sum()
-        assert min(samples) > own.sum(1).max()
-        rows, weights = evaluate.of_classes(result, source, np.arange(4))
-        alone = evaluate.accuracies(result, source, rows, "cpu", weights)
-        assert alone == pytest.approx(result["best/test_acc"])
-
-
-def test_evaluate_refuses_classes_where_clients_differ_in_more(tmp_path, result_of, said):
+def test_evaluate_refuses_classes_where_clients_differ_in_more(
+    tmp_path, result_of, said, digits_file
+):
     labels = np.arange(80) % 2
     arrays = arrays_of(np.zeros((80, 3)), labels, np.arange(80) % 5)
     prepare.write(arrays, "arrays", tmp_path / "people.h5")
@@ -357,9 +335,10 @@ def test_evaluate_refuses_classes_where_clients_differ_in_more(tmp_path, result_
     path = result_of(fields, save_models=True).path
     sentence = "--on is classes; clients of --partition natural differ in more than their classes"
     assert sentence in said(evaluate.main, path, "--on", "classes", code=2)
-
-
-def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, result_of, said):
+    fields = {"clients": 4, "rounds": 1, "metric": "batch", "batch_size": 8}
+    result = result_of(fields, save_models=True)
+    why = "the run took means over mini-batches (--metric batch); these are over images"
+    assert why in said(evaluate.main, result.path)
     fields = {"partition": "fedrep", "clients": 4, "method": "local", "rounds": 1, "tau_train": 1}
     path = result_of(fields, save_models=True).path
     for data in ([], ["--data", digits_file]):
@@ -368,10 +347,3 @@ def test_evaluate_where_test_samples_come_from_the_training_pool(digits_file, re
         assert one_pool in said(evaluate.main, path, *data, "--on", "all", code=2)
         answer = said(evaluate.main, path, *data, "--on", "classes", code=2)
         assert one_pool in answer and "--data" not in answer
-
-
-def test_means_over_batches_are_not_compared_without_a_word(result_of, said):
-    fields = {"clients": 4, "rounds": 1, "metric": "batch", "batch_size": 8}
-    result = result_of(fields, save_models=True)
-    why = "the run took means over mini-batches (--metric batch); these are over images"
-    assert why in said(evaluate.main, result.path)

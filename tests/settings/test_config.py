@@ -72,7 +72,7 @@ def test_a_share_is_the_nearest_whole_number(clients, percent):
     assert budget_name(f"{percent / 100}N", clients, True) == name
 
 
-def test_paper_settings_of_cifar10():
+def test_settings_of_the_paper_and_of_the_authors_code():
     """`--dataset cifar10` alone: section E of the paper."""
     run = Run(dataset="cifar10").resolve()
     expected = {
@@ -88,16 +88,11 @@ def test_paper_settings_of_cifar10():
     # preprocessing costs DPFL two rounds
     assert Run(dataset="cifar10", method="local").resolve().rounds == 100
     cinic10 = ("cinic10", 200, 48, 10, 5, 0.01, 16, True)
-    femnist = ("femnist", 100, 48, 4, 2, 0.001, 10, False)
-    for dataset, *values in (cinic10, femnist):
+    for dataset, *values in (cinic10, ("femnist", 100, 48, 4, 2, 0.001, 10, False)):
         run = Run(dataset=dataset).resolve()
         names = ("clients", "rounds", "tau_init", "tau_train", "lr", "batch_size", "augment")
         assert [getattr(run, name) for name in names] == values and run.weight_decay == 1e-3
         assert Run(dataset=dataset, method="local").resolve().rounds == 50
-
-
-def test_authors_code_is_the_other_column():
-    """Same as the paper but for what their code has otherwise; what the user says still counts."""
     paper, code = (Run(dataset="cifar10", preset=p).resolve() for p in ("paper", "authors_code"))
     values = [as_dict(run) for run in (paper, code)]
     differ = {name for name in values[0] if values[0][name] != values[1][name]}
@@ -122,12 +117,6 @@ def test_resolving_twice_changes_nothing(dataset, method):
     assert Resolved.from_json(once.to_json()) == once
     if not hasattr(find("dataset", dataset), "OWN_DATA"):  # else the name needs the file at hand
         assert Run.from_json(once.to_json()).slug() == Run(dataset=dataset, method=method).slug()
-
-
-def test_an_explicit_default_is_the_same_run():
-    bare = Run(dataset="cifar10")
-    for name, value in as_dict(bare.resolve()).items():
-        assert dataclasses.replace(bare, **{name: value}).slug() == bare.slug(), name
 
 
 SAME = [  # two ways to say the same Run
@@ -172,8 +161,7 @@ def test_the_same_run_in_other_words(one, two):
     assert Run(**one).slug() == Run(**two).slug()
 
 
-def test_every_other_value_is_another_run():
-    """Each field that decides numbers changes the name."""
+def test_every_other_value_is_another_run(monkeypatch):
     base = {"dataset": "digits", "model": "mlp"}
     fields = [base | {name: value} for name, value in OTHER.items()]
     fields += [{}, {"optimizer": "adamw"}, {"optimizer": "adam", "beta1": 0.8}]
@@ -181,28 +169,6 @@ def test_every_other_value_is_another_run():
     fields += [MU, TUNED, TUNED | {"options": {"finetune_prox": False}}]
     fields += [{"method": "random_graph"}]
     assert len({Run(**each).slug() for each in fields}) == len(fields)
-
-
-def test_the_name_says_what_it_is(tmp_path):
-    run = Run(dataset="cifar10", budget="0.2N", seed=7)
-    assert re.fullmatch("cifar10-pathological-dpfl-B20-s7-[0-9a-f]{8}", run.slug())
-    assert str(run.path("here")) == f"here/{run.slug()}.h5"
-    (tmp_path / "budget.txt").write_text("3 " * 32)
-    assert "-Buniform-2-20-" in Run(budget="uniform:2:20").slug()
-    assert "-Bfile-" in Run(budget=str(tmp_path / "budget.txt")).slug()
-
-
-def test_a_budget_is_told_as_it_was_typed_and_names_only_who_reads_it():
-    budgets = (3, "0.25N", ".25N", "0.15N", "inf")
-    runs = {budget: Run(clients=20, budget=budget).resolve() for budget in budgets}
-    assert [run.typed_budget for run in runs.values()] == ["3", "0.25N", ".25N", "0.15N", "inf"]
-    assert runs["0.15N"].slug() == runs[3].slug() and runs["0.15N"] == runs[3]
-    assert Run().slug() == "digits-pathological-dpfl-B8-s42-300df09d"
-    assert Run(method="local").slug() == "digits-pathological-local-s42-43263022"
-
-
-def test_a_later_field_orphans_nothing(monkeypatch):
-    """A new field at its default changes no name. Another value, or other numerics, does."""
     field = dataclasses.field(default=0.0, metadata={"group": "graph", "help": ""})
     new = [("sparsity", float, field)]
     later = dataclasses.make_dataclass("Later", new, bases=(Resolved,), frozen=True)
@@ -213,9 +179,26 @@ def test_a_later_field_orphans_nothing(monkeypatch):
     assert later(**vars(run), sparsity=0.5).slug() != (before := run.slug())
     monkeypatch.setattr(config, "NUMERICS", config.NUMERICS + 1)
     assert dataclasses.replace(run).slug() != before
+    bare = Run(dataset="cifar10")
+    for name, value in as_dict(bare.resolve()).items():
+        assert dataclasses.replace(bare, **{name: value}).slug() == bare.slug(), name
 
 
-# the command line ---------------------------------------------------------------------------------
+def test_the_name_says_what_it_is(tmp_path):
+    run = Run(dataset="cifar10", budget="0.2N", seed=7)
+    assert re.fullmatch("cifar10-pathological-dpfl-B20-s7-[0-9a-f]{8}", run.slug())
+    assert str(run.path("here")) == f"here/{run.slug()}.h5"
+    (tmp_path / "budget.txt").write_text("3 " * 32)
+    assert "-Buniform-2-20-" in Run(budget="uniform:2:20").slug()
+    assert "-Bfile-" in Run(budget=str(tmp_path / "budget.txt")).slug()
+    budgets = (3, "0.25N", ".25N", "0.15N", "inf")
+    runs = {budget: Run(clients=20, budget=budget).resolve() for budget in budgets}
+    assert [run.typed_budget for run in runs.values()] == ["3", "0.25N", ".25N", "0.15N", "inf"]
+    assert runs["0.15N"].slug() == runs[3].slug() and runs["0.15N"] == runs[3]
+    assert Run().slug() == "digits-pathological-dpfl-B8-s42-300df09d"
+    assert Run(method="local").slug() == "digits-pathological-local-s42-43263022"
+
+
 def test_flags_become_fields():
     words = """--dataset cifar10 --budget 0.05N --no-augment --no-budget_counts_self --lr 1e-2
         --partition dirichlet --min_samples 30
@@ -247,6 +230,12 @@ def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):
     (tmp_path / "ditto.yaml").write_text("method: ditto\noptions: {lam: 2}")
     run, _ = parse(["--options.lam=1", "--config=ditto.yaml"])
     assert run.options == {"lam": 2}  # the file stands after it
+    path = tmp_path / "run.yaml"
+    text = "seed: 010\nresults: 010\nrounds: 9\nquiet: true\nmethod: fedprox\n"
+    path.write_text(f"{text}options: {{mu: 1e-3}}\n")
+    run, job = parse([f"--config={path}"])
+    found = (run.seed, job.results, run.rounds, job.quiet, run.options["mu"])
+    assert found == (10, "010", 9, True, 0.001)
 
 
 WORDS = "010 1_0 1:30 0x10 1e1 2024-01-01 yes on 10 +3 .5 '010' ٣"
@@ -270,15 +259,6 @@ def test_a_word_in_a_config_is_read_as_after_its_flag(name, tmp_path, capfd, mon
         if isinstance(want, str):
             want = want.replace("error: ", f"error: --config is {path}, line 1: ", 1)
         assert found == want, word
-
-
-def test_a_number_in_a_config_is_decimal(tmp_path, said):
-    path = tmp_path / "run.yaml"
-    text = "seed: 010\nresults: 010\nrounds: 9\nquiet: true\nmethod: fedprox\n"
-    path.write_text(f"{text}options: {{mu: 1e-3}}\n")
-    run, job = parse([f"--config={path}"])
-    found = (run.seed, job.results, run.rounds, job.quiet, run.options["mu"])
-    assert found == (10, "010", 9, True, 0.001)
 
 
 NUMBERS = {
@@ -328,49 +308,41 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 @pytest.mark.parametrize(("text", "words", "sentence"), [
-    ("rounds: 3\n\nlearning_rate: 3\n", [],
-     "--config is {}, line 3: there is no setting learning_rate; did you mean lr?\n"),
-    ("rounds: 3\nclients: many", [],
-     "--config is {}, line 2: --clients is many; allowed is a whole number of at least 1"),
-    ("rounds: 3\nlr: [1, 2]", [],
-     "--config is {}, line 2: --lr is [1, 2]; allowed is a number above 0"),
-    ("rounds: 3\nbudget: half", [], "--config is {}, line 2: --budget is half; allowed"),
-    ("rounds: 3\noptions: {lam: -1}", ["--method=ditto"],
-     "--config is {}, line 2: --options.lam is -1.0; allowed"),
-    ("rounds: 3\nclients: 8", ["--clients=0"],
-     "--clients is 0; allowed"),  # a flag after the file is a mistake of its own
-    ("candidates: null", [], "--config is {}, line 1: --candidates is None; allowed"),
-    ("<<: {seed: x}", [], "--config is {}: --seed is x; allowed"),
-    ("options: 5", ["--options.mu=1"],
-     "--config is {}, line 1: --options is 5; allowed are names and values"),
-    ("model_options: 5", [],
-     "--config is {}, line 1: --model_options is 5; allowed are names and values"),
-    ("clients: [1\n", [], "--config is {}: it is not YAML"),
-    ("- " * 3000 + "x", [], "--config is {}: it is not YAML (maximum recursion depth exceeded"),
-    ("\0", [], "--config is {}: it is not YAML (unacceptable character"),
-    ("rounds: !!bool foo", [], "--config is {}: it has anchors (& or *) or tags (!)"),
-    ("lr: 1\nrounds: 3\nlr: 2", [], "--config is {}, line 3: lr stands in line 1 already"),
-    ("options:\n  lam: 1\n  lam: 2", ["--method=ditto"],
-     "--config is {}, line 3: lam stands in line 2 already"),
-    (BOMB, [], "--config is {}: it has anchors (& or *)"),
-    (None, [], "--config is {}: {} is not a regular file"),
+    ("rounds: 3\n\nlearning_rate: 3\n", "",
+     ", line 3: there is no setting learning_rate; did you mean lr?\n"),
+    ("rounds: 3\nclients: many", "",
+     ", line 2: --clients is many; allowed is a whole number of at least 1"),
+    ("rounds: 3\nlr: [1, 2]", "", ", line 2: --lr is [1, 2]; allowed is a number above 0"),
+    ("rounds: 3\nbudget: half", "", ", line 2: --budget is half; allowed"),
+    ("rounds: 3\noptions: {lam: -1}", "--method=ditto", ", line 2: --options.lam is -1.0; allowed"),
+    # a flag after the file is a mistake of its own
+    ("rounds: 3\nclients: 8", "--clients=0", "--clients is 0; allowed"),
+    ("candidates: null", "", ", line 1: --candidates is None; allowed"),
+    ("<<: {seed: x}", "", ": --seed is x; allowed"),
+    ("options: 5", "--options.mu=1", ", line 1: --options is 5; allowed are names and values"),
+    ("model_options: 5", "", ", line 1: --model_options is 5; allowed are names and values"),
+    ("clients: [1\n", "", ": it is not YAML"),
+    ("- " * 3000 + "x", "", ": it is not YAML (maximum recursion depth exceeded"),
+    ("\0", "", ": it is not YAML (unacceptable character"),
+    ("rounds: !!bool foo", "", ": it has anchors (& or *) or tags (!)"),
+    ("lr: 1\nrounds: 3\nlr: 2", "", ", line 3: lr stands in line 1 already"),
+    ("options:\n  lam: 1\n  lam: 2", "--method=ditto", ", line 3: lam stands in line 2 already"),
+    (BOMB, "", ": it has anchors (& or *)"),
+    (None, "", ": {} is not a regular file"),
 ])  # fmt: skip
 def test_a_mistake_in_a_config_is_told_with_its_line(text, words, sentence, tmp_path, said):
     path = tmp_path / "run.yaml"
     path.write_text(text) if text else os.mkfifo(path)
-    told = said(parse, f"--config={path}", *words, code=2)
-    assert told.startswith(f"error: {sentence.format(path, path)}") and told.count("\n") == 1
+    error = said(parse, f"--config={path}", *words.split(), code=2)
+    place = "" if sentence[0] == "-" else f"--config is {path}"
+    assert error.startswith(f"error: {place}{sentence.format(path)}") and error.count("\n") == 1
 
 
-def test_help_lists_the_options_of_a_method_and_a_model(said):
+def test_help(said, monkeypatch):
     text = " ".join(said(parse, "--help", "--method=fedprox", "--model=resnet").split())
     assert "--options.mu X weight of the proximal term (the paper's lambda): a number of" in text
     blocks = "residual blocks of a stage: a whole number from 1 to 100 [2]"
     assert f"--model_options.blocks X {blocks}" in text
-
-
-def test_help_fits_a_terminal(said, monkeypatch):
-    """At 80 columns: every field of Run and Job once, with its help and its group."""
     monkeypatch.setenv("COLUMNS", "80")
     text = said(main, "--help")
     assert max(map(len, text.splitlines())) <= 80
@@ -378,8 +350,7 @@ def test_help_fits_a_terminal(said, monkeypatch):
         for f in dataclasses.fields(settings):
             assert f"--{f.name}" in text or f"--[no-]{f.name}" in text, f.name
             known = ", ".join(names(f.name)) if f.name in plugins.KINDS else ""
-            words = f.metadata["help"].format(names=known)
-            assert words in " ".join(text.split()), f.name
+            assert f.metadata["help"].format(names=known) in " ".join(text.split()), f.name
             assert f"{f.metadata['group']}:" in text
     for symbol in ("B_c", "tau_init", "tau_train", "P:", "m:", " N", " T ", "eta"):
         assert symbol in text, symbol

@@ -64,7 +64,6 @@ every_file = pytest.mark.parametrize("one", NAMED, indirect=True)
 
 @every_file
 def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
-    """Edited or deleted, for a Run, for its finished result and for a checkpoint."""
     name, mine, other = one
     fields, out, kept = run_of(name, mine), tmp_path / "out.h5", tmp_path / "kept.h5"
     before = Run(**fields).resolve()
@@ -111,9 +110,6 @@ def test_what_another_rank_has_not_read_is_an_error(folder):
             assert getattr(other, name).table
     with pytest.raises(LookupError):
         assert Resolved(**sent | {"declared": {}}).most_senders
-
-
-def test_changed_fields_resolve_anew_and_are_the_command_line():
     run = Run(method="fedprox", finetune_epochs=2, options={"finetune_prox": False}).resolve()
     assert isinstance(run, Resolved) and run.untuned() == Run(method="fedprox").resolve()
     assert Run(**as_dict(run)).resolve() == run
@@ -126,7 +122,6 @@ def test_changed_fields_resolve_anew_and_are_the_command_line():
     assert to_flags(fields) == flags.split()
 
 
-# figures on a laptop ------------------------------------------------------------------------------
 def paths_of(folder, **fields):
     """Return the results that a figure finds for a Run in a folder, or why there are none."""
     found, missing = command.gather([Run(**fields)], folder)
@@ -135,7 +130,6 @@ def paths_of(folder, **fields):
 
 @every_file
 def test_a_figure_finds_its_run_where_there_are_only_results(one, tmp_path):
-    """By the name of the file, in whatever folder it lay; an edited file is another Run."""
     name, mine, other = one
     fields, elsewhere = run_of(name, mine), run_of(name, Path("data") / mine.name)
     folder = tmp_path / "results"
@@ -150,18 +144,7 @@ def test_a_figure_finds_its_run_where_there_are_only_results(one, tmp_path):
     assert paths_of(folder, **fields) != [path]
 
 
-def test_data_of_ones_own_in_their_usual_place(tmp_path, monkeypatch):
-    """image_folder's data/image_folder.h5 counts by its content, too."""
-    monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    shutil.copy(starts.data(), "data/image_folder.h5")
-    fields = {n: v for n, v in starts.small(rounds=T).items() if n != "data"}
-    path = starts.here(Run(**fields).path(), fields)
-    Path("data/image_folder.h5").unlink()
-    assert not Run(**fields).path().is_file() and paths_of("results", **fields) == [path]
-
-
-def test_two_files_of_one_name_are_told_apart(folder, tmp_path):
+def test_two_files_of_one_name_are_told_apart(folder, tmp_path, monkeypatch):
     """Where both are gone, neither is guessed."""
     for at in (folder, folder / "other"):
         (tmp_path / at.name).mkdir()
@@ -171,6 +154,13 @@ def test_two_files_of_one_name_are_told_apart(folder, tmp_path):
         mine.unlink()
     why = paths_of(tmp_path / "results", **run_of("budget", "budget.txt"))
     assert "are of different files of one name: name the one to draw" in why
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    shutil.copy(starts.data(), "data/image_folder.h5")
+    fields = {n: v for n, v in starts.small(rounds=T).items() if n != "data"}
+    path = starts.here(Run(**fields).path(), fields)
+    Path("data/image_folder.h5").unlink()
+    assert not Run(**fields).path().is_file() and paths_of("results", **fields) == [path]
 
 
 def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, monkeypatch):

@@ -1,7 +1,4 @@
-"""The sbatch files and sweeps on a real Slurm of two nodes, which `up.sh` starts on this machine.
-
-Also a run between two hosts over TCP. What cannot be started here is skipped with the reason.
-"""
+"""The sbatch files and sweeps on a real Slurm of two nodes; a run between two hosts over TCP."""
 
 import contextlib
 import json
@@ -36,13 +33,11 @@ def cluster() -> Iterator[dict[str, str]]:
     """The environment in which sbatch reaches a fresh cluster."""
     folder = tempfile.mkdtemp(prefix="dpfl-slurm-")
     try:
-        command = ["bash", str(HERE / "up.sh"), folder]
-        up = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        up = ended("bash", HERE / "up.sh", folder, timeout=600)
         if up.returncode:
             pytest.skip(f"no Slurm here: {up.stderr.strip().splitlines()[-1]}")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        conf = f"{folder}/slurm.conf"
-        yield starts.environment(SLURM_CONF=conf, PATH=path, DPFL_START_S="60")
+        yield starts.environment(SLURM_CONF=f"{folder}/slurm.conf", PATH=path, DPFL_START_S="60")
     finally:
         subprocess.run(["bash", str(HERE / "down.sh"), folder], capture_output=True, timeout=120)
         shutil.rmtree(folder, ignore_errors=True)
@@ -61,37 +56,26 @@ class Jobs:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout.strip()
 
-    def submit(
-        self,
-        out: Path,
-        fields: Any = None,
-        script: str = "cifar10",
-        per_node: int = 1,
-        **job: Any,
-    ) -> str:
+    def submit(self, out: Path, fields=None, script="cifar10", per_node=1, **job: Any) -> str:
         """Submit an sbatch file of the repository on two nodes; return the job's number."""
-        flags = starts.command(out, fields, **job)[3:]
         shape = ["--nodes=2", f"--ntasks-per-node={per_node}", "--mem-per-cpu=1G"]
-        log = f"--output={self.folder}/%j.log"
-        return self.ask("sbatch", "--parsable", *shape, log, f"slurm/{script}.sbatch", *flags)
+        words = [*shape, f"--output={self.folder}/%j.log", f"slurm/{script}.sbatch"]
+        return self.ask("sbatch", "--parsable", *words, *starts.command(out, fields, **job)[3:])
 
     def sweep(self, *words: str, code: int = 0) -> str:
         """Return what `python -m dpfl_mpi.sweep` prints for Runs on Slurm."""
         flags = ["--cluster=slurm", "--ranks=2", "--time=30", *words]
         return self.ask(sys.executable, "-m", "dpfl_mpi.sweep", *flags, code=code)
 
-    def field(self, job: str, name: str) -> str:
+    def field(self, job: str, name: str = "JobState") -> str:
         """Return one field of `scontrol show job`."""
         text = self.ask("scontrol", "show", "job", job)
         return next(word.split("=", 1)[1] for word in text.split() if word.startswith(f"{name}="))
 
-    def state(self, job: str) -> str:
-        return self.field(job, "JobState")
-
     def until(self, job: str, *wanted: str) -> None:
         """Wait until a job is in one of these states; fail with its log if it ends otherwise."""
         end = time.monotonic() + SECONDS
-        while (state := self.state(job)) not in wanted:
+        while (state := self.field(job)) not in wanted:
             over = state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED")
             assert not over and time.monotonic() < end, f"{state}\n{self.log(job)}"
             time.sleep(0.3)
@@ -127,8 +111,7 @@ def begun(jobs: Jobs, tmp_path: Path) -> tuple[Path, str]:
 
 def test_two_nodes_make_one_world(jobs, tmp_path):
     out = tmp_path / "run.h5"
-    job = jobs.submit(out, script="train", per_node=2)
-    jobs.until(job, "COMPLETED")
+    jobs.until(jobs.submit(out, script="train", per_node=2), "COMPLETED")
     assert starts.same(out, starts.here(tmp_path / "here.h5"))
     with Result(out) as result:
         assert [s["ranks"] for s in result.starts()] == [4]
@@ -139,20 +122,17 @@ def test_a_signal_leads_to_a_checkpoint_a_requeue_and_the_same_numbers(jobs, beg
     jobs.ask("scancel", "--batch", "--signal=USR1", job)
     starts.wait_for(lambda: jobs.field(job, "Restarts") == "1", timeout=SECONDS)
     jobs.until(job, "COMPLETED")
-    assert starts.same(out, undisturbed)
-    assert starts.times_started(out) == 2
+    assert starts.same(out, undisturbed) and starts.times_started(out) == 2
     assert "stopped after round" in jobs.log(job)
 
 
 def test_a_preempted_job_goes_on(jobs, begun, tmp_path, undisturbed):
     out, job = begun
     all_nodes = ["-p", "urgent", "-N2", "--exclusive", f"-o{tmp_path}/urgent"]
-    urgent = jobs.ask("sbatch", "--parsable", *all_nodes, "--wrap", "sleep 1")
-    jobs.until(urgent, "COMPLETED")
+    jobs.until(jobs.ask("sbatch", "--parsable", *all_nodes, "--wrap", "sleep 1"), "COMPLETED")
     jobs.until(job, "COMPLETED")
-    assert starts.same(out, undisturbed)
+    assert starts.same(out, undisturbed) and starts.times_started(out) >= 2
     assert int(jobs.field(job, "Restarts")) >= 1
-    assert starts.times_started(out) >= 2
 
 
 def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, begun, undisturbed):
@@ -160,8 +140,7 @@ def test_a_cancelled_job_stays_cancelled_and_can_be_continued(jobs, begun, undis
     jobs.ask("scancel", job)
     jobs.until(job, "CANCELLED")
     time.sleep(3)  # longer than Slurm takes to start a requeued job
-    assert jobs.state(job) == "CANCELLED"
-    assert kept(out, 2)
+    assert jobs.field(job) == "CANCELLED" and kept(out, 2)
     jobs.until(jobs.submit(out, starts.small(**LONG)), "COMPLETED")
     assert starts.same(out, undisturbed)
 
@@ -197,11 +176,9 @@ def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, undisturbe
     job = jobs.sweep(*words).split("submitted job ")[1].split(";")[0]
     out = Run(**starts.small(**LONG)).resolve().path(tmp_path)
     starts.wait_for(lambda: kept(out, 2), timeout=SECONDS)
-    rank_0 = json.loads(Path(f"{out}.lock").read_text())["pid"]
-    os.kill(rank_0, signal.SIGKILL)
+    os.kill(json.loads(Path(f"{out}.lock").read_text())["pid"], signal.SIGKILL)
     jobs.until(job, "FAILED")
-    with Result(out) as result:
-        assert not result.finished
+    assert not Result(out).finished
     reported = jobs.sweep(*words, "--list", "--watch", code=1)
     assert "1 failed of 1" in reported
     assert f"(job {job}, --retry submits it again)" in reported
@@ -209,8 +186,7 @@ def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, undisturbe
     job = jobs.sweep(*words, "--retry").split("submitted job ")[1].split(";")[0]
     jobs.until(job, "COMPLETED")
     assert "1 finished of 1" in jobs.sweep(*words, "--list")
-    assert starts.times_started(out) == 2
-    assert starts.same(out, undisturbed)
+    assert starts.times_started(out) == 2 and starts.same(out, undisturbed)
 
 
 def begun_and_kept(folder: Path, t: int) -> list[int]:
@@ -223,24 +199,19 @@ def begun_and_kept(folder: Path, t: int) -> list[int]:
 
 
 def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs, tmp_path):
-    """Each warning cuts round 3: the second start keeps nothing, and the third is the last.
-
-    It is the last task of the array, which has the array's number: the other one is left alone.
-    """
+    """Each warning cuts round 3: the third start is the last. The array's other task goes on."""
     own.write(tmp_path, endless=own.WAITING.format(condition="True"))
     endless = starts.of_sweep(tmp_path, method=f"{tmp_path}/endless.py", clients=4, budget=1)
     words = ["--seeds=1,2", *endless, "--checkpoint_every=1", "--grace=1"]
     array = jobs.sweep(*words).split("as array ")[1].split(" ")[0].split(";")[0]
     for number in (1, 2, 3):
         while begun_and_kept(tmp_path, 2) != [number]:
-            going = "RUNNING", "PENDING", "COMPLETING", "REQUEUED"
-            jobs.until(f"{array}_1", *going)
+            jobs.until(f"{array}_1", "RUNNING", "PENDING", "COMPLETING", "REQUEUED")
             time.sleep(0.3)
         jobs.ask("scancel", "--signal=USR2", f"{array}_1")
     jobs.until(f"{array}_1", "FAILED")
-    assert jobs.field(f"{array}_1", "Restarts") == "2"
-    assert jobs.field(f"{array}_0", "Restarts") == "0"
-    assert jobs.state(f"{array}_0") == "RUNNING"
+    assert [jobs.field(f"{array}_{i}", "Restarts") for i in (0, 1)] == ["0", "2"]
+    assert jobs.field(f"{array}_0") == "RUNNING"
     listed = jobs.sweep(*words, "--list", code=1)
     assert "1 failed, 1 running of 2" in listed
     assert "two starts in a row kept no new checkpoint" in listed
@@ -248,7 +219,6 @@ def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs,
     assert said.count("the same command replays it") == 2 and "Traceback" not in said
 
 
-# over TCP, without Slurm --------------------------------------------------------------------------
 def ip(words: str) -> str:
     return subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True).stdout
 
@@ -259,21 +229,20 @@ def hosts() -> Iterator[dict[str, str]]:
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("two network namespaces need root and the command ip")
     one, two = f"dpfl{os.getpid()}a", f"dpfl{os.getpid()}b"
+    places = {"10.91.0.1": one, "10.91.0.2": two}
     try:
-        try:
-            ip(f"netns add {one}")
-            ip(f"netns add {two}")
-            ip(f"-n {one} link add wire type veth peer name wire netns {two}")
-            for name, address in ((one, "10.91.0.1"), (two, "10.91.0.2")):
-                ip(f"-n {name} addr add {address}/24 dev wire")
-                ip(f"-n {name} link set lo up")
-                ip(f"-n {name} link set wire up")
-            # the cable has a carrier a moment after it is up; before, MPI sees no network
-            shown = [f"-n {name} -o link show wire" for name in (one, two)]
-            starts.wait_for(lambda: all("state UP" in ip(words) for words in shown), timeout=30)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-        yield {"10.91.0.1": one, "10.91.0.2": two}
+        for name in (one, two):
+            ip(f"netns add {name}")
+        ip(f"-n {one} link add wire type veth peer name wire netns {two}")
+        for address, name in places.items():
+            for words in (f"addr add {address}/24 dev wire", "link set lo up", "link set wire up"):
+                ip(f"-n {name} {words}")
+        # the cable has a carrier a moment after it is up; before, MPI sees no network
+        shown = [f"-n {name} -o link show wire" for name in (one, two)]
+        starts.wait_for(lambda: all("state UP" in ip(words) for words in shown), timeout=30)
+        yield places
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
     finally:
         for name in (one, two):
             with contextlib.suppress(subprocess.CalledProcessError):

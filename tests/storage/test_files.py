@@ -1,6 +1,4 @@
-"""Files that are there whole or not at all, whatever the disk does. One run at a time on
-a results file: who holds its lock, who may take it over, and what a run does that has lost it.
-"""
+"""Files that are there whole or not at all; and the lock of a results file."""
 
 import contextlib
 import errno
@@ -9,7 +7,7 @@ import os
 import resource
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -26,7 +24,6 @@ from dpfl_mpi.storage import files, lock
 from dpfl_mpi.storage.lock import Lock, myself
 
 
-# one atomic replacement ---------------------------------------------------------------------------
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "new" / "file"
     with files.replacing(path) as part:
@@ -37,43 +34,29 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         part.write_text("tw")
         raise KeyboardInterrupt
     assert path.read_text() == "one" and [p.name for p in path.parent.iterdir()] == ["file"]
+    assert files.reason(RuntimeError("very\nodd")) == "very odd"
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
 def test_a_file_system_that_syncs_no_folders_is_written_to(tmp_path, monkeypatch, number):
     """As some shared ones answer for a folder; what they answer for a file counts."""
-    sync = os.fsync
+    sync, refused_kinds = os.fsync, [stat.S_ISDIR]
 
-    def refuse(kind: Callable[[int], bool]) -> None:
-        def fsync(fd: int) -> None:
-            if kind(os.fstat(fd).st_mode):
-                raise OSError(number, os.strerror(number))
-            sync(fd)
+    def fsync(fd: int) -> None:
+        if refused_kinds[-1](os.fstat(fd).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(fd)
 
-        monkeypatch.setattr(os, "fsync", fsync)
-
-    refuse(stat.S_ISDIR)
+    monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError) if number == errno.EIO else contextlib.nullcontext():
         files.write(tmp_path / "file", b"one")
-    assert (tmp_path / "file").read_bytes() == b"one"
-    refuse(stat.S_ISREG)
+    refused_kinds.append(stat.S_ISREG)
     with pytest.raises(OSError):
         files.write(tmp_path / "file", b"two")
     assert (tmp_path / "file").read_bytes() == b"one"
 
 
-def test_a_temporary_name_cannot_be_waited_for(tmp_path, monkeypatch):
-    path, victim = tmp_path / "r.h5", tmp_path / "victim"
-    victim.write_text("kept")
-    assert files.temporary(path) != files.temporary(path)
-    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 2 * n)  # if it could
-    files.temporary(path).symlink_to(victim)
-    with pytest.raises(OSError), files.replacing(path) as part:
-        part.write_text("written")
-    assert victim.read_text() == "kept" and not path.exists()
-
-
-def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
     path, nobody = tmp_path / "file", 2**22 + 7  # above the largest number of a process
     (tmp_path / "folder").mkdir()
 
@@ -88,13 +71,16 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     files.remove_leftovers(path)
     assert {p.name for p in tmp_path.iterdir()} == {mine.name, other.name, "folder"}
     files.remove_leftovers(tmp_path / "nowhere" / "file")
+    path, victim = tmp_path / "r.h5", tmp_path / "victim"
+    victim.write_text("kept")
+    assert files.temporary(path) != files.temporary(path)
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 2 * n)  # if it could
+    files.temporary(path).symlink_to(victim)
+    with pytest.raises(OSError), files.replacing(path) as part:
+        part.write_text("written")
+    assert victim.read_text() == "kept" and not path.exists()
 
 
-def test_errors_in_words():
-    assert files.reason(RuntimeError("very\nodd")) == "very odd"
-
-
-# HDF5 in memory -----------------------------------------------------------------------------------
 def begin(path) -> Recorder:
     run = Run(clients=30, rounds=40).resolve()
     return Recorder(path, run, {"data_sha256": "d"}, {"time": "now"})
@@ -110,7 +96,6 @@ def record(recorder: Recorder, t: int) -> None:
 
 
 def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
-    """At most a twentieth of the time goes into it; a checkpoint and the end always write."""
     now = [100.0]
     monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
 
@@ -131,12 +116,10 @@ def test_a_slow_disk_is_written_to_now_and_then(tmp_path, monkeypatch):
     assert " ".join(map(str, seen)) == written
     writing.close("stopped")
     for name, last in (("run.h5", 29), ("copy.h5", 13)):
-        with Result(tmp_path / name) as result:
-            assert result.last_round == last
+        assert Result(tmp_path / name).last_round == last
 
 
 def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch, at_most):
-    """Full where the next round is written: one sentence, and the file of the round before."""
     monkeypatch.setattr(recorder, "CHEAP_S", 60)
     path = tmp_path / "run.h5"
     writing = begin(path)
@@ -146,12 +129,10 @@ def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch, at_most):
     writing.write({"best/val_acc": np.zeros(10**5)})  # the memory of the file can still grow
     for _ in range(2):  # the run ends for this reason, whatever else fails
         writing.abandon()
-    with Result(path) as result:
-        assert result.last_round == 0
+    assert Result(path).last_round == 0
     assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
 
 
-# the lock -----------------------------------------------------------------------------------------
 OTHER = {"host": "elsewhere", "pid": 5, "slurm_job": "17"}
 THE_OTHER = "by another run (process 5 on elsewhere, Slurm job 17)"
 DEAD = 2**22 + 7  # above the largest number of a process
@@ -178,19 +159,12 @@ def taken(out: Path, age: float = 0.0, **changes: object) -> bool:
     return True
 
 
-def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
-    first, out = Lock(tmp_path / "run.h5"), tmp_path / "run.h5"
-    first.acquire()
-    said = f"run.h5 is being written by another run (process {os.getpid()} on ...); wait"
-    refused(said, Lock(out).acquire, patience=0.1)
-    first.release()
-    Lock(out).acquire()
-
-
 def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
     """A process of this host is looked up: it may have slept. Another host touches its lock."""
     out, here, other = tmp_path / "run.h5", os.getpid(), {"host": "elsewhere", "pid": 1}
     assert not taken(out, 3600)  # this process: it lives
+    lives = f"run.h5 is being written by another run (process {here} on ...); wait"
+    refused(lives, Lock(out).acquire, patience=0.1)
     assert taken(out, pid=DEAD, born="1")
     assert taken(out, pid=here, born="1")  # its number is used again
     assert not taken(out, 500, **other) and taken(out, 700, **other)
@@ -208,7 +182,6 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ahead", [900, -900], ids=["behind", "ahead"])
 def test_ages_are_by_the_clock_of_the_file_system(tmp_path, monkeypatch, ahead):
-    """The server's clock is 15 minutes off: a lock touched now lives, an old one does not."""
     out, now = tmp_path / "run.h5", time.time
     path = owned_by(out, **OTHER)
     for text, old in ((path.read_text(), 700), ("", 60)):
@@ -230,23 +203,7 @@ def test_ages_are_by_the_clock_of_the_file_system(tmp_path, monkeypatch, ahead):
         assert part.exists() == left
 
 
-def test_the_clock_where_nothing_can_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "touch", Mock(side_effect=PermissionError(13, "Permission denied")))
-    assert files.time_at(tmp_path / "file") == pytest.approx(time.time(), abs=5)
-
-
-def test_a_machine_of_the_same_name_is_another_one(tmp_path, monkeypatch):
-    """Every Linux has the same first namespace of processes; machines differ by their start."""
-    out, gone = tmp_path / "run.h5", {"pid": DEAD, "born": "1"}
-    namespace = os.readlink("/proc/self/ns/pid")
-    assert myself()["space"] == f"{namespace} {Path(BOOT).read_text().strip()}"
-    for space in (f"{namespace} 01234567-89ab-cdef-0123-456789abcdef", "pid:[1]", ""):
-        assert not taken(out, **gone, space=space) and taken(out, 700, **gone, space=space)
-    monkeypatch.setattr(lock, "boot", lambda: "")  # a system that does not say may be any
-    assert not taken(out, **gone) and taken(out, 700, **gone) and not taken(out, 3600)
-
-
-def test_a_lock_that_cannot_be_read_is_not_taken_at_once(tmp_path):
+def test_a_lock_that_cannot_be_read_is_not_taken_at_once(tmp_path, monkeypatch):
     """The file system fails now, or its user lets nobody read: it is touched, so it lives."""
     path = tmp_path / "run.h5.lock"
     for age, text, free in ((60, b"\xff", False), (700, b"\xff", True), (60, b"", True)):
@@ -258,9 +215,17 @@ def test_a_lock_that_cannot_be_read_is_not_taken_at_once(tmp_path):
         else:
             refused("another run (process ? on ?)", mine.acquire, patience=0.1)
         mine.release()
+    # Every Linux has the same first namespace of processes; machines differ by their start.
+    out, gone = tmp_path / "run.h5", {"pid": DEAD, "born": "1"}
+    namespace = os.readlink("/proc/self/ns/pid")
+    assert myself()["space"] == f"{namespace} {Path(BOOT).read_text().strip()}"
+    for space in (f"{namespace} 01234567-89ab-cdef-0123-456789abcdef", "pid:[1]", ""):
+        assert not taken(out, **gone, space=space) and taken(out, 700, **gone, space=space)
+    monkeypatch.setattr(lock, "boot", lambda: "")  # a system that does not say may be any
+    assert not taken(out, **gone) and taken(out, 700, **gone) and not taken(out, 3600)
 
 
-def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
+def test_a_lock_that_cannot_be_made_or_removed_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "run.h5.lock" / "in the way").mkdir(parents=True)
     folder = "file, the folder for the result (--results, --out), cannot be made: File exists"
@@ -270,16 +235,15 @@ def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
         "run.h5": "run.h5 is being written by another run",
     }.items():
         refused(said, Lock(tmp_path / name).acquire, patience=0)
+    owned_by(out := tmp_path / "abandoned.h5", pid=DEAD, born="1")
+    denied = Mock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setattr(os, "rename", denied)
+    why = "abandoned.h5.lock cannot be written: Permission denied"
+    refused(why, Lock(out).acquire, patience=0.1)
+    monkeypatch.setattr(Path, "touch", denied)
+    assert files.time_at(tmp_path / "file") == pytest.approx(time.time(), abs=5)
 
 
-def test_an_abandoned_lock_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
-    owned_by(tmp_path / "run.h5", pid=DEAD, born="1")
-    monkeypatch.setattr(os, "rename", Mock(side_effect=PermissionError(13, "Permission denied")))
-    why = "run.h5.lock cannot be written: Permission denied"
-    refused(why, Lock(tmp_path / "run.h5").acquire, patience=0.1)
-
-
-# a lock that is lost ------------------------------------------------------------------------------
 @pytest.fixture
 def held(tmp_path, monkeypatch) -> Iterator[tuple[Lock, list[str]]]:
     """(a lock that is held and touched 50 times a second, the sentences with which it was lost)."""
@@ -291,7 +255,7 @@ def held(tmp_path, monkeypatch) -> Iterator[tuple[Lock, list[str]]]:
     mine.release()
 
 
-def test_a_lock_that_cannot_be_read_for_a_moment_is_touched_afterwards(held, monkeypatch):
+def test_a_run_is_told_once_that_another_has_its_lock(held, monkeypatch):
     mine, told = held
     with monkeypatch.context() as patch:
         reads: list[Path] = []
@@ -299,12 +263,7 @@ def test_a_lock_that_cannot_be_read_for_a_moment_is_touched_afterwards(held, mon
         patch.setattr(lock, "content", lambda path: reads.append(path) or "")
         starts.wait_for(lambda: len(reads) > 3, timeout=10)
         os.utime(mine.path, (1, 1))
-    starts.wait_for(lambda: mine.path.stat().st_mtime > 1, timeout=10)
-    assert told == []
-
-
-def test_a_run_is_told_once_that_another_has_its_lock(held):
-    mine, told = held
+    starts.wait_for(lambda: mine.path.stat().st_mtime > 1, timeout=10)  # touched afterwards
     assert mine.check() and told == []
     for text in ("", "no owner", "{}"):  # being made, or damaged: nobody else's yet
         mine.path.write_text(text)
@@ -324,7 +283,6 @@ def test_a_run_is_told_once_that_another_has_its_lock(held):
 
 @pytest.mark.parametrize("beat", [0.2, 600], ids=["by the thread", "before a checkpoint"])
 def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_others_files(tmp_path, beat):
-    """Under two ranks, in round 3, with the checkpoints of rounds 1 and 2."""
     out = tmp_path / "run.h5"
     mine = f"fed._parts.world.root and str(os.getpid()) in open({str(out)!r} + '.lock').read()"
     when = "True" if beat < 1 else mine
@@ -339,5 +297,4 @@ def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_others_files(tmp_path,
     assert f"error: {out} is being written {THE_OTHER}, which took" in message
     assert theirs.exists() and starts.checkpoint_rounds(out) == [1, 2]
     assert out.with_name("run.h5.lock").read_text() == before
-    with Result(out) as result:
-        assert not result.finished
+    assert not Result(out).finished

@@ -29,7 +29,6 @@ from dpfl_mpi.storage import foreign
 from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
 
 
-# what is deleted and replaced ---------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["text", "link", "device", "folder"])
 def test_fresh_replaces_only_a_result(tmp_path, kind):
     out = tmp_path / "notes.h5"
@@ -59,7 +58,6 @@ def test_nothing_is_written_through_a_link(tmp_path):
     assert export.main([str(result)]) == 2 and victim.read_text() == "kept"
 
 
-# images -------------------------------------------------------------------------------------------
 def deep_png(values: bytes) -> bytes:  # which Pillow opens as 8 bits
     def chunk(name: bytes, data: bytes) -> bytes:
         checksum = struct.pack(">I", zlib.crc32(name + data))
@@ -103,7 +101,6 @@ def test_images_that_8_bits_do_not_hold(data, words):
     refused(words, decode, data, "train/a/0.png", None)
 
 
-# what never ends ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("dataset", ["image_folder", "arrays", "cifar10", "femnist"])
 def test_a_source_without_an_end(tmp_path, dataset, said):
     os.mkfifo(tmp_path / "pipe")
@@ -112,39 +109,9 @@ def test_a_source_without_an_end(tmp_path, dataset, said):
         assert told.endswith("is not a regular file, but a folder, a pipe or a device\n")
 
 
-def test_a_sparse_tar_is_not_unfolded(tmp_path):
-    """GNU tar's old form: a block of data that claims 8 GB."""
-    info = tarfile.TarInfo("train/a.json")
-    info.size = 512
-    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    header[156:157] = tarfile.GNUTYPE_SPARSE
-    header[386:410] = b"%011o\0%011o\0" % (0, 512)
-    header[483:495] = b"%011o\0" % (2**33 - 1)
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    path = tmp_path / "old.tar"
-    path.write_bytes(bytes(header) + b"{" + bytes(511) + bytes(1024))
-    refused(f"{path}: train/a.json has 8589934591 bytes", femnist.read, path)
-
-
-# content is verified ------------------------------------------------------------------------------
-def test_a_flipped_byte_of_the_data_is_noticed(tmp_path):
-    path = Path(shutil.copy(starts.data(), tmp_path / "d.h5"))
-    run = Run(**starts.small(data=str(path))).resolve()
-    open_source(run)
-    with h5py.File(path) as file:
-        at = file["test/images"].id.get_offset()
-    flip(path, at)
-    refused("which is damaged: its content has the sha256", open_source, run)
-    refused("which is damaged", federation, starts.small(data=str(path)))  # as a run starts
-    assert describe.main(["--dataset", "image_folder", "--data", str(path), "--model", "mlp"]) == 2
-
-
-def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
-    """Any byte of any array, and of what the file says about its Run."""
+def test_a_flipped_byte_is_an_error(tmp_path):
     path = tiny_result.make(tmp_path / "r.h5")
-    with Result(path) as result:
-        names = {*result.names()} - {"meta/starts"}
+    names = {*Result(path).names()} - {"meta/starts"}
     with h5py.File(path) as file:
         filled = {name for name in names if file[name].size}
         assert all(file[name].chunks and file[name].fletcher32 for name in filled)
@@ -163,10 +130,18 @@ def test_a_flipped_byte_of_a_result_is_an_error(tmp_path):
     texts = raw.index(b'"preset": "paper"') + 14, raw.index(b'"device": "cpu"') + 12
     for at in (*texts, raw.index(accuracy)):
         refused("is not a result of dpfl_mpi, or it is damaged", Result, flipped(at))
+    path = Path(shutil.copy(starts.data(), tmp_path / "d.h5"))
+    run = Run(**starts.small(data=str(path))).resolve()
+    open_source(run)
+    with h5py.File(path) as file:
+        at = file["test/images"].id.get_offset()
+    flip(path, at)
+    refused("which is damaged: its content has the sha256", open_source, run)
+    refused("which is damaged", federation, starts.small(data=str(path)))  # as a run starts
+    assert describe.main(["--dataset", "image_folder", "--data", str(path), "--model", "mlp"]) == 2
 
 
 def test_no_link_to_another_place_is_followed(tmp_path):
-    """External, soft and virtual: a pipe would never end, and a file of others is not ours."""
     os.mkfifo(tmp_path / "pipe")
     other = tiny_result.make(tmp_path / "other.h5")
     layout = h5py.VirtualLayout((3,), "f8")
@@ -185,7 +160,6 @@ def test_no_link_to_another_place_is_followed(tmp_path):
             refused(f"{name} is missing, or no array of this file", file.array, name, "f")
 
 
-# one damaged file ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", [
     b"", b"{", b"[]", b"\xff", b'{"jobs": 3}', b"[" * 9000,
     b'{"cluster": "local", "submitted": 1, "jobs": {"r.h5": "../x"}, "host": "h", "born": {}}',
@@ -225,7 +199,7 @@ def test_settings_beyond_all_bounds(field, value):
     assert len(groups) > 255 and str(Run(dataset="cifar10", reach=groups).resolve().reach) == groups
 
 
-def test_an_encrypted_archive_and_one_without_arrays(tmp_path):
+def test_odd_archives(tmp_path):
     path = zipped(tmp_path / "a.zip", images(("train", "test"), ("a",), 1))
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 4), np.uint8), y=np.arange(9) % 2)
     for file, read in ((path, image_folder.read), (tmp_path / "a.npz", arrays.read)):
@@ -237,13 +211,22 @@ def test_an_encrypted_archive_and_one_without_arrays(tmp_path):
         refused("is encrypted", read, file)
     texts = zipped(tmp_path / "b.npz", {"x": b"text", "y": b"text"})
     refused("x is truncated, or no array of NumPy's", arrays.read, texts)
-
-
-def test_folders_that_are_not_in_utf8(tmp_path):
     source = folder(tmp_path / "i", images(("train", "test"), ("a",), 2))
     for part in ("train", "test"):
         os.rename(os.fsencode(source / part / "a"), os.fsencode(source / part) + b"/\xff")
     refused("which is not UTF-8", prepare.prepare, "image_folder", source, tmp_path / "x.h5", {})
+    # GNU tar's old form: a block of data that claims 8 GB.
+    info = tarfile.TarInfo("train/a.json")
+    info.size = 512
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[386:410] = b"%011o\0%011o\0" % (0, 512)
+    header[483:495] = b"%011o\0" % (2**33 - 1)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path = tmp_path / "old.tar"
+    path.write_bytes(bytes(header) + b"{" + bytes(511) + bytes(1024))
+    refused(f"{path}: train/a.json has 8589934591 bytes", femnist.read, path)
 
 
 def test_ctrl_c_while_preparing(tmp_path, monkeypatch, said):

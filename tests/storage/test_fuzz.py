@@ -1,9 +1,7 @@
 """Every reader of files against damaged ones: it works, or one sentence says what is wrong.
 
-`pytest` tries 32 cases per reader, or as many as the environment variable DPFL_FUZZ_CASES says.
-A case is (reader, number): the number seeds all of its draws, so that it can be repeated. Cases run
-in a forked process, which writes the number before it begins: a crash or an endless loop in a
-library is a case too, the last one of its reader.
+`pytest` tries 32 cases per reader, or DPFL_FUZZ_CASES. A case's number seeds its draws. Cases run
+in a forked process, so that a crash or an endless loop in a library is one, too.
 """
 
 import contextlib
@@ -21,7 +19,7 @@ import h5py
 import numpy as np
 import pytest
 import starts
-from launch import federation, run_here
+from launch import federation, run_here, text_file
 from making import folder as files_in
 from making import images, leaf, stored, tar, zipped
 from mpi4py import MPI
@@ -58,12 +56,10 @@ Reader = tuple[dict[str, bytes], Callable[[Path], object]]
 
 
 def damage(files: dict[str, bytes], folder: Path, rng: np.random.Generator) -> None:
-    """Damage one of the files."""
     if not files:
         (folder / "seed").write_text(str(rng.integers(2**31)))
         return
-    path = folder / sorted(files)[rng.integers(len(files))]
-    how = rng.integers(10)
+    path, how = folder / sorted(files)[rng.integers(len(files))], rng.integers(10)
     if how < 4 and h5py.is_hdf5(path):
         errors = contextlib.suppress(KeyError, ValueError, OSError, TypeError)
         with errors, h5py.File(path, "r+") as file:
@@ -101,15 +97,13 @@ def hostile(rng: np.random.Generator) -> bytes:
 def replace(path: Path, rng: np.random.Generator) -> None:
     """Put something else in its place: nothing, a folder, a link, a pipe, a device, a text."""
     path.unlink()
-    (
-        path.mkdir,
-        lambda: path.symlink_to(path.name),
-        lambda: path.symlink_to("/dev/zero"),
-        lambda: os.mkfifo(path),
-        lambda: path.write_bytes(b""),
-        lambda: path.write_bytes(hostile(rng)),
-        lambda: None,
-    )[rng.integers(7)]()
+    how = rng.integers(7)
+    if how < 2:
+        path.symlink_to((path.name, "/dev/zero")[how])
+    elif how < 4:
+        (path.mkdir, lambda: os.mkfifo(path))[how - 2]()
+    elif how < 6:
+        path.write_bytes((b"", hostile(rng))[how - 4])
 
 
 def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
@@ -118,8 +112,8 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
     file.visit(names.append)
     name = names[rng.integers(len(names))]
     item = file[name or "/"]
-    texts = (b"\xff\xfe", "x", "", "[" * 3000, "9" * 400, "{}", "null")
-    values = (*texts, 10**18, -1, float("nan"), [1, 2], np.zeros((2, 2)), np.bool_(True))
+    values = (b"\xff\xfe", "x", "", "[" * 3000, "9" * 400, "{}", "null", 10**18, -1, float("nan"))
+    values += ([1, 2], np.zeros((2, 2)), np.bool_(True))
     if item.attrs and rng.random() < (0.6 if name else 1):
         attribute = sorted(item.attrs)[rng.integers(len(item.attrs))]
         if rng.random() < 0.2:
@@ -159,7 +153,6 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
         file.create_dataset(name, shape or (1,), "f8", external=raw)
 
 
-# the readers --------------------------------------------------------------------------------------
 def result(folder: Path) -> Reader:
     path = run_here(folder / "r.h5", small(reach="geometric:2"), save_models=True, mixed=True)
 
@@ -168,8 +161,7 @@ def result(folder: Path) -> Reader:
             kinds = {"state": str, "finished": bool, "test_acc": float, "last_round": int}
             assert all(isinstance(getattr(it, name), kind) for name, kind in kinds.items())
             assert it.benign.dtype == bool
-            for name in it.names():
-                assert isinstance(it[name], np.ndarray)
+            assert all(isinstance(it[name], np.ndarray) for name in it.names())
             it.mean("round/test_acc"), it.omega(), it.graph(0), it.chosen(it.last_round)
             it.starts(), it.state_dict(1)
         summary(where / "r.h5")
@@ -214,9 +206,9 @@ def checkpoint(folder: Path) -> Reader:
     starts.cut_after(2, folder / "r.h5")
     job = Job(out=str(folder / "r.h5"), quiet=True)
     fed = federation(small(), out=job.out)
-    there = (folder / "r.h5.checkpoint").iterdir()
-    kept = {f"r.h5.checkpoint/{path.name}": path.read_bytes() for path in there}
-    kept |= {"r.h5.checkpoint/begun_from": b"3\n"}
+    text_file(folder / "r.h5.checkpoint" / "begun_from", "3\n")
+    paths = (folder / "r.h5.checkpoint").iterdir()
+    saved = {f"r.h5.checkpoint/{path.name}": path.read_bytes() for path in paths}
 
     def read(where: Path) -> None:
         mine = Checkpoints(where / "r.h5", fed.run.key(), job, fed.world)
@@ -224,7 +216,7 @@ def checkpoint(folder: Path) -> Reader:
         mine.note_start()
         mine._delete_older("")
 
-    return kept, read
+    return saved, read
 
 
 def lock(folder: Path) -> Reader:
@@ -307,13 +299,11 @@ def settings(folder: Path) -> Reader:
         rng = np.random.default_rng(int((where / "seed").read_text()))
         names = [f.name for f in (*dataclasses.fields(Run), *dataclasses.fields(Job))]
         name, text = names[rng.integers(len(names))], TEXTS[rng.integers(len(TEXTS))]
+        values = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"]
         if rng.random() < 0.5:
             start.parse([f"--{name}={text}"])
-            return
-        values = [text, 10**400, -(10**30), 1e308, float("nan"), [text], {text: text}, b"x"]
-        value = values[rng.integers(8)]
-        if name in {f.name for f in dataclasses.fields(Run)}:
-            run = Run(**small() | {name: value}).resolve()
+        elif name in {f.name for f in dataclasses.fields(Run)}:
+            run = Run(**small() | {name: values[rng.integers(8)]}).resolve()
             run.path(), limits.limits_of(run, World(MPI.COMM_SELF))
             deal(run, open_source(run))
 
@@ -329,16 +319,15 @@ SOURCES = (archive, image, npz, shards)
 READERS: dict[str, Callable[[Path], Reader]] = {make.__name__: make for make in (*OURS, *SOURCES)}
 
 
-# the cases ----------------------------------------------------------------------------------------
 def outcome(name: str, reader, folder: Path, number: int) -> str:
     """Return "" if a damaged file was read or refused in one sentence, else what happened."""
     files, read = reader
     damage(files, files_in(folder, files), np.random.default_rng((number, *name.encode())))
     try:
         read(folder)
-    except (UserError, SystemExit) as error:
-        if isinstance(error, SystemExit):
-            return "" if error.code == 2 else "exit code"
+    except SystemExit as end:
+        return "" if end.code == 2 else "exit code"
+    except UserError as error:
         return "several lines" if "\n" in str(error) or not str(error) else ""
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)
@@ -355,15 +344,15 @@ def process(name: str, reader, folder: Path, numbers: range) -> None:
     for fd in (0, 1, 2):
         os.dup2(quiet, fd)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    with (folder / "told").open("w", buffering=1) as told:
+    with (folder / "outcomes").open("w", buffering=1) as outcomes:
         for number in numbers:
-            print(number, file=told)
+            print(number, file=outcomes)
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 signal.setitimer(signal.ITIMER_REAL, SECONDS)
                 what = outcome(name, reader, Path(place), number)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             if what:
-                print(number, what, file=told)
+                print(number, what, file=outcomes)
 
 
 def fuzz(name: str, folder: Path, numbers: range) -> dict[int, str]:
@@ -377,9 +366,9 @@ def fuzz(name: str, folder: Path, numbers: range) -> dict[int, str]:
         finally:
             os.abort()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    told = [line.partition(" ") for line in (folder / "told").read_text().splitlines()]
-    wrong = {int(number): what for number, _, what in told if what}
-    return wrong | ({int(told[-1][0]): signal.Signals(-code).name} if code else {})
+    lines = [line.partition(" ") for line in (folder / "outcomes").read_text().splitlines()]
+    wrong = {int(number): what for number, _, what in lines if what}
+    return wrong | ({int(lines[-1][0]): signal.Signals(-code).name} if code else {})
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -80,8 +80,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path):
             assert starts.same(out, whole)
             out.unlink()
         if out.exists():
-            with Result(out) as result:
-                assert result.state.startswith(("running", "stopped", "finished"))
+            assert Result(out).state.startswith(("running", "stopped", "finished"))
     for name in filter(os.path.exists, segments):
         os.utime(name, (1, 1))  # what was killed counts as abandoned only by its age
     starts.finish(starts.start(2, starts.command(out, fields, quiet=True)))
@@ -91,25 +90,20 @@ def test_kills_at_random_moments_change_nothing(tmp_path):
 
 
 def test_only_what_nobody_uses_is_removed(tmp_path):
-    """Of files named as MPICH's an old one goes; a new or mapped one and a link stay."""
     names = [Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_{i}") for i in range(4)]
-    victim = tmp_path / "victim"
+    victim, odd = tmp_path / "victim", Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     try:
-        for path in (*names[:3], victim):
+        for path in (*names[:3], victim, odd):
             path.write_bytes(bytes(4096))
         names[3].symlink_to(victim)
         for path in (*names[:2], names[3], victim):
             os.utime(path, (time.time() - 2 * ABANDONED_S,) * 2, follow_symlinks=False)
-        # another program's, not in UTF-8
-        odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-        odd.write_bytes(bytes(4096))
         with contextlib.ExitStack() as stack:
-            for path in (names[1], odd):
+            for path in (names[1], odd):  # the second another program's, not in UTF-8
                 file = stack.enter_context(path.open("rb"))
                 stack.enter_context(mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ))
             remove_left()
-        there = [path.exists() for path in (*names, victim)]
-        assert there == [False, True, True, True, True]
+        assert [path.exists() for path in (*names, victim)] == [False, True, True, True, True]
     finally:
         for path in names:
             path.unlink(missing_ok=True)
@@ -118,10 +112,8 @@ def test_only_what_nobody_uses_is_removed(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder with 3 MB of room."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder]
-    done = subprocess.run(mount, capture_output=True, text=True)
+    (folder := tmp_path / "disk").mkdir()
+    done = ended("mount", "-t", "tmpfs", "-o", "size=3m", "none", folder)
     if done.returncode:
         pytest.skip(f"no small disk here: {done.stderr.strip()}")
     yield folder
@@ -129,11 +121,9 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_disk, undisturbed):
-    """Full from round 3 on; with room again the run goes on."""
     out, filler = small_disk / "run.h5", small_disk / "filler"
-    there = f"os.chdir({str(small_disk)!r})"
-    full = "not os.path.exists('full')"
-    process = starts.start(2, starts.held(full, out, before=there, checkpoint_every=1))
+    how = {"before": f"os.chdir({str(small_disk)!r})", "checkpoint_every": 1}
+    process = starts.start(2, starts.held("not os.path.exists('full')", out, **how))
     starts.wait_for(lambda: 2 in starts.checkpoint_rounds(out), process)
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
@@ -142,8 +132,7 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(small_dis
     message = starts.finish(process, 2)
     assert "cannot be written: No space left on device" in message and message.count("\n") == 1
     assert 2 in starts.checkpoint_rounds(out)
-    with Result(out) as result:
-        assert result.last_round >= 2
+    assert Result(out).last_round >= 2
     filler.unlink()
     assert starts.same(starts.here(out), undisturbed)
 
@@ -163,14 +152,13 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, *places: tuple[int, int, float]) -
 
 
 def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path, monkeypatch):
-    """From the base Run's file as when its rounds are computed again."""
     poisoned(monkeypatch, (1, 2, np.nan))
     fields = starts.small(on_divergence="exclude", method="local")
     base = starts.here(Run(**fields).resolve().path(tmp_path), fields, save_models=True)
     tuned = fields | {"finetune_epochs": 2}
     from_file = starts.here(tmp_path / "file.h5", tuned, results=str(tmp_path))
-    elsewhere = str(tmp_path / "elsewhere")
-    assert starts.same(from_file, starts.here(tmp_path / "again.h5", tuned, results=elsewhere))
+    alone = starts.here(tmp_path / "again.h5", tuned, results=str(tmp_path / "elsewhere"))
+    assert starts.same(from_file, alone)
     with Result(from_file) as result, Result(base) as before:
         assert np.isfinite(result["best/test_acc"]).all()
         assert result["best/test_acc"][2] == before["best/test_acc"][2]
@@ -178,7 +166,6 @@ def test_a_diverged_client_keeps_its_scores_where_the_others_are_tuned(tmp_path,
 
 
 def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeypatch, digits_file):
-    """It is scored with its last finite best, and no one averages with it."""
     # the second is finite, but beyond what exact sums hold
     poisoned(monkeypatch, (1, 2, np.nan), (2, 4, 5000.0))
     more = {"data": str(digits_file), "min_per_class": None, "budget": "inf", "augment": True}
@@ -201,7 +188,6 @@ def test_a_diverged_client_can_be_excluded_also_after_going_on(tmp_path, monkeyp
             assert np.isfinite(result[name]).all()
 
 
-# with notice -------------------------------------------------------------------------------------
 ALONE = World(MPI.COMM_SELF)
 
 
@@ -216,8 +202,7 @@ def test_a_signal_ends_the_run_after_its_round_with_75(tmp_path, number):
     again = "the same command goes on from there"
     assert f"stopped after round 3 of 4 ({number.name}); {again}" in message
     assert starts.checkpoint_rounds(out) == [3] and not out.with_name("run.h5.lock").exists()
-    with Result(out) as result:
-        assert result.state == "stopped after round 3"
+    assert Result(out).state == "stopped after round 3"
 
 
 def test_ctrl_c_in_a_terminal_keeps_a_checkpoint(tmp_path, undisturbed):
@@ -252,7 +237,6 @@ def test_ctrl_c_while_the_program_is_imported_waits_for_round_0(tmp_path):
 
 
 def test_a_round_that_would_outlast_the_grace_is_replayed_but_not_for_ever(tmp_path, undisturbed):
-    """Round 2 is saved; after two starts from there that save nothing the exit code is 76."""
     out, messages = tmp_path / "run.h5", []
     starts.cut_after(3, out)
     for number, code in ((2, signals.REQUEUE), (3, signals.STALLED)):
@@ -313,12 +297,10 @@ def test_squeue_says_when_a_job_ends(tmp_path, terminal, monkeypatch, answer, le
 def test_hangs_are_counted_once_for_each_start_of_a_job(tmp_path, monkeypatch):
     checkpoints = Checkpoints.__new__(Checkpoints)
     checkpoints.folder = tmp_path
-    for job, start, count in (("17", "0", 1), ("17", "0", 1), ("17", "1", 2), ("17", "2", 3)):
+    starts_of = (("17", "0", 1), ("17", "0", 1), ("17", "1", 2), ("17", "2", 3), ("1", "2", 1))
+    for job, checkpoints.restarts, count in starts_of:
         monkeypatch.setenv("SLURM_JOB_ID", job)
-        checkpoints.restarts = start
         assert checkpoints.count_hang() == count
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert checkpoints.count_hang() == 1
     monkeypatch.delenv("SLURM_JOB_ID")
     assert checkpoints.count_hang() == checkpoints.count_hang() == 1
 
@@ -338,10 +320,7 @@ ROUNDS = {"a new run": (0, 1), "without preprocessing": (1,), "one that goes on"
 
 @pytest.mark.parametrize("rounds", ROUNDS.values(), ids=ROUNDS)
 def test_what_comes_before_the_first_round_is_no_round_that_could_not_end(monkeypatch, rounds):
-    """With four hours left five hours of preprocessing do not keep the next round from its start.
-
-    A round of five hours is the last one.
-    """
+    """Four hours are left; of five hours were what was before, or a round, which is the last."""
     monkeypatch.setattr(signals.Heard, "at", 0.0)  # no signal has reached this process
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 4 * 3600))
     watch = signals.Watch(Job(), ALONE)

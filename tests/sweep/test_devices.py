@@ -66,7 +66,7 @@ def uuids(*numbers):
     return [f"GPU-{i}{i}{i}{i}-00" for i in numbers]
 
 
-def test_gpus_of_a_node(smi, monkeypatch):
+def test_gpus_of_a_node_and_why_none_is_seen(smi, monkeypatch):
     smi(FOUR)
     assert installed_gpus() == visible_gpus() == uuids(0, 1, 2, 3)
     # CUDA reads no further than -1
@@ -78,7 +78,20 @@ def test_gpus_of_a_node(smi, monkeypatch):
     smi(SPLIT)
     assert installed_gpus() == ["MIG-aaaa-00", "MIG-bbbb-00", "GPU-1111-00"]
     smi("")
-    assert installed_gpus() == []
+    assert installed_gpus() == [] and why_hidden() == ""
+    smi(FOUR)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for value in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        hidden = f"4 GPUs are installed, but CUDA_VISIBLE_DEVICES is {value or 'empty'}"
+        assert why_hidden() == hidden
+    why = "--device is cuda; PyTorch sees no GPU here: 4 GPUs are installed, but CUDA_V"
+    refused(why, pick_device, "cuda", "float32", 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert why_hidden() == "4 GPUs are installed, but this PyTorch is built without CUDA"
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    assert "torch.cuda.init()" in why_hidden()
 
 
 def test_what_nvidia_smi_lists():
@@ -199,44 +212,13 @@ def test_a_gpu_computes_with_recorded_steps(monkeypatch):
     ensemble.device = torch.device("cpu")
     why = "--kernels is compiled, which needs a GPU"
     refused(why, select_backend, "compiled", 0, ALONE, ensemble, [], sgd)
-
-
-def test_a_rank_without_a_gpu_computes_as_those_with_one():
-    """Ranks with a GPU do not ask who has the native kernels: no rank may wait for them."""
+    # Ranks with a GPU do not ask who has the native kernels: no rank may wait for them.
     device, module = torch.device("cpu"), MLP(64, 10)
     ensemble = SimpleNamespace(device=device, bfloat16_products=False, module=module)
     asked = []
     world = SimpleNamespace(agree=lambda flag: asked.append(flag) or True)  # another rank has a GPU
     backend, _ = select_backend("auto", 0, world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
     assert type(backend) is Backend and asked == [False]
-
-
-def test_why_no_gpu_is_seen(smi, monkeypatch):
-    smi("")
-    assert why_hidden() == ""
-    smi(FOUR)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for value, said in (("", "empty"), ("-1", "-1"), ("NoDevFiles", "NoDevFiles")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        assert why_hidden() == f"4 GPUs are installed, but CUDA_VISIBLE_DEVICES is {said}"
-    why = "--device is cuda; PyTorch sees no GPU here: 4 GPUs are installed, but CUDA_V"
-    refused(why, pick_device, "cuda", "float32", 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
-    assert why_hidden() == "4 GPUs are installed, but this PyTorch is built without CUDA"
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    assert "torch.cuda.init()" in why_hidden()
-
-
-def test_auto_says_that_gpus_are_hidden(smi, monkeypatch, tmp_path, capfd):
-    """In one line; a CPU that was asked for is no news."""
-    smi(FOUR)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    hidden = "4 GPUs are installed, but CUDA_VISIBLE_DEVICES is empty"
-    said = f"warning: --device auto takes the CPU: {hidden}"
-    for device, lines in (("auto", [said]), ("cpu", [])):
-        starts.here(tmp_path / f"{device}.h5", starts.small(rounds=1), device=device, quiet=False)
-        assert [line for line in capfd.readouterr().err.splitlines() if "GPU" in line] == lines
 
 
 def test_ranks_that_share_a_gpu_are_counted(capsys):
@@ -252,14 +234,20 @@ def test_ranks_that_share_a_gpu_are_counted(capsys):
     assert said.out.splitlines() == lines[:3] and lines[3] == ""
 
 
-# sweeps -------------------------------------------------------------------------------------------
-def test_gpus_that_cannot_be(smi, tmp_path, said):
+def test_gpus_that_cannot_be(smi, tmp_path, said, monkeypatch, capfd):
     for text, gpus, there in (("", 1, 0), (FOUR, 5, 4), (FOUR, 0, 4)):
         smi(text)
         words = ["--methods=local", *starts.of_sweep(tmp_path), "--gpus", gpus]
         allowed = f"allowed is 1 up to the number of GPUs visible here, {there}"
         assert f"--gpus is {gpus}; {allowed}" in said(sweep.main, *words, code=2)
     assert not list(tmp_path.glob("sweeps/*"))
+    smi(FOUR)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hidden = "4 GPUs are installed, but CUDA_VISIBLE_DEVICES is empty"
+    warning = f"warning: --device auto takes the CPU: {hidden}"
+    for device, lines in (("auto", [warning]), ("cpu", [])):
+        starts.here(tmp_path / f"{device}.h5", starts.small(rounds=1), device=device, quiet=False)
+        assert [line for line in capfd.readouterr().err.splitlines() if "GPU" in line] == lines
 
 
 @pytest.mark.parametrize(("visible", "words", "expected"), [
@@ -270,9 +258,7 @@ def test_gpus_that_cannot_be(smi, tmp_path, said):
     (None, ["--device=cpu"], ["unset", "unset"]),
     ("", [], ["", ""]),  # whoever hides all GPUs means it; each Run says it in its log
 ])  # fmt: skip
-def test_runs_of_a_local_sweep_have_gpus_of_their_own(
-    smi, fakes, swept, monkeypatch, visible, words, expected
-):
+def test_runs_of_a_sweep_have_own_gpus(smi, fakes, swept, monkeypatch, visible, words, expected):
     """An mpirun that only writes down what CUDA_VISIBLE_DEVICES was is first on PATH."""
     smi(FOUR)
     (seen := fakes / "seen").mkdir()

@@ -22,39 +22,24 @@ REFUSAL = f"sbatch: error: invalid partition specified: typo\nsbatch: error: {IN
 ON_SLURM = ("--cluster", "slurm")
 
 
-# what sbatch gets ---------------------------------------------------------------------------------
 def test_what_sbatch_would_get(tmp_path, swept, monkeypatch):
     """A dry run needs no Slurm, as on a laptop; to submit is refused there."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = "--cluster slurm --seeds 1,2,3 --slurm_partition long --account me --max_parallel 2"
-    words += " --nodes 2 --ranks 4 --cpus 2 --gpus 1 --time 1-00:00:00"
-    words += " --sbatch qos=low --sbatch exclusive"
+    words = """--cluster slurm --seeds 1,2,3 --slurm_partition long --account me --max_parallel 2
+        --nodes 2 --ranks 4 --cpus 2 --gpus 1 --time 1-00:00:00 --sbatch qos=low
+        --sbatch exclusive"""
     out = swept(*words.split(), "--dry_run").out
-    options = "--array=0-2%2 --partition=long --account=me --requeue --open-mode=append"
-    options += " --nodes=2 --ntasks-per-node=4 --cpus-per-task=2 --gpus-per-node=1 --time=1440"
-    options += " --qos=low --exclusive"
-    for option in options.split():
-        assert f"#SBATCH {option}\n" in out, option
+    options = """--array=0-2%2 --partition=long --account=me --requeue --open-mode=append --nodes=2
+        --ntasks-per-node=4 --cpus-per-task=2 --gpus-per-node=1 --time=1440 --qos=low --exclusive"""
+    lacking = [option for option in options.split() if f"#SBATCH {option}\n" not in out]
+    assert lacking == []
     assert "srun" not in out  # the launcher calls it
     assert out.count("# task: python -m dpfl_mpi --") == 3
     assert 'error: --cluster is slurm: Could not detect "srun"' in swept(*words.split()).err
     assert not list(tmp_path.glob("sweeps/*/*"))
 
 
-def test_what_is_shown_is_what_is_submitted(tmp_path, swept, fakes):
-    shown = swept(*ON_SLURM, "--seeds", "1,2", "--dry_run").out
-    assert not (fakes / "script").exists()
-    assert swept(*ON_SLURM, "--seeds", "1,2").code == 0
-    (folder,) = tmp_path.glob("sweeps/*")
-    text = (fakes / "script").read_text().replace(str(folder), "FOLDER")
-    assert shown.startswith(text) and shown.count(" --grace=100.0\n") == 2
-    shown = swept(*ON_SLURM, base_and_tuned(tmp_path / "table.py"), "--dry_run").out
-    assert "--array" not in shown  # a job, and one that waits for it
-    assert shown.count(" --save_models ") == 1
-
-
 def test_a_short_job_is_warned_half_way_and_the_site_is_sourced(tmp_path, swept, monkeypatch):
-    """In a folder with a blank in its name, too."""
     folder = tmp_path / "my dir"
     (folder / "slurm").mkdir(parents=True)
     (folder / "slurm" / "site.sh").write_text("SITE=mine\n")
@@ -67,11 +52,20 @@ def test_a_short_job_is_warned_half_way_and_the_site_is_sourced(tmp_path, swept,
     assert shell.stdout == "mine\n", shell.stderr
 
 
-def test_a_percent_sign_in_the_folder_is_refused(tmp_path, fakes, said):
+def test_what_is_shown_is_submitted_without_a_percent_sign(tmp_path, fakes, said, swept):
     words = ["--seeds", "1", *starts.of_sweep(tmp_path / "100%j")]
     assert "Slurm replaces % in the names of logs" in said(sweep.main, *words, *ON_SLURM, code=2)
     assert not (fakes / "script").exists() and not list(tmp_path.glob("100*"))
     assert sweep.main([*words, "--list"]) == 0
+    shown = swept(*ON_SLURM, "--seeds", "1,2", "--dry_run").out
+    assert not (fakes / "script").exists()
+    assert swept(*ON_SLURM, "--seeds", "1,2").code == 0
+    (folder,) = tmp_path.glob("sweeps/*")
+    text = (fakes / "script").read_text().replace(str(folder), "FOLDER")
+    assert shown.startswith(text) and shown.count(" --grace=100.0\n") == 2
+    shown = swept(*ON_SLURM, base_and_tuned(tmp_path / "table.py"), "--dry_run").out
+    assert "--array" not in shown  # a job, and one that waits for it
+    assert shown.count(" --save_models ") == 1
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
@@ -99,7 +93,6 @@ def test_a_refusal_of_a_later_job_says_what_was_submitted(tmp_path, swept, fakes
     assert list(entries.read_submission(file).jobs.values()) == ["41"]
 
 
-# what becomes of the jobs -------------------------------------------------------------------------
 def test_an_array_is_submitted_once_and_failures_are_named(tmp_path, swept, fakes, no_blind_time):
     words = ["--seeds", "1,2", *ON_SLURM]
     (fakes / "queue").write_text("41 41_0\n42 41_1\n")
@@ -125,10 +118,7 @@ def test_an_array_is_submitted_once_and_failures_are_named(tmp_path, swept, fake
 
 
 def test_what_is_said_of_a_failed_run(tmp_path, swept, fakes, no_blind_time):
-    """Its own error, although Slurm prints more after it than is shown of a log.
-
-    Or that its result was damaged since, and not that it finished.
-    """
+    """Its own error, although Slurm prints more after it; or that its result was damaged since."""
     late = "SIGUSR2: round 3 would outlast --grace 100, stopped at once"
     error = f"{late}; {signals.STALLED_TEXT}"
     folder = submitted(tmp_path, starts.small(seed=1), "39")
@@ -193,7 +183,6 @@ def test_a_tuned_run_does_not_wait_for_a_job_that_is_gone(tmp_path, swept, fakes
     assert "--dependency" not in (fakes / "script").read_text()
 
 
-# what a job does ----------------------------------------------------------------------------------
 SRUN = """
 case "$*" in
 --mpi=list) echo pmix; exit ;;

@@ -36,10 +36,8 @@ def mpirun(fakes) -> Path:
     return fakes
 
 
-# whole Runs ---------------------------------------------------------------------------------------
 @pytest.mark.timeout(600)
 def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
-    """FedAvg and FedAvg+FT: the rounds are computed once; the tuned Run copies them."""
     fields = starts.small(method="fedavg", rounds=2)
     file = base_and_tuned(tmp_path / "table.py", **fields)
     words = [file, "--max_parallel=2", "--no-save_models"]
@@ -54,10 +52,8 @@ def test_a_base_comes_first_and_its_models_are_kept(tmp_path, swept):
     assert swept(*words, rounds=2).code == 0  # nothing is computed twice
     nothing = "nothing to submit; --list shows the progress of the Runs\n"
     assert swept(*words, "--dry_run", rounds=2).out == nothing
-    mixed = swept(*words, "--mixed", "--list", rounds=2)
-    assert "was computed without --mixed; " in mixed.err
-    twice = swept(*words, "--seed=1", "--seeds=1", rounds=2)
-    assert "--seeds and --seed are given; " in twice.err
+    assert "was computed without --mixed; " in swept(*words, "--mixed", "--list", rounds=2).err
+    assert "--seeds and --seed are given; " in swept(*words, "--seed=1", "--seeds=1", rounds=2).err
     assert len(list(tmp_path.glob("sweeps/*"))) == 1
 
 
@@ -90,7 +86,6 @@ def test_threads_of_the_ranks_and_a_damaged_result(tmp_path, swept, fakes):
 
 
 def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
-    """Round 3 waits for the signal as long as there is a file `hold`."""
     hold = str(tmp_path / "hold")
     reached = f"open({hold + '.reached'!r}, 'w').close()"
     condition = f"os.path.exists({hold!r}) and not Heard.at and not {reached}"
@@ -102,13 +97,11 @@ def test_ctrl_c_lets_running_runs_keep_a_checkpoint(tmp_path, swept):
     starts.wait_for((tmp_path / "hold.reached").exists, process)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
     again = "run the same command again to go on, or with --list to see the progress"
-    interrupted = f"interrupted: the Runs keep a checkpoint; {again}\n"
-    assert starts.finish(process, 130) == interrupted
+    assert starts.finish(process, 130) == f"interrupted: the Runs keep a checkpoint; {again}\n"
     (out,) = tmp_path.glob("*.h5")  # the second was not begun
     assert starts.checkpoint_rounds(out) == [3]
     assert not out.with_name(f"{out.name}.lock").exists()
-    with Result(out) as result:
-        assert result.state == "stopped after round 3"
+    assert Result(out).state == "stopped after round 3"
     listed = swept("--seeds", "1,2", "--list", **fields)
     assert listed.code == 0 and "1 missing, 1 stopped of 2" in listed.out
     (tmp_path / "hold").unlink()
@@ -130,7 +123,6 @@ def test_two_sweeps_at_once_share_the_runs(tmp_path):
             assert result.finished and len(result.starts()) == 1
 
 
-# how a sweep ends early ---------------------------------------------------------------------------
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
 
 
@@ -161,7 +153,6 @@ def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):
 
 
 def test_on_a_full_disk_the_runs_are_told_to_leave(swept, mpirun, monkeypatch):
-    """The second Run is begun and cannot be noted: neither goes on, and a sentence says why."""
     real, notes = entries.replacing, []
 
     def replacing(path: Path) -> Any:
@@ -210,9 +201,7 @@ def test_a_base_that_fails_on_slurm_meanwhile_is_not_waited_for(tmp_path, swept,
     assert sum(slept) == entries.ASK_S and not (mpirun / "up").exists()
 
 
-# the states of Runs -------------------------------------------------------------------------------
 def test_a_stopped_run_is_taken_up_again_and_a_failed_one_is_not(tmp_path, swept):
-    """A Run that its sweep stopped, or that was killed outside one; a failed one wants --retry."""
     words = ["--seeds", "1,2,3"]
     runs = [Run(**starts.small(seed=seed)).resolve() for seed in (1, 2, 3)]
     paths = [run.path(tmp_path) for run in runs]
@@ -236,15 +225,13 @@ def test_a_stopped_run_is_taken_up_again_and_a_failed_one_is_not(tmp_path, swept
     lock.release()
 
 
-def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
-    """Alive is the process that began when the job did; of another host the lock tells."""
+def test_a_process_with_a_used_number_is_not_the_job(tmp_path, monkeypatch):
     path, pid = tmp_path / "a.h5", os.getpid()
     entry, times = Entry(Run().resolve(), path), iter(range(1, 9))
 
     def loaded(folder: str, job: str, since: str, **more: object) -> Entry:
         jobs, begun = {"a.h5": job}, {"a.h5": since}
-        made = Submission("local", jobs, begun, submitted=next(times), **more)
-        made.save(tmp_path / folder)
+        Submission("local", jobs, begun, submitted=next(times), **more).save(tmp_path / folder)
         load_submissions([entry], tmp_path)
         assert entry.job == job  # the newest counts
         return entry
@@ -256,10 +243,7 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path):
     lock.acquire()
     assert loaded("a", "2", "1").status(set()).state == "running"
     lock.release()
-
-
-def test_a_result_is_read_again_where_it_was_replaced(tmp_path, monkeypatch):
-    """Also within one tick of the file system's clock, by a file of the same size."""
+    # Also within one tick of the file system's clock, by a file of the same size.
     run = Run(**starts.small()).resolve()
     path, reads = tmp_path / "a.h5", []
 
@@ -281,7 +265,6 @@ def test_a_result_is_read_again_where_it_was_replaced(tmp_path, monkeypatch):
     assert entry.status(set()).state == "missing"
 
 
-# what is printed ----------------------------------------------------------------------------------
 NAMES = [f"digits-pathological-dpfl-B8-{end}" for end in ("s1-0aa53c1e", "s2-93be07f2", "s3-5d7f")]
 STATUSES = [
     Status(NAMES[0], "finished", 20, 20, 0.973),
@@ -290,7 +273,7 @@ STATUSES = [
 ]
 
 
-def test_the_table_word_for_word():
+def test_the_table_word_for_word(capsys):
     assert table.table(STATUSES).splitlines() == [
         "run                                      state     round  test %",
         "digits-pathological-dpfl-B8-s1-0aa53c1e  finished  20/20   97.30",
@@ -298,16 +281,12 @@ def test_the_table_word_for_word():
         "digits-pathological-dpfl-B8-s3-5d7f      waiting       -       -",
         "1 finished, 1 running, 1 waiting of 3",
     ]
-
-
-def test_a_line_for_each_change_of_a_state(capsys):
     changes = table.Monitor([])
     changes.show(STATUSES)
     changes.show([STATUSES[0], Status(NAMES[1], "running", 8, 20, 0.91), STATUSES[2]])
     assert capsys.readouterr().out == ""
     ended = Status(NAMES[1], "finished", 20, 20, 0.95)
-    begun = Status(NAMES[2], "running", -1, 20, math.nan)
-    changes.show([STATUSES[0], ended, begun])
+    changes.show([STATUSES[0], ended, Status(NAMES[2], "running", -1, 20, math.nan)])
     assert [line[10:] for line in capsys.readouterr().out.splitlines()] == [
         f"{NAMES[1]}  finished  round 20/20  test 95.00 %",
         f"{NAMES[2]}  running",

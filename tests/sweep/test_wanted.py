@@ -17,14 +17,6 @@ from dpfl_mpi.sweep import slurm, wanted
 from dpfl_mpi.sweep.entries import Entry
 
 
-def test_time_limits():
-    right = {"90": 90, "1:30:00": 90, "2:00:30": 121, "1-12:00:00": 2160}
-    assert {text: slurm.minutes(text) for text in right} == right
-    # Slurm reads some of these in its own way
-    for wrong in ("soon", "1-12", "30:00", "1-30:00", "1:2:3:4", ""):
-        refused(f"--time is {wrong}; allowed", slurm.minutes, wrong)
-
-
 @pytest.mark.parametrize(("words", "sentence"), [
     ("--ranks 0", "--ranks is 0; allowed is a whole number of at least 1"),
     ("--max_parallel -1", "--max_parallel is -1; allowed is a whole number of at least 0"),
@@ -47,7 +39,6 @@ def test_what_cannot_be_is_one_sentence(tmp_path, said, words, sentence):
 
 
 def test_flags_of_runs_beside_a_grid(listed, tmp_path, said):
-    """--partition is a Run's; the value of a Run's flag is no file; a switch takes no value."""
     words = ["--partition", "dirichlet", "--rounds", "30", "--seeds", "1"]
     assert listed("--no-augment", "--mixed", *words) == ["digits-dirichlet-dpfl-B8-s1"]
     config = text_file(
@@ -84,22 +75,6 @@ def test_a_file_of_analysis_names_its_runs(tmp_path, listed):
     ):
         file.write_text(text)
         assert said in listed(file, code=2)
-
-
-def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capfd, listed):
-    """The other Runs of the file go on; a sweep of nothing but such Runs, or a grid, is refused."""
-    gone = [{"dataset": "cifar10", "data": f"{tmp_path}/none.h5", "seed": s} for s in (1, 2)]
-    file = runs_file(tmp_path / "some.py", starts.small(seed=1), *gone)
-    assert sweep.main([str(file), "--list", f"--results={tmp_path}"]) == 1
-    out, err = capfd.readouterr()
-    said = f"left out 2 of 3 Runs: --data is {tmp_path}/none.h5; "
-    assert said in err and said in out and "1 missing of 1" in out
-    runs_file(file, *gone)
-    assert listed(file, code=2).startswith(f"error: --data is {tmp_path}/none.h5; ")
-
-
-def test_a_grid_picks_runs_of_a_file(tmp_path, listed):
-    """A method that reads no budget has every budget; a share is compared as a number."""
     points = itertools.product(("dpfl", "local"), (0, 2), ("0.25N", 4))
     fields = [dict(zip(("method", "seed", "budget"), point, strict=True)) for point in points]
     file = runs_file(tmp_path / "figure.py", *fields)
@@ -117,7 +92,17 @@ def test_a_grid_picks_runs_of_a_file(tmp_path, listed):
     assert "have digits" in listed(file, "--datasets", "cifar10", code=2)
 
 
-# tuning -------------------------------------------------------------------------------------------
+def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capfd, listed):
+    gone = [{"dataset": "cifar10", "data": f"{tmp_path}/none.h5", "seed": s} for s in (1, 2)]
+    file = runs_file(tmp_path / "some.py", starts.small(seed=1), *gone)
+    assert sweep.main([str(file), "--list", f"--results={tmp_path}"]) == 1
+    out, err = capfd.readouterr()
+    said = f"left out 2 of 3 Runs: --data is {tmp_path}/none.h5; "
+    assert said in err and said in out and "1 missing of 1" in out
+    runs_file(file, *gone)
+    assert listed(file, code=2).startswith(f"error: --data is {tmp_path}/none.h5; ")
+
+
 def test_tuning_reads_validation_only(tmp_path, monkeypatch):
     fields = starts.small(rounds=1)
     values = wanted.trials([Run(**fields)], "dpfl.lr=0.001,0.05")
@@ -153,7 +138,6 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
 
 
 def test_values_are_read_as_on_the_command_line():
-    """YAML 1.1 alone takes 1e-3 for a text and 1:2 for 62."""
     numbers = wanted.trials([Run(seed=7)], "ditto.lam=1e-3,0.5")
     found = [(v, r.resolve().options["lam"], r.method, r.seed) for v, [r] in numbers.items()]
     assert found == [("1e-3", 0.001, "ditto", 7), ("0.5", 0.5, "ditto", 7)]
@@ -164,11 +148,14 @@ def test_values_are_read_as_on_the_command_line():
         refused("--tune", wanted.trials, [Run()], wrong)
     sentence = refused("", wanted.trials, [Run()], "dpfl.lr=fast")
     assert sentence == "--lr is fast; allowed is a number above 0"
+    right = {"90": 90, "1:30:00": 90, "2:00:30": 121, "1-12:00:00": 2160}
+    assert {text: slurm.minutes(text) for text in right} == right
+    # Slurm reads some of these in its own way
+    for wrong in ("soon", "1-12", "30:00", "1-30:00", "1:2:3:4", ""):
+        refused(f"--time is {wrong}; allowed", slurm.minutes, wrong)
 
 
 def test_tuning_says_a_tie(tmp_path):
-    """Values that look alike in the table are named; the best is taken, of equal ones the first."""
-
     def chosen(**best: float) -> str:
         values, folder = {}, tmp_path / str(best)
         for i, (value, score) in enumerate(best.items()):

@@ -12,8 +12,7 @@ from dpfl_mpi.settings import Run
 WORKS = ""
 SAME_ROUND = "sends more than models, of the same round: allowed is 0"
 SERVER = "waits for all: allowed is 0"
-# what a method says of --staleness
-LATE = dict.fromkeys(names("method"), SERVER)
+LATE = dict.fromkeys(names("method"), SERVER)  # what a method says of --staleness
 LATE |= dict.fromkeys(["dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest"], SAME_ROUND)
 LATE |= dict.fromkeys(
     ["dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle", "pens", "pfedsv", "local"], WORKS
@@ -36,7 +35,6 @@ def fields_of(method, **fields):
 
 @pytest.mark.parametrize("method", LATE)
 def test_who_has_left_is_in_no_round(method, result_of, tmp_path):
-    """In a standing graph a client that comes chooses, and one that lost a sender replaces it."""
     result = result_of(fields_of(method, churn=text_file(tmp_path / "churn.csv", EVENTS)))
     graphs, there = [result.chosen(t) for t in range(4)], result["round/there"]
     assert there.astype(int).tolist() == THERE
@@ -67,7 +65,6 @@ def test_who_has_left_is_in_no_round(method, result_of, tmp_path):
 
 
 def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(tmp_path):
-    """Client 0 is slow, so the others take what it had before, if their method allows it."""
     slow = text_file(tmp_path / "slow.csv", "10,0.01,5,5,0.1\n" + "1,0.001,5,5,0.1\n" * 5)
     network, runs = {"network": slow, "churn": "0.2:0.6"}, {}
     for method in GRAPH:
@@ -89,7 +86,7 @@ def test_who_takes_no_old_models_says_so(method):
     refused(f"--staleness is 1; ...{LATE[method]}", run.resolve)
 
 
-def test_who_is_there_by_a_file(tmp_path):
+def test_who_is_there_by_a_file_and_by_draws(tmp_path):
     with federation(SMALL | {"churn": text_file(tmp_path / "churn.csv", EVENTS)}) as fed:
         seen = []
         for t in range(5):
@@ -100,9 +97,6 @@ def test_who_is_there_by_a_file(tmp_path):
     # a client that joins later is absent at first
     expected = [("111100", []), ("011110", [4]), ("011111", [5]), ("101111", [0]), ("101111", [])]
     assert seen == expected
-
-
-def test_who_is_there_by_draws():
     run = Run(clients=400, rounds=60, churn="0.1:0.3").resolve()
     limits = limits_of(run, federation(SMALL).world)
     drawn = [np.zeros(400, bool)]
@@ -125,6 +119,15 @@ def test_by_the_clock(tmp_path, result_of):
     result = result_of(fields | {"churn": events})
     assert result["round/there"][:, :2].tolist() == [[1, 1], [1, 1], [0, 1], [0, 0], [1, 0]]
     assert np.isfinite(result["round/test_acc"]).tolist() == result["round/there"].tolist()
+    # Client 5 comes in round 2. It alone waits for slow client 0's model of that round.
+    fields = SMALL | {"method": "pairwise", "budget": 6, "batch_size": 4096, "staleness": 2}
+    slow = text_file(tmp_path / "slow.csv", "100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)
+    joins = text_file(tmp_path / "churn.csv", "100.5 5 join\n")
+    result = result_of(fields | {"network": slow, "churn": joins})
+    assert result["round/there"][:, 5].tolist() == [0, 0, 1, 1, 1]
+    assert result["graph/repair_models"][2].tolist() == [0, 0, 0, 0, 0, 5]
+    assert result["network/age"][:3].tolist() == [[0] * 6, [0, 1, 1, 1, 1, 0], [0, 2, 2, 2, 2, 0]]
+    assert result["network/end"][2].tolist() == [300, 102, 102, 102, 102, 300]
 
 
 def test_who_has_left_is_not_tuned_and_keeps_its_best(tmp_path, result_of):
@@ -156,22 +159,7 @@ def test_what_stays_is_no_candidate_and_keeps_its_place(tmp_path):
         assert len(room) == 1  # nobody asks again
 
 
-def test_who_does_not_search_goes_on_with_older_models(tmp_path, result_of):
-    """Client 5 comes in round 2. It alone waits for slow client 0's model of that round."""
-    fields = SMALL | {"method": "pairwise", "budget": 6, "batch_size": 4096, "staleness": 2}
-    slow = text_file(tmp_path / "slow.csv", "100,0,inf,inf,0\n" + "1,0,inf,inf,0\n" * 5)
-    joins = text_file(tmp_path / "churn.csv", "100.5 5 join\n")
-    result = result_of(fields | {"network": slow, "churn": joins})
-    assert result["round/there"][:, 5].tolist() == [0, 0, 1, 1, 1]
-    assert result["graph/repair_models"][2].tolist() == [0, 0, 0, 0, 0, 5]
-    ages = [[0] * 6, [0, 1, 1, 1, 1, 0], [0, 2, 2, 2, 2, 0]]
-    assert result["network/age"][:3].tolist() == ages
-    assert result["network/end"][2].tolist() == [300, 102, 102, 102, 102, 300]
-
-
 def test_somebody_stays(tmp_path):
-    """An empty round is refused before anything is computed; with a clock, in that round."""
-
     def run(text, **fields):
         return SMALL | {"churn": text_file(tmp_path / "churn.csv", text)} | fields
 

@@ -43,10 +43,7 @@ def test_a_round_by_hand():
     # 0 is trained at 10.75, at the server at 12; 1 at 6.25, then 7.25: both have the answer of 12
     assert seconds(clock.now) == [12 + 0.25 + 2, 12 + 1, 9]
     assert clock.waited_for.tolist() == [0, 0, -1]
-
-
-def test_what_is_old_by_hand():
-    """Client 1 takes two seconds a step, client 0 one; a model travels two seconds."""
+    # Client 1 takes two seconds a step, client 0 one; a model travels two seconds.
     clock, to, of = clock_of(step=(1, 2), staleness=1), np.array([0, 1]), np.array([1, 0])
     seen = []
     for t in range(3):
@@ -71,9 +68,6 @@ def test_one_who_was_away_begins_with_the_first_of_the_others():
     for alone, now in ((2, [1, 2, 4]), (None, [1, 2, 4]), (0, [4, 2, 4])):
         clock.begin(np.arange(3) == (3 if alone is None else alone))
         assert seconds(clock.now) == now
-
-
-def test_a_search_is_asked_for_and_a_standing_graph_is_not():
     # 0 has trained at 1; 1, which is at 4, receives two seconds later
     for asks, there in ((False, 3), (True, 6)):
         clock = clock_of(step=(1, 4, 1))
@@ -114,17 +108,14 @@ def test_clocks_change_no_model_and_add_up(method, tmp_path):
             assert sent.tolist() == result["traffic/models_received"].sum(1).tolist()
 
 
-def test_speeds_are_drawn_once_by_the_seed():
+def test_speeds_of_a_file_and_of_a_draw(tmp_path):
+    lines = "step,image,up,down,latency\n" + "0.1,0,inf,inf,0\n" * 6
+    run = Run(**SMALL, network=text_file(tmp_path / "net.csv", lines)).resolve()
+    assert speeds_of(str(run.network), run.network.table, 6, 42).up.tolist() == [np.inf] * 6
+    assert run.key()["network"] == run.network.sha256
     drawn = [speeds_of("phones", None, 6, seed) for seed in (1, 1, 2)]
     assert drawn[0].step.tolist() == drawn[1].step.tolist() != drawn[2].step.tolist()
     assert tuple(PROFILES) == NETWORKS
     many = speeds_of("phones", None, 1000, 42)
     assert np.median(many.up) == pytest.approx(12.6, rel=0.1)
     assert np.log(many.step).std() == pytest.approx(0.7, rel=0.1)
-
-
-def test_a_file_of_speeds(tmp_path):
-    lines = "step,image,up,down,latency\n" + "0.1,0,inf,inf,0\n" * 6
-    run = Run(**SMALL, network=text_file(tmp_path / "net.csv", lines)).resolve()
-    assert speeds_of(str(run.network), run.network.table, 6, 42).up.tolist() == [np.inf] * 6
-    assert run.key()["network"] == run.network.sha256

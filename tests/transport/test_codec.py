@@ -18,13 +18,12 @@ def encoding(codec):
     """Return a Federation, its codec, a row, and the one that its receivers have."""
     fed = federation(SMALL | {"codec": codec})
     x = fed.initial_row()
-    noise = np.random.default_rng(0).standard_normal(len(x))
-    w = x + 0.1 * torch.from_numpy(noise).float()
+    w = x + 0.1 * torch.from_numpy(np.random.default_rng(0).standard_normal(len(x))).float()
     w[fed.ensemble.size :] = 0
     return fed, fed.mail.packing.codec, w, x.clone()
 
 
-def test_int8_errs_by_half_a_step_and_the_error_is_fed_back():
+def test_int8_and_topk():
     fed, codec, w, x = encoding("int8")
     errors = []
     for _ in range(2):
@@ -32,14 +31,10 @@ def test_int8_errs_by_half_a_step_and_the_error_is_fed_back():
         codec.encode(w, x)
         for name, layer in fed.ensemble.layers(w[None]).items():
             step = (layer - before[name]).abs().max() / 127
-            error = (layer - fed.ensemble.layers(x[None])[name]).abs().max()
-            assert error <= step * 0.5001 + 1e-6
+            assert (layer - fed.ensemble.layers(x[None])[name]).abs().max() <= step * 0.5001 + 1e-6
         errors.append(float((w - x).abs().max()))
     assert errors[1] < errors[0] / 100
     assert codec.bytes == fed.ensemble.size + 4 * len(fed.ensemble.names)
-
-
-def test_topk_sends_the_largest_and_later_the_rest():
     fed, codec, w, x = encoding("topk:0.25")
     size, before = fed.ensemble.size, (w - x).abs()[: fed.ensemble.size]
     codec.encode(w, x)
@@ -54,7 +49,6 @@ def test_topk_sends_the_largest_and_later_the_rest():
 
 
 def test_what_a_receiver_missed_is_sent_again():
-    """A receiver stores the rows of two senders; it gets each version that it has missed."""
     with federation(SMALL | {"codec": "int8"}) as fed:
         mail, packing, sent = fed.mail, fed.mail.packing, []
         whole = packing.row_bytes / packing.codec.bytes
@@ -92,7 +86,6 @@ def test_links_are_a_dictionary_of_edges():
 
 
 def test_encoded_rows_are_what_ranks_put(tmp_path):
-    """On three ranks the same bits as on one; windows carry as many bytes as the codec says."""
     drawn = {"method": "random_graph", "options": {"redraw": True}}
     runs = {
         "none": {},
@@ -155,12 +148,10 @@ def test_what_changes_no_model(method, tmp_path):
     """The whole change as the largest part; and --staleness if all are equally fast."""
     fields = SMALL | {"method": method, "batch_size": 4096}  # one step an epoch for everyone
     plain = run_here(tmp_path / "plain.h5", fields)
-    equal = text_file(tmp_path / "equal.csv", "1,0,inf,inf,0\n" * 6)
-    late = {"network": equal, "staleness": 3}
+    late = {"network": text_file(tmp_path / "equal.csv", "1,0,inf,inf,0\n" * 6), "staleness": 3}
     for more in (late, {"codec": "topk:1"})[: 1 if method == "local" else 2]:
         path = run_here(tmp_path / "run.h5", fields | more, fresh=True)
-        changed = [name for name in differences(plain, path) if not name.startswith(OF_NETWORK)]
-        assert changed == []
+        assert [name for name in differences(plain, path) if not name.startswith(OF_NETWORK)] == []
 
 
 def test_old_models_are_those_of_the_round_that_the_ledger_says(tmp_path):
@@ -186,17 +177,12 @@ def test_a_layer_that_is_not_there_is_a_sentence(tmp_path):
     refused(f"sends of the method mine {nose}", federation, SMALL | mine)
 
 
-@pytest.mark.parametrize(
-    ("fields", "sent"),
-    [
-        ({"send": "layers=body", "method": "random_graph"}, "--send"),
-        ({"method": "dfedpgp"}, "sends"),
-    ],
-)
-def test_no_method_is_given_rows_of_which_layers_are_missing(fields, sent):
+def test_no_method_is_given_rows_of_which_layers_are_missing():
     """Rows of the same rank would be whole, those of others not."""
     whole = "fed.every_row and losses of all models need whole ones: allowed is all"
-    with federation(SMALL | fields) as fed:
-        w = fed.common_row()
-        for verb in (lambda: next(fed.every_row(w)), lambda: fed.losses_of_all(w)):
-            refused(f"{sent} is ...body; {whole}", verb)
+    declared = {"--send": {"send": "layers=body", "method": "random_graph"}}
+    for sent, fields in (declared | {"sends": {"method": "dfedpgp"}}).items():
+        with federation(SMALL | fields) as fed:
+            w = fed.common_row()
+            refused(f"{sent} is ...body; {whole}", lambda w=w: next(fed.every_row(w)))
+            refused(f"{sent} is ...body; {whole}", fed.losses_of_all, w)

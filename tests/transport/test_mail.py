@@ -70,7 +70,6 @@ def test_a_slot_is_the_place_among_those_that_arrive():
 
 
 def test_averages_have_the_same_bits_on_any_ranks(tmp_path):
-    """With rows trained on before they are averaged, narrow windows, and ranks without clients."""
     trained = FIVE | {"method": method_file(tmp_path, TRAINED_ON)}
     runs = {"few": trained, "narrow": trained, "three": trained, "empty": trained | {"clients": 2}}
     runs["told"] = FIVE | {"clients": 2, "method": method_file(tmp_path, TOLD)}
@@ -88,7 +87,6 @@ def test_averages_have_the_same_bits_on_any_ranks(tmp_path):
 
 @pytest.mark.parametrize("block", [1, 3])
 def test_what_is_averaged_is_what_was_sent(block):
-    """Equation 4 written out: the senders as they were at the exchange, oneself as now."""
     lists = [[1, 2], [0], [], [0, 1, 2], [3]]
     with federation(FIVE, block=block) as fed:
         w = fed.local_opt(fed.common_row(), 1)
@@ -103,6 +101,10 @@ def test_what_is_averaged_is_what_was_sent(block):
             expected = (torch.stack(rows).double() * p[:, None]).sum(0) / p.sum()
             np.testing.assert_array_max_ulp(mean[k].numpy(), expected.float().numpy(), 1)
             assert senders or torch.equal(mean[k], rows[0])  # nobody sends: the row is untouched
+        before = w[fed.row_of].clone()
+        copies = [row for _, row in fed.every_row(w)]
+        fed.exchange(w.zero_(), CollaborationGraph.empty(5))
+        assert torch.equal(torch.stack(copies), before)
 
 
 @pytest.mark.parametrize("what", LATE)
@@ -139,20 +141,17 @@ Packing.__init__, Packing.unpack = separate, unpack_all
 """
 
 
-@pytest.mark.parametrize(
-    ("ranks", "most", "more", "slots"),
-    [(3, 2, "", ["2 2 3 "] * 3), (2, 256, AS_ON_A_GPU, ["3 3 2 ", "4 4 3 "])],
-)
+@pytest.mark.parametrize(("ranks", "most", "more", "slots"), [
+    (3, 2, "", ["2 2 3 "] * 3), (2, 256, AS_ON_A_GPU, ["3 3 2 ", "4 4 3 "]),
+])  # fmt: skip
 def test_every_row_comes_in_passes_of_one_window(ranks, most, more, slots, tmp_path):
     """Each run makes one window; with AS_ON_A_GPU rows are apart from the memory that MPI sees."""
     runs = {name: SEVEN | {"method": name} for name in ("pfedgraph", "cobo")}
     runs["mine"] = FIVE | {"method": method_file(tmp_path, TRAINED_ON)}
-    before = IN_PASSES.format(folder=tmp_path, most=most) + more
-    out = run_many(ranks, tmp_path, runs, before)
+    out = run_many(ranks, tmp_path, runs, IN_PASSES.format(folder=tmp_path, most=most) + more)
     assert sorted(path.read_text() for path in tmp_path.glob("*.slots")) == slots
     for name, fields in runs.items():
-        alone = run_here(tmp_path / "alone.h5", fields, fresh=True)
-        assert differences(alone, out[name]) == []
+        assert differences(run_here(tmp_path / "alone.h5", fields, fresh=True), out[name]) == []
 
 
 def test_codecs_and_columns_as_on_a_gpu(tmp_path):
@@ -197,7 +196,6 @@ def test_rows_of_every_row_are_copies():
 
 @pytest.mark.parametrize("topology", ["graph", "server"])
 def test_a_matrix_times_the_rows(topology, result_of, tmp_path):
-    """A server weighs all rows, a client its senders' rows; client 2's weights are 0."""
     fields, along = weighted(tmp_path, topology), topology == "graph"
     received = result_of(fields)["traffic/models_received"][1:]
     assert received.tolist() == [[3 if along else 2] * 7] * 2
@@ -216,7 +214,6 @@ def test_a_matrix_times_the_rows(topology, result_of, tmp_path):
 
 @pytest.mark.parametrize("when", ["before", "after", "never"])
 def test_models_that_came_by_every_row_are_not_counted_again(when, result_of, tmp_path):
-    """Of 5 clients 4 rows come to each, 3 are averaged; rows trained on since come anew."""
     note = "fed.note_received(4); "
     do = f"""any(0 for _ in fed.every_row(w))
     {note * (when == "before")}w = fed.average(w, chosen)
