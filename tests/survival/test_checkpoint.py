@@ -134,7 +134,7 @@ def test_what_a_kill_leaves_at_the_beginning_and_at_the_end(tmp_path, undisturbe
     (folder / "notes.txt").write_text("not ours")
     starts.here(out)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-    out = tmp_path / "run.h5"
+    out = tmp_path / "torn.h5"
     starts.cut_after(0, out, checkpoint_every="never")
     assert starts.checkpoint_rounds(out) == []
     os.truncate(out, 3000)
