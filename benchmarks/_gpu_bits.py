@@ -17,6 +17,7 @@ from local_training import SUBJECTS, Subject, scales
 from dpfl_mpi.models import cnn, resnet, text
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs, Proximal
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.gpu_backend import GpuBackend
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.results import Result
@@ -26,11 +27,12 @@ TRAIN, VAL = (37, 9), (20, 33)  # samples of the two clients: last mini-batches 
 LR, MU = 0.05, 0.1
 ADAM = Adam(S, 0.0, 1e-3, 20.0, decoupled=True)
 SMALL = (16, 16, 3)
-STEP = Subject(lambda: cnn.build(SMALL, 10), SMALL, "uint8", 10)
 NETWORKS = {name: SUBJECTS[name] for name in ("mlp", "cnn", "separable")} | {
+    "small": Subject(lambda: cnn.build(SMALL, 10), SMALL, "uint8", 10),
     "resnet": Subject(lambda: resnet.build(SMALL, 10, "8,16", 1, 4), SMALL, "uint8", 10),
     "text": Subject(lambda: text.build((12,), 4, 50, 16, 2, 0, 0.2), (12,), "int32", 4, 50),
 }
+FULLY = ("mlp", "cnn")  # networks that are trained in every way
 RUN = ("--clients=8", "--rounds=3", "--tau_init=2", "--tau_train=2", "--budget=4")
 
 
@@ -56,8 +58,6 @@ def backend_of(
     clients = clients_of(ensemble, samples, labels, *both, augment=dtype == "uint8")
     if device.type == "cpu":
         return NativeBackend(ensemble, clients, optimiser)
-    from dpfl_mpi.numerics.gpu_backend import GpuBackend
-
     return GpuBackend(ensemble, clients, optimiser)
 
 
@@ -70,13 +70,19 @@ def rows_of(backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.to(ensemble.device), backend.zero_momentum(k)
 
 
-def of_training(backend: Backend, verbs: str) -> Iterator[tuple[str, torch.Tensor]]:
+def verbs_of(network: str) -> list[str]:
+    """Return in which ways a network is trained."""
+    more = ["frozen", "proximal", "mix", "ahead", "descents"] if network in FULLY else []
+    return ["gradient", "train", *more]
+
+
+def of_training(backend: Backend, verbs: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield rows and losses after each way to train, and the gradient of each layer."""
     ensemble, first = backend.ensemble, np.zeros(len(TRAIN), np.int64)
     how, goal = LocalEpochs(2, first, LR), 0.5 * rows_of(backend)[0]
     frozen = torch.arange(goal.shape[1], device=goal.device) % 3 > 0
     share = torch.full((len(goal), 1), 0.25, device=goal.device)
-    for verb in verbs.split():
+    for verb in verbs:
         (w, m), (v, m_v) = rows_of(backend), rows_of(backend)
         v.mul_(0.5)
         loss, g = torch.zeros(len(w)), torch.zeros_like(w)
@@ -131,12 +137,10 @@ def of_scoring(backend: Backend) -> Iterator[tuple[str, Any]]:
 def arrays_of(device: torch.device, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every array by its name; the run's file is written into a folder."""
     for name, subject in NETWORKS.items():
-        every = name in ("mlp", "cnn")
-        verbs = "gradient train" + every * " frozen proximal mix ahead descents"
         backend = backend_of(subject, PAPER_SGD, device)
-        cases = [*of_training(backend, verbs), *of_scoring(backend)]
-        if every:
-            adam = of_training(backend_of(subject, ADAM, device), "train mix")
+        cases = [*of_training(backend, verbs_of(name)), *of_scoring(backend)]
+        if name in FULLY:
+            adam = of_training(backend_of(subject, ADAM, device), ["train", "mix"])
             cases += [(f"adam {case}", array) for case, array in adam]
         for case, array in cases:
             yield f"{name}/{case}", torch.as_tensor(array).cpu().numpy()

@@ -9,7 +9,7 @@ eight minutes at most in all. What a part finds is printed, and saved at once as
 one that fails or is stopped keeps what it has and does not stop the next:
 
 - compile: the kernels of the other parts, at the same time.
-- bits: gradients of every layer, training, scores and searches of five networks, and a short run of
+- bits: gradients of every layer, training, scores and searches of six networks, and a short run of
   DPFL, against the reference.
 - sanitize: races and wrong addresses in the steps of two clients, by compute-sanitizer.
 - rate: client-steps per second of the paper's CNN, 100 clients of unequal sizes (lognormal, mean
@@ -34,7 +34,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from io import StringIO
@@ -49,9 +49,12 @@ from torch import nn
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.models.cnn import build
+from dpfl_mpi.numerics import gpu
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.gpu import TEAM, Gpu
+from dpfl_mpi.numerics.gpu_backend import USUAL, GpuBackend
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.native import describe
 from dpfl_mpi.numerics.recorded import RecordedBackend
@@ -63,8 +66,8 @@ LIMITS_S = {"compile": 90, "bits": 60, "sanitize": 120, "rate": 90, "paper": 120
 LIMITS_S |= {"tests": 120}
 TOTAL_S, LAST_S = 480, 3  # LAST_S: a part's own programs end before it
 LR, EPOCHS, GOAL = 0.01, 5, 300  # GOAL: times the plain loop
-TEAM, TEAMS, CLUSTERS = 256, (256, 512, 128, 768, 1024), (1, 2, 4)
-NO_SPILLS = ("train", "score", "search")
+TEAMS, CLUSTERS = (256, 512, 128, 768, 1024), (1, 2, 4)
+NO_SPILLS, OF_TEAM = ("train", "score", "search"), ("team_bytes", "train")
 USED = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
 USED += r".*?Used (\d+) registers(?:[^\n]*?(\d+) bytes smem)?"
 SHOWN = (  # by Nsight Compute's names; all are saved
@@ -91,8 +94,6 @@ class Report:
 # the kernels -------------------------------------------------------------------------------------
 def compiled(arch: str, network: str, verb: str, team: int, cluster: int, anew: bool) -> str:
     """Compile a kernel into the cache; return its registers and bytes where that is done anew."""
-    from dpfl_mpi.numerics import gpu
-
     subject = _gpu_bits.NETWORKS[network]
     module, log = subject.build(), StringIO() if anew else None
     scales, device = _gpu_bits.scales(subject), torch.device("cpu")
@@ -113,8 +114,6 @@ def compiled(arch: str, network: str, verb: str, team: int, cluster: int, anew: 
 def compile_all(arch: str, work: list[tuple[str, str, int, int]], anew: bool, say: Say) -> bool:
     """Compile kernels at the same time; return whether none of `NO_SPILLS` spills."""
     start, bad = time.perf_counter(), list[str]()
-    with suppress(ImportError):  # before threads: they would find half of it
-        import cuda.core  # noqa: F401
     with ThreadPoolExecutor() as pool:
         waiting = {pool.submit(compiled, arch, *each, anew): each for each in work}
         for done in as_completed(waiting):
@@ -134,15 +133,13 @@ def compile_all(arch: str, work: list[tuple[str, str, int, int]], anew: bool, sa
 
 
 def needed(args: Args) -> list[tuple[str, str, int, int]]:
-    """Return network, verb, team and cluster of all kernels that the parts launch."""
-    sizes = itertools.product(args.teams, args.clusters)
-    work = [("cnn", "train", *size) for size in sizes if size != (TEAM, 1)]
-    return work + [(name, verb, TEAM, 1) for name in _gpu_bits.NETWORKS for verb in verbs()]
-
-
-def verbs() -> list[str]:
-    """Return the names of the kernels."""
-    return re.findall(r"^VERB\((\w+), ", (SOURCES / "lanes.c").read_text(), re.MULTILINE)
+    """Return network, kernel, team and cluster of all that the parts launch."""
+    networks, sizes = _gpu_bits.NETWORKS, itertools.product(args.teams, args.clusters)
+    verbs = {
+        name: {*USUAL, *_gpu_bits.verbs_of(name)} - {"frozen", "proximal"} for name in networks
+    }
+    work = [("cnn", verb, *size) for size in sizes if size != (TEAM, 1) for verb in OF_TEAM]
+    return work + [(name, verb, TEAM, 1) for name in networks for verb in sorted(verbs[name])]
 
 
 @torch.no_grad()
@@ -168,10 +165,11 @@ def clients_on(device: torch.device, k: int) -> Backend:
 
 def by_teams(clients: Backend, team: int, cluster: int) -> Any:
     """Return what trains these clients by teams of a size, with the seconds of its last launch."""
-    from dpfl_mpi.numerics.gpu import Gpu
-    from dpfl_mpi.numerics.gpu_backend import GpuBackend
 
     class Timed(Gpu):
+        def load(self, verbs: Iterable[str]) -> None:
+            super().load([verb for verb in verbs if verb in OF_TEAM])
+
         def launch(self, *arguments: Any) -> None:
             self.ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             self.ends[0].record()
@@ -210,7 +208,7 @@ def bits(args: Args, report: Report) -> None:
 
 def step(args: Args, report: Report) -> None:
     device = pick_device(args.device, "float32", 0)
-    steps = train(_gpu_bits.backend_of(_gpu_bits.STEP, PAPER_SGD, device), 2)
+    steps = train(_gpu_bits.backend_of(_gpu_bits.NETWORKS["small"], PAPER_SGD, device), 2)
     report.say(f"{steps} steps of two clients")
 
 
@@ -444,7 +442,8 @@ def main() -> int:
     elif args.prepared:
         run_parts(args)
     elif args.compile:
-        work = needed(args) if args.all else [("cnn", verb, TEAM, 1) for verb in verbs()]
+        every = re.findall(r"^VERB\((\w+), ", (SOURCES / "lanes.c").read_text(), re.MULTILINE)
+        work = needed(args) if args.all else [("cnn", verb, TEAM, 1) for verb in every]
         return int(not compile_all(args.compile, work, True, functools.partial(print, flush=True)))
     elif args.reference:
         device, folder = pick_device("cpu", "float32", 0), args.reference.parent

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import Array, Structure
 from itertools import repeat
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ TEAM = 256  # threads that compute one client, a multiple of 32
 UNROLLED = 24  # most layers of a network whose loops over layers are unrolled
 SHARE = 0.8  # of the memory that is free, for the teams' work
 DIGEST_BYTES = 32  # before a program in its file
+IMPORTING = Lock()  # while one thread imports cuda.core, another one finds half of it
 INSTALL = "pip install 'dpfl_mpi[gpu]'"
 
 
@@ -98,14 +100,16 @@ def program(header: str, verb: str, team: int = TEAM, cluster: int = 1) -> str:
 
 
 # the compiler --------------------------------------------------------------------------------
-def compiled(text: str, arch: str) -> bytes:
+def compiled(text: str, arch: str, log: Any = None) -> bytes:
     """Return the machine code of a program for an architecture such as sm_90, from the cache.
 
+    With a `log`, a file, it is compiled anew, and its registers and spills are written there.
     `UserError`: the compiler is not there, or the program does not compile.
     """
     try:
-        from cuda.bindings import nvrtc
-        from cuda.core import Program, ProgramOptions
+        with IMPORTING:
+            from cuda.bindings import nvrtc
+            from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise UserError(f"the kernels need cuda-core on a GPU ({error}): {INSTALL}") from error
     options = {"std": "c++20", "fma": False, "prec_div": True, "prec_sqrt": True, "ftz": False}
@@ -114,9 +118,10 @@ def compiled(text: str, arch: str) -> bytes:
         _, *version = nvrtc.nvrtcVersion()
         key = hashlib.sha256(repr((text, version, options)).encode()).hexdigest()
         path = cache() / f"{key}.cubin"
-        code = read(path)
+        code = None if log else read(path)
         if code is None:
-            code = bytes(Program(text, "c++", ProgramOptions(**options)).compile("cubin").code)
+            described = ProgramOptions(**options, ptxas_options=["-v"] if log else None)
+            code = bytes(Program(text, "c++", described).compile("cubin", logs=log).code)
             keep(path, code)
         return code
     except Exception as error:  # a driver, a compiler or an architecture of another time
