@@ -482,7 +482,7 @@ class GpuBackend(Backend):
         """Return the number of the value that a dense layer reads."""
         weight = self.ensemble.layers(self.ensemble.zeros(1)).get(f"{head}.weight")
         column = -1 if weight is None else weight.storage_offset()
-        return self.kernels.read_by(column)
+        return self.kernels.read_by(int(column))
 
 
 def try_gpu(

@@ -269,7 +269,8 @@ class Native:
 
         Their averages, over p_x and p_y, are written into `pair` `[2, W]`.
         """
-        x_j, y_j, model, weight = x.clone(), y.clone(), np.uint64([self._row(w)]), np.array([p])
+        x_j, y_j = x.clone(), y.clone()
+        model, weight = np.array([self._row(w)], np.uint64), np.array([p])
         sums = [_address(row, "float64", (self.width,)) for row in (x_j, y_j)]
         task = _Search(*sums, p_x, p_y, pair=_address(pair, "float32", (2, self.width)))
         task.models, task.p = model.ctypes.data, weight.ctypes.data

@@ -4,19 +4,23 @@
 """
 
 import ctypes
+import functools
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from _samples import clients_of
-from launch import refused
+from launch import differences, refused, run_here
 from teams import emulator
 from torch import nn
 
+from dpfl_mpi.engine import build
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import gpu, gpu_backend, native
 from dpfl_mpi.numerics import select_backend as selection
@@ -26,6 +30,7 @@ from dpfl_mpi.numerics.gpu_backend import GpuBackend
 from dpfl_mpi.numerics.native import describe
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.optimiser import SGD, Adam
+from dpfl_mpi.plugins import names
 
 if not native.LIBRARY.exists() or not shutil.which("g++"):
     pytest.skip("the kernels were not built, or there is no g++", allow_module_level=True)
@@ -54,13 +59,20 @@ NETS = {
 }
 
 
+@functools.cache
+def emulated(header):
+    """The library of a network's kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        return emulator(Path(folder), TEAM, plan=header)
+
+
 class Emulated:
     """What `Gpu` is, on a CPU: one team, whose threads run in their order or backwards."""
 
     backwards = 0
 
-    def __init__(self, header, device, folder):
-        self.library = emulator(folder, TEAM, plan=header)
+    def __init__(self, header, device):
+        self.library = emulated(header)
         self.launched = []
 
     def load(self, verbs):
@@ -83,7 +95,7 @@ class Emulated:
 class Pair:
     """A network's clients, with the numbers of a CPU and of an emulated GPU."""
 
-    def __init__(self, name, folder, augment=True):
+    def __init__(self, name, augment=True):
         build, shape = NETS[name]
         rng = np.random.default_rng(0)
         self.ensemble = Ensemble(build(shape), *((0.5,) * shape[-1], (0.25,) * shape[-1]), CPU)
@@ -93,9 +105,7 @@ class Pair:
         labels[:CLASSES] = np.arange(CLASSES)
         parts = rows[:K], rows[K:]
         self.clients = clients_of(self.ensemble, images, labels, *parts, augment)
-        self.gpu = GpuBackend(
-            self.ensemble, self.clients, SGDS["sgd"], make=lambda *on: Emulated(*on, folder)
-        )
+        self.gpu = GpuBackend(self.ensemble, self.clients, SGDS["sgd"], make=Emulated)
         self.cpu = NativeBackend(self.ensemble, self.clients, SGDS["sgd"])
 
     def optimise(self, name):
@@ -133,8 +143,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=NETS)
-def pair(request, tmp_path_factory):
-    return Pair(request.param, tmp_path_factory.mktemp(request.param))
+def pair(request):
+    return Pair(request.param)
 
 
 @pytest.fixture(params=["forwards", "backwards"])
@@ -292,6 +302,38 @@ def test_a_candidate_of_a_search_step_by_step(pair):
         want = pair.cpu.candidate(*sums, *shares, pairs[1][one])
         assert all(torch.equal(a[i], b[0]) for a, b in zip(found, want, strict=True))
     assert torch.equal(*pairs)
+
+
+FIELDS = {"dataset": "image_folder", "model": "mlp", "clients": 6, "classes_per_client": 3}
+FIELDS |= {"batch_size": 8, "budget": 3, "rounds": 3, "tau_init": 2, "tau_train": 2, "seed": 3}
+RESNET = {"model": "resnet", "model_options": {"widths": "4", "blocks": 1, "groups": 2}}
+RUNS = {
+    "dpfl": {},
+    "a part of the clients": {"participation": 0.6},
+    "mini-batches' means": {"metric": "batch"},
+    "dpfl_choice": {"options": {"neither": "smaller"}},
+    "adam": {"optimizer": "adamw", "lr": 0.01},
+    "fedbn": RESNET,
+}
+OTHERS = ["apfl", "cobo", "dac", "ditto", "fedala", "fedprox", "fedrep", "fedsim", "pens"]
+RUNS |= {name: {} for name in [*OTHERS, "perfedavg", "pfedme", "pfedsv", "scaffold"]}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_has_the_numbers_of_a_cpu(digits_file, tmp_path, monkeypatch, name):
+    """All clients of the rank are one block."""
+    method = name if name in names("method") else "dpfl"
+    fields = FIELDS | {"data": str(digits_file), "method": method} | RUNS[name]
+    by_cpu = run_here(tmp_path / "cpu.h5", fields, device="cpu")
+    made = []
+
+    def select(kernels, block, world, *parts):
+        made.append(GpuBackend(*parts, make=Emulated))
+        return made[0], ""
+
+    monkeypatch.setattr(build, "select_backend", select)
+    by_gpu = run_here(tmp_path / "gpu.h5", fields, device="cpu")
+    assert made[0].kernels.gpu.launched and differences(by_cpu, by_gpu) == []
 
 
 # the program and its compiler --------------------------------------------------------------------
