@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfl_mpi.numerics.dropout import BITS
-from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles
+from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles, pool
 from dpfl_mpi.numerics.lanes.trace import Geometry, Op, S, Slot, Unknown, Use, View, image, move
 
 JOINS = ("add", "sub", "mul", "div", "choose")  # in the order of join.h
@@ -210,8 +210,7 @@ def summed(r, out, input, dim=None, *_, mean=False, **settings):
         raise Unknown("a sum over samples")
     if mean and view.whole and len(view.shape) == 3 and gone == [1, 2]:
         c, h, w = view.shape
-        table = [0, h, h, 0, w, w]
-        r.layer(out, "mean_pool", [Use(view, (c, h, w))], (c, 1, 1), table=table, keeps=False)
+        pool(r, out, "mean_pool", input, [0, h, h, 0, w, w], made=(c, 1, 1))
         return
     stays = [i for i in range(len(view.shape)) if i not in gone]
     groups = stays, gone

@@ -53,8 +53,7 @@ def linear(r, out, input, weight, bias=None):
     if lines == 1:
         r.layer(out, "dense", *what, scratch=inputs + 1, keeps=False)
     else:
-        scratch = outputs * inputs + 1 + inputs
-        r.layer(out, "conv", *what, fill=fill, scratch=scratch, keeps=False)
+        r.layer(out, "conv", *what, fill=fill, **work_space(weight, 1), keeps=False)
 
 
 @handles("conv1d", "conv2d")
@@ -78,10 +77,18 @@ def conv(r, out, input, weight, bias=None, stride=1, padding=0, dilation=1, grou
         out, "conv", [Use(view, shape, padding)], made, weight, bias,
         fill=correlations(sizes, weight.shape[0], shape[0], groups),
         margin=(back_margin(*sizes[0]), back_margin(*sizes[1])),
-        scratch=weight.numel() // groups + 1 + math.prod(weight.shape[1:]),
+        **work_space(weight, groups),
         in_stage=kernel == (5, 5) and plain and bias is not None,
         keeps=False,
     )  # fmt: skip
+
+
+def work_space(weight: Any, groups: int) -> dict[str, int]:
+    """Return the vectors that a convolution works in; the shortest vector has four floats."""
+    return {
+        "scratch": weight.numel() + len(weight),
+        "own": -(-weight.numel() // groups // 4),
+    }
 
 
 def back_margin(
@@ -169,13 +176,24 @@ def hardtanh(r, out, input, min_val=-1.0, max_val=1.0, inplace=False):
 
 
 # pools ---------------------------------------------------------------------------------------
-def pool(r, out, kind, input, table, in_stage=False):
+def pool(r, out, kind, input, table, in_stage=False, made=None):
     """Record a pool; `table` has the windows of the rows of outputs, then of the columns."""
     view = r.leading(input)
-    made = image(out.shape[1:])
+    shape, made = image(view.shape), made or image(out.shape[1:])
     space = math.prod(made) if kind == "max_pool" else 0
+    rows, columns = table[: 3 * made[1]], table[3 * made[1] :]
+    table = [*table, *readers(rows, shape[1]), *readers(columns, shape[2])]
     fields = {"table": table, "space": space, "in_stage": in_stage, "keeps": False}
-    r.layer(out, kind, [Use(view, image(view.shape))], made, **fields)
+    r.layer(out, kind, [Use(view, shape)], made, **fields)
+
+
+def readers(table: list[int], size: int) -> list[int]:
+    """Return the first and the end of the windows that have a number, for each of an axis."""
+    out = []
+    for i in range(size):
+        have = [k for k, start in enumerate(table[::3]) if start <= i < table[3 * k + 1]]
+        out += [have[0], have[-1] + 1] if have else [0, 0]
+    return out
 
 
 @handles("max_pool1d", "max_pool2d")

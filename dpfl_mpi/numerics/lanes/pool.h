@@ -1,70 +1,97 @@
 /* Pools: the greatest, or the mean, of windows. `table`: where the window of each row of outputs
- * starts and ends, and how many numbers it counts for; then of each column. Space of the greatest:
- * where it was, P Q numbers of each plane. */
+ * starts and ends, and how many numbers it counts for; then of each column. Then of each row of
+ * inputs the first and the end of the rows of outputs whose windows have it; then of each column.
+ * Space of the greatest: where in its window it was, P Q numbers of each plane.
+ */
+typedef struct {
+  const Value *in, *out;
+  const int32_t *rows, *columns, *row_readers, *column_readers;
+} Pool;
 
-/* Run `call` for each output: `out` is where it is, `number` which one; `first` is its plane's
- * input. */
-#define WINDOWS(p, layer, ...) \
-  const Value *in_ = &(p)->net->value[(layer)->in], *out_ = &(p)->net->value[(layer)->out]; \
-  const int32_t *rows_ = (layer)->table, *columns_ = rows_ + 3 * out_->lines; \
-  for (int32_t plane_ = 0; plane_ < out_->planes; plane_++) \
-    for (int32_t y_ = 0; y_ < out_->lines; y_++) \
-      for (int32_t x_ = 0; x_ < out_->units; x_++) { \
-        const int64_t out = (int64_t)plane_ * out_->plane + (int64_t)y_ * out_->line + x_; \
-        const int64_t first = (int64_t)plane_ * in_->plane; \
-        const int64_t number = ((int64_t)plane_ * out_->lines + y_) * out_->units + x_; \
-        const int32_t *row = rows_ + 3 * y_, *column = columns_ + 3 * x_; \
-        (void)number; \
-        __VA_ARGS__; \
-      }
+INLINE Pool pool_of(const Pass *p, const Layer *layer) {
+  const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
+  const int32_t *columns = layer->table + 3 * out->lines, *readers = columns + 3 * out->units;
+  const Pool pool = {in, out, layer->table, columns, readers, readers + 2 * in->lines};
+  return pool;
+}
+
+/* Run `call` for each output that is this member's: `out` is where it is, `number` which one;
+ * `first` is its plane's input. */
+#define WINDOWS(p, pool, ...) \
+  PLACES(&(p)->team, (pool).out->planes, (pool).out->lines, (pool).out->units, { \
+    const int64_t out = (int64_t)plane_ * (pool).out->plane + line_ * (pool).out->line + unit_; \
+    const int64_t first = (int64_t)plane_ * (pool).in->plane; \
+    const int64_t number = \
+        ((int64_t)plane_ * (pool).out->lines + line_) * (pool).out->units + unit_; \
+    const int32_t *row = (pool).rows + 3 * line_, *column = (pool).columns + 3 * unit_; \
+    (void)first, (void)number; \
+    __VA_ARGS__; \
+  })
 /* Within it, run `call` for each number of the window, which is `at`. */
-#define WINDOW(...) \
+#define WINDOW(pool, ...) \
   for (int32_t r_ = row[0]; r_ < row[1]; r_++) \
     for (int32_t c_ = column[0]; c_ < column[1]; c_++) { \
-      const int64_t at = first + (int64_t)r_ * in_->line + c_; \
+      const int64_t at = first + (int64_t)r_ * (pool).in->line + c_; \
       __VA_ARGS__; \
     }
+/* Write the gradient of each input that is this member's: in `call` `sum` grows by what comes from
+ * one window that has it, `out` and `number` as above. */
+#define GATHER(p, pool, dx, adds, ...) \
+  PLACES(&(p)->team, (pool).in->planes, (pool).in->lines, (pool).in->units, { \
+    const int64_t at_ = (int64_t)plane_ * (pool).in->plane + line_ * (pool).in->line + unit_; \
+    const int32_t *in_rows_ = (pool).row_readers + 2 * line_; \
+    const int32_t *in_columns_ = (pool).column_readers + 2 * unit_; \
+    F sum = (adds) ? dx[at_] : ZERO; \
+    for (int32_t r_ = in_rows_[0]; r_ < in_rows_[1]; r_++) \
+      for (int32_t c_ = in_columns_[0]; c_ < in_columns_[1]; c_++) { \
+        const int64_t out = (int64_t)plane_ * (pool).out->plane + r_ * (pool).out->line + c_; \
+        const int64_t number = \
+            ((int64_t)plane_ * (pool).out->lines + r_) * (pool).out->units + c_; \
+        const int32_t *row = (pool).rows + 3 * r_, *column = (pool).columns + 3 * c_; \
+        (void)number, (void)row, (void)column; \
+        __VA_ARGS__; \
+      } \
+    dx[at_] = sum; \
+  })
 
 static void max_pool(const Pass *p, const Layer *layer) {
-  const F *x = x_of(p, layer->in);
-  F *y = x_of(p, layer->out), *chosen = p->arena + layer->space;
-  WINDOWS(p, layer, {
-    F best = x[first + (int64_t)row[0] * in_->line + column[0]], which = ZERO, i = ZERO;
+  const Pool pool = pool_of(p, layer);
+  const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out), chosen = p->arena + layer->space;
+  WINDOWS(p, pool, {
+    F best = x[first + (int64_t)row[0] * pool.in->line + column[0]], which = ZERO, i = ZERO;
     M second;
-    WINDOW(best = greater(best, x[at], &second); which = PICK(second, i, which); i += 1.f)
+    WINDOW(pool, best = greater(best, x[at], &second); which = PICK(second, i, which); i += 1.f)
     y[out] = best;
     chosen[number] = which;
   })
 }
 
 static void max_pool_back(const Pass *p, const Layer *layer) {
-  F *dx = d_of(p, layer->in);
-  const F *dy = d_of(p, layer->out), *chosen = p->arena + layer->space;
-  if (!(layer->adds & 1)) clear_gradient(p, layer->in);
-  WINDOWS(p, layer, {
-    F i = ZERO;
-    const F d = dy[out], which = chosen[number];
-    WINDOW(dx[at] += PICK(ABOVE(which, i) | ABOVE(i, which), ZERO, d); i += 1.f)
+  const Pool pool = pool_of(p, layer);
+  const Vectors dx = d_of(p, layer->in), dy = d_of(p, layer->out), chosen = p->arena + layer->space;
+  GATHER(p, pool, dx, layer->adds & 1, {
+    const F i = FILL((float)((line_ - row[0]) * (column[1] - column[0]) + unit_ - column[0]));
+    const F which = chosen[number];
+    sum += PICK(ABOVE(which, i) | ABOVE(i, which), ZERO, dy[out]);
   })
 }
 
 static void mean_pool(const Pass *p, const Layer *layer) {
-  const F *x = x_of(p, layer->in);
-  F *y = x_of(p, layer->out);
-  WINDOWS(p, layer, {
+  const Pool pool = pool_of(p, layer);
+  const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out);
+  WINDOWS(p, pool, {
     F sum[4] = {ZERO};
     int i = 0;
-    WINDOW(sum[i & 3] += x[at]; i++)
+    WINDOW(pool, sum[i & 3] += x[at]; i++)
     y[out] = together(sum) / (float)(row[2] * column[2]);
   })
 }
 
+/* The outputs' gradient is used up: each window's is divided once, for all its inputs. */
 static void mean_pool_back(const Pass *p, const Layer *layer) {
-  F *dx = d_of(p, layer->in);
-  const F *dy = d_of(p, layer->out);
-  if (!(layer->adds & 1)) clear_gradient(p, layer->in);
-  WINDOWS(p, layer, {
-    const F d = dy[out] / (float)(row[2] * column[2]);
-    WINDOW(dx[at] += d)
-  })
+  const Pool pool = pool_of(p, layer);
+  const Vectors dx = d_of(p, layer->in), dy = d_of(p, layer->out);
+  WINDOWS(p, pool, dy[out] = dy[out] / (float)(row[2] * column[2]))
+  meet(&p->team);
+  GATHER(p, pool, dx, layer->adds & 1, sum += dy[out])
 }

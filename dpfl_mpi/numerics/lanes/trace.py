@@ -118,11 +118,29 @@ def move(view: View, geometry: Geometry) -> Op:
         shape, strides = view.shape or (1,), view.strides or (1,)
         if view.whole:
             shape, strides = (x.planes, x.lines, x.units), (x.plane, x.line, 1)
-        return [len(shape), view.offset], [*shape, *strides]
+        gathered, lists = gathering(shape, strides, y)
+        return [len(shape), view.offset, gathered], [*shape, *strides, *lists]
 
     out = Slot(geometry, view.slot.upstream, view.slot.tokens)
     use = Use(view, view.slot.geometry if view.whole else None)
     return Op("move", [use], out, fill=fill, keeps=False)
+
+
+def gathering(shape: Sequence[int], strides: Sequence[int], y: Any) -> tuple[int, list[int]]:
+    """Return how many numbers are read by a view that reads some twice, and the lists of move.h.
+
+    They are (0, []) where each number is read once. `y` is the value that the view is copied to.
+    """
+    span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    read = torch.arange(span).as_strided(tuple(shape), tuple(strides)).flatten()
+    places, counts = read.unique(return_counts=True)
+    if len(places) == len(read):
+        return 0, []
+    order = read.argsort(stable=True)
+    line, unit = order // y.units, order % y.units
+    copies = line // y.lines * y.plane + line % y.lines * y.line + unit
+    starts = [0, *counts.cumsum(0).tolist()]
+    return len(places), [*places.tolist(), *starts, *copies.tolist()]
 
 
 class Recorder(TorchFunctionMode):
