@@ -8,6 +8,7 @@ import numpy as np
 
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 
+HERE = Path(__file__).parent
 # a network that is set while the program runs, so that one program serves all
 ANY_NETWORK = 'static Net NET;\nextern "C" void use(const Net *net) { NET = *net; }\n'
 
@@ -29,35 +30,33 @@ def share_out(native, members):
     native._run = run
 
 
-def emulator(folder: Path, team: int, extra: tuple[str, ...] = (), plan=ANY_NETWORK):
+def emulator(folder, team):
     """Compile the kernels of a GPU for a CPU, for a team of so many threads; return the library."""
-    (folder / "plan.h").write_text(plan)
-    here, target = Path(__file__).parent, folder / f"emulated_{team}.so"
-    flags = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-gnu-unique"]
-    define = ["-DGPU", "-DEMULATED", f"-DTEAM={team}", *extra]
-    places = [f"-I{here}", f"-I{SOURCES}", f"-I{folder}", str(here / "emulated.cpp")]
-    command = ["g++", *flags, *define, *places, "-o", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    target = folder / f"emulated_{team}.so"
+    if not target.exists():
+        (folder / "plan.h").write_text(ANY_NETWORK)
+        flags = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off"]
+        define = ["-DGPU", "-DEMULATED", f"-DTEAM={team}"]
+        places = [f"-I{HERE}", f"-I{SOURCES}", f"-I{folder}", str(HERE / "emulated.cpp")]
+        command = ["g++", *flags, *define, *places, "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(target))
     library.space.restype = ctypes.c_int64
     return library
 
 
-def emulate(native, library, backwards=0):
+def emulate(native, library, backwards=False):
     """Let a `Native` compute by a block of an emulated GPU."""
-    held: dict = {}
+    library.use(ctypes.byref(native._net))
+    native.held, place = work_space(library.space())
+    count, stride = ctypes.c_int64(1), ctypes.c_int64(0)
 
     def run(verb, task):
         library.use(ctypes.byref(native._net))
-        if not held:
-            held["memory"], held["at"] = work_space(library.space())
-        following, size = ctypes.c_int32(0), ctypes.c_int64
-        kernel = getattr(library, verb)
-        library.launch(
-            kernel, backwards, ctypes.byref(task), size(1), ctypes.byref(following),
-            ctypes.c_void_p(held["at"]), size(0),
-        )  # fmt: skip
+        queue = ctypes.byref(task), count, ctypes.byref(ctypes.c_int32(0))
+        kernel, memory = getattr(library, verb), ctypes.c_void_p(place)
+        library.launch(kernel, int(backwards), *queue, memory, stride)
         return task
 
     native._run = run

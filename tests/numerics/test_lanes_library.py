@@ -53,16 +53,24 @@ def described(folder):
     return files
 
 
-def entries(folder, compiler, form, runner=()):
-    """Compile lanes_entries.c in a form, and return what it prints of the networks of ENTRIES."""
+def built(folder, compiler, form):
+    """Compile lanes_entries.c in a form; return the program's path."""
     width, program = native.FORMS[form], str(folder / form)
     source = str(ROOT / "tests/numerics/lanes_entries.c")
     build = [*compiler, f"-DFORM={width}", *SETUP.FORMS[width], f"-I{SOURCE.parent}", source]
-    for words in ([*build, "-o", program, "-w", "-lm"], [*runner, program, *described(folder)]):
-        done = subprocess.run(words, capture_output=True, text=True)
-        if "cannot find -lasan" in done.stderr:
-            pytest.skip("gcc has no sanitizers here")
-        assert done.returncode == 0, done.stderr
+    words = [*build, "-o", program, "-w", "-lm", "-pthread"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if "cannot find -l" in done.stderr:
+        pytest.skip("gcc has no sanitizers here")
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def entries(folder, compiler, form, runner=()):
+    """Return what lanes_entries.c prints of the networks of ENTRIES in a form."""
+    words = [*runner, built(folder, compiler, form), *described(folder)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -186,3 +194,35 @@ def test_sanitizers(tmp_path, monkeypatch):
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     said = {entries(tmp_path, ["gcc", *flags], form) for form in FORMS}
     assert len(said) == 1 and "nan" not in said.pop()
+
+
+def racing(folder, sources, networks):
+    """Return what ThreadSanitizer says of teams of 8 threads, and what the program prints."""
+    compiler = ["gcc", "-std=gnu11", "-O1", "-ffp-contract=off", "-DMEMBERS=8", f"-I{sources}"]
+    program = built(folder, [*compiler, "-fsanitize=thread"], "portable")
+    # with addresses that are not drawn, which older ThreadSanitizers need
+    words = ["setarch", "-R", program, *networks]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.stderr, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not shutil.which("gcc") or not shutil.which("setarch"), reason="no gcc")
+def test_threads_of_a_team_do_not_race(tmp_path):
+    """With a barrier taken out they do, and are reported."""
+    networks = described(tmp_path)
+    said, printed = racing(tmp_path, SOURCE.parent, networks)
+    assert said == ""
+    compiler = ["gcc", "-std=gnu11", "-O1", "-ffp-contract=off"]
+    assert printed == entries(tmp_path, compiler, "portable")
+    shutil.copytree(SOURCE.parent, tmp_path / "sources")
+    changed, barrier = (
+        tmp_path / "sources/lanes.c",
+        "    forward_of(p, &net->layer[i]);\n    meet(&p->team);\n",
+    )
+    text = SOURCE.read_text()
+    assert text.count(barrier) == 1
+    changed.write_text(text.replace(barrier, barrier.splitlines()[0]))
+    said, _ = racing(tmp_path, changed.parent, [path for path in networks if "mlp" in path])
+    assert "data race" in said
