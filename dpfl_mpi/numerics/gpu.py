@@ -54,8 +54,8 @@ def plan_header(plan: Plan, width: int, scale: Tensor, shift: Tensor) -> str:
         f"float SHIFT[] = {literal(shift.tolist())}",
         f"Net NET = {literal(plan.net, names | {'width': str(width)})}",
     ]
-    fixed = "const" if len(plan.layers) > UNROLLED else "constexpr"
-    define = f"#ifndef FIXED\n#define FIXED __device__ {fixed}\n#endif\n"
+    define = "#define UNROLLED_NET\n" if len(plan.layers) <= UNROLLED else ""
+    define += "#define FIXED __device__ constexpr\n"
     return define + "".join(f"static FIXED {array};\n" for array in arrays)
 
 

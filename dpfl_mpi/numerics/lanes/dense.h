@@ -48,7 +48,7 @@ INLINE void apply(const int count, int32_t inputs, Vectors x, const float *w, co
   }
 }
 
-static void dense(const Pass *p, const Layer *layer) {
+INTERNAL void dense(const Pass *p, const Layer *layer) {
   const int32_t inputs = p->net->value[layer->in].units, outputs = p->net->value[layer->out].units;
   const float *w = p->row + layer->weight, *b = layer->bias < 0 ? NULL : p->row + layer->bias;
   const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out);
@@ -104,7 +104,7 @@ INLINE void outer_rows(const int count, int32_t inputs, const F *slope, const fl
 }
 #endif
 
-static void dense_weights(const Pass *p, int32_t inputs, int32_t outputs, Vectors x, Vectors slope,
+INTERNAL void dense_weights(const Pass *p, int32_t inputs, int32_t outputs, Vectors x, Vectors slope,
                           float *g) {
   float *turned = floats_at(scratch_of(p));
   SHARE(&p->team, j, inputs) EACH_LANE(l) turned[l * inputs + j] = ON(x[j], l);
@@ -135,7 +135,7 @@ INLINE void apply_back(const int count, const int aligned, int32_t inputs, int32
   UNROLL for (int j = 0; j < count; j++) d[j] = sum[j];
 }
 
-static void dense_back(const Pass *p, const Layer *layer) {
+INTERNAL void dense_back(const Pass *p, const Layer *layer) {
   const int32_t inputs = p->net->value[layer->in].units, outputs = p->net->value[layer->out].units;
   const float *w = p->row + layer->weight;
   const Vectors x = x_of(p, layer->in), slope = d_of(p, layer->out), d = d_of(p, layer->in);

@@ -12,13 +12,13 @@
 /* The two functions of a kind: y of x, and the gradient by x of y's gradient d. a and b are the
  * layer's numbers. */
 #define FUNCTION(name, value, slope) \
-  static void name(const Pass *p, const Layer *layer) { \
+  INTERNAL void name(const Pass *p, const Layer *layer) { \
     const F a = FILL(layer->number[0]), b = FILL(layer->number[1]); \
     const Vectors from = x_of(p, layer->in), to = x_of(p, layer->out); \
     (void)a, (void)b; \
     EACH(p, layer, const F x = from[here]; to[there] = value) \
   } \
-  static void name##_back(const Pass *p, const Layer *layer) { \
+  INTERNAL void name##_back(const Pass *p, const Layer *layer) { \
     const F a = FILL(layer->number[0]), b = FILL(layer->number[1]); \
     const Vectors from = x_of(p, layer->in), to = x_of(p, layer->out); \
     const Vectors d_from = d_of(p, layer->in), d_to = d_of(p, layer->out); \

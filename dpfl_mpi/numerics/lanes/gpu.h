@@ -16,14 +16,13 @@ typedef unsigned long long uint64_t;
 #endif
 #define restrict __restrict__
 #define INLINE static __forceinline__
+#define INTERNAL INLINE /* so that the sizes of a network are known in it */
 #ifdef __CUDACC_RTC__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
-#define EACH_LAYER _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
 #define UNROLL_4
-#define EACH_LAYER
 #endif
 #ifndef CLUSTER
 #define CLUSTER 1 /* blocks of a team */

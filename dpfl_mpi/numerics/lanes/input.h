@@ -6,7 +6,7 @@ typedef struct {
   int mirrored[OWN];
 } Windows;
 
-static Windows windows_of(Pass *p, const Images *images, int64_t first) {
+INTERNAL Windows windows_of(Pass *p, const Images *images, int64_t first) {
   const uint8_t *crop = images->crop;
   Windows at;
   EACH_LANE(l) {
@@ -23,7 +23,7 @@ static Windows windows_of(Pass *p, const Images *images, int64_t first) {
 
 #ifdef GPU
 /* Bytes, by lines, four at a time: the words of a line that may start anywhere in one. */
-static void read_bytes(const Pass *p, const Images *images, Windows at) {
+INTERNAL void read_bytes(const Pass *p, const Images *images, Windows at) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
   const int c = net->channels, w = net->wide, line = w * c;
@@ -49,7 +49,7 @@ static void read_bytes(const Pass *p, const Images *images, Windows at) {
 }
 #else
 /* Write word i of each lane's line, four bytes, to the lanes of vector i. */
-static void turn(const uint8_t *bytes, int32_t words, F *to) {
+INTERNAL void turn(const uint8_t *bytes, int32_t words, F *to) {
   const float *lines = (const float *)bytes;
   int32_t i = 0;
 #if FORM >= 256
@@ -66,7 +66,7 @@ static void turn(const uint8_t *bytes, int32_t words, F *to) {
 }
 
 /* Bytes, by lines: cropped and mirrored, then turned four bytes at a time. */
-static void read_bytes(const Pass *p, const Images *images, Windows at) {
+INTERNAL void read_bytes(const Pass *p, const Images *images, Windows at) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
   const int32_t w = net->wide, c = net->channels, line = w * c,
@@ -96,7 +96,7 @@ static void read_bytes(const Pass *p, const Images *images, Windows at) {
 #endif
 
 /* Numbers of four bytes, floats or tokens as they are. */
-static void read_numbers(const Pass *p, const Images *images, Windows at) {
+INTERNAL void read_numbers(const Pass *p, const Images *images, Windows at) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
   const int32_t c = net->channels, w = net->wide;
@@ -129,7 +129,7 @@ static void read_numbers(const Pass *p, const Images *images, Windows at) {
 }
 
 /* Load the pass's images and labels, from number `first` of the order on. */
-static void load_images(Pass *p, const Images *images, int64_t first) {
+INTERNAL void load_images(Pass *p, const Images *images, int64_t first) {
   const Windows at = windows_of(p, images, first);
   if (p->net->samples == BYTES) read_bytes(p, images, at);
   else read_numbers(p, images, at);

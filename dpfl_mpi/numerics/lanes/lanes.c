@@ -62,6 +62,7 @@ PUBLIC int32_t widest(void) {
 #ifdef GPU
 #include "gpu.h"
 #include "net.h"
+#include "plan.h"
 #else
 #include "net.h"
 #include "vectors.h"
@@ -101,30 +102,44 @@ INLINE void back_of(const Pass *p, const Layer *layer) {
   switch (layer->kind) { KINDS(BACK) }
 }
 
-INLINE void forward(const Pass *p) {
-  const Net *net = p->net;
-  EACH_LAYER for (int32_t i = 0; i < net->layers; i++) {
-    forward_of(p, &net->layer[i]);
-    meet(&p->team);
-  }
+INLINE void layer_forward(const Pass *p, const Layer *layer) {
+  forward_of(p, layer);
+  meet(&p->team);
 }
 
 /* A layer without parameters whose inputs nobody asks for has no way back. */
-INLINE void backward(const Pass *p) {
-  const Net *net = p->net;
-  EACH_LAYER for (int32_t i = net->layers - 1; i >= 0; i--) {
-    const Layer *layer = &net->layer[i];
-    if (wanted(p, layer->out) && (layer->weight >= 0 || layer->bias >= 0 ||
-                                  wanted(p, layer->in) || wanted(p, layer->other))) {
-      back_of(p, layer);
-      meet(&p->team);
-    }
-  }
+INLINE void layer_back(const Pass *p, const Layer *layer) {
+  if (!wanted(p, layer->out)) return;
+  if (layer->weight < 0 && layer->bias < 0 && !wanted(p, layer->in) && !wanted(p, layer->other))
+    return;
+  back_of(p, layer);
+  meet(&p->team);
 }
+
+#ifdef UNROLLED_NET
+/* Each layer is code of its own, with the numbers of NET in it. */
+template <int I>
+INLINE void forward_from(const Pass *p) {
+  if constexpr (I < NET.layers) layer_forward(p, NET.layer + I), forward_from<I + 1>(p);
+}
+template <int I>
+INLINE void back_from(const Pass *p) {
+  if constexpr (I >= 0) layer_back(p, NET.layer + I), back_from<I - 1>(p);
+}
+INLINE void forward(const Pass *p) { forward_from<0>(p); }
+INLINE void backward(const Pass *p) { back_from<NET.layers - 1>(p); }
+#else
+INTERNAL void forward(const Pass *p) {
+  for (int32_t i = 0; i < p->net->layers; i++) layer_forward(p, &p->net->layer[i]);
+}
+INTERNAL void backward(const Pass *p) {
+  for (int32_t i = p->net->layers - 1; i >= 0; i--) layer_back(p, &p->net->layer[i]);
+}
+#endif
 
 /* Write each image's cross-entropy; with `share` also its gradient by the logits, times share and 0
  * in empty lanes. */
-static void cross_entropy(const Pass *p, float share, float *loss) {
+INTERNAL void cross_entropy(const Pass *p, float share, float *loss) {
   const int32_t classes = p->net->value[p->net->logits].units;
   const Vectors logits = x_of(p, p->net->logits), slope = d_of(p, p->net->logits);
   F greatest = logits[0], total = ZERO, weight = ZERO;
@@ -143,7 +158,7 @@ static void cross_entropy(const Pass *p, float share, float *loss) {
 
 /* Write into p->g the gradient of the mean loss of mini-batch number `step`: `count` images from
  * number `first` on. Return that loss, to every member. */
-static double gradient_of(Pass *p, const Images *images, int64_t first, int32_t count,
+INTERNAL double gradient_of(Pass *p, const Images *images, int64_t first, int32_t count,
                           int64_t step) {
   double loss = 0;
   if (images->keys) p->drops = 1, p->key = images->keys[step];
@@ -169,17 +184,17 @@ static double gradient_of(Pass *p, const Images *images, int64_t first, int32_t 
   }
 
 /* Write into g the gradient of the mean loss of the first n images. */
-static void gradient_one(Pass *p, Training *c) {
+INTERNAL void gradient_one(Pass *p, Training *c) {
   p->row = c->w, p->g = c->g;
   const double loss = gradient_of(p, &c->images, 0, c->n, 0);
   if (is_first(&p->team)) c->loss = loss;
 }
 
 /* Take one step of w along g. */
-static void step_one(Pass *p, Training *c) { step_along(p, c->w, c->m, c->g, &c->sgd, 0); }
+INTERNAL void step_one(Pass *p, Training *c) { step_along(p, c->w, c->m, c->g, &c->sgd, 0); }
 
 /* Train in mini-batches. */
-static void train_one(Pass *p, Training *c) {
+INTERNAL void train_one(Pass *p, Training *c) {
   const uint8_t *trained = c->sgd.trained;
   p->row = c->w;
   /* the first trained column: nothing below it needs a gradient */
@@ -194,7 +209,7 @@ static void train_one(Pass *p, Training *c) {
 
 /* Train w, and v along share times the gradient at row = share v + (1 - share) w, after each step
  * of w on the same mini-batch (APFL). */
-static void mix_one(Pass *p, Training *c) {
+INTERNAL void mix_one(Pass *p, Training *c) {
   const F own = FILL(c->share), others = FILL(1.f - c->share);
   float at_w = 0, at_row = 0;
   MINI_BATCHES(c, {
@@ -212,7 +227,7 @@ static void mix_one(Pass *p, Training *c) {
 
 /* Train w by pairs of mini-batches, along the gradient that the second has at row = w - share
  * (gradient of the first) (Per-FedAvg); a last one alone is not used. */
-static void ahead_one(Pass *p, Training *c) {
+INTERNAL void ahead_one(Pass *p, Training *c) {
   const F by = FILL(c->share);
   float loss = 0;
   MINI_BATCHES(c, {
@@ -227,7 +242,7 @@ static void ahead_one(Pass *p, Training *c) {
 
 /* Take steps of plain descent from w on one mini-batch, pulled to `towards` by mu (w - towards),
  * which is rounded before it is added. */
-static void descents_one(Pass *p, Training *c) {
+INTERNAL void descents_one(Pass *p, Training *c) {
   const F back = FILL(-c->sgd.lr), by = FILL(c->sgd.mu);
   float loss = 0;
   p->row = c->w;
@@ -242,7 +257,7 @@ static void descents_one(Pass *p, Training *c) {
 }
 
 /* Score rows on a client's images, which are read once for all rows. */
-static void score_one(Pass *p, const Scoring *c) {
+INTERNAL void score_one(Pass *p, const Scoring *c) {
   const int32_t classes = p->net->value[p->net->logits].units;
   const int32_t inputs = c->features ? p->net->value[c->read].units : 0;
   const Vectors y = x_of(p, p->net->logits), x = x_of(p, c->read);

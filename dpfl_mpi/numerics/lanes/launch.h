@@ -1,6 +1,4 @@
 /* Kernels of a GPU: a team takes clients from a queue. */
-#include "plan.h"
-
 /* Return where each part of a team's work space starts, which starts at a multiple of 128. */
 INLINE int64_t behind_arena(void) { return NET.vectors * LANES * 4; }
 INLINE int64_t behind_row(void) { return behind_arena() + (NET.width * 4 + 127) / 128 * 128; }

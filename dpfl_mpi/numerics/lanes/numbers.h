@@ -16,7 +16,7 @@ INLINE F greater(F a, F b, M *second) {
 /* Return e^x of x <= 0, to 1e-7. Adding 1.5 * 2^23 rounds and leaves the whole number in the low
  * bits (Cephes). Below -50 it is 0: as gradients, 1e-22 and less would become subnormal numbers on
  * their way back, which take 100 times as long. */
-static F exponential(F x) {
+INTERNAL F exponential(F x) {
   static const float c[5] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
                              5.0000001201e-1f};
   const F shifted = FMA(x, FILL(1.44269504f), FILL(12582912.f)), n = shifted - 12582912.f;
@@ -29,7 +29,7 @@ static F exponential(F x) {
 
 /* Return log x of x >= 1, to 1e-7 (Cephes): e log 2 + log(1 + m), 1 + m in sqrt(1/2) ... sqrt(2).
  */
-static F logarithm(F x) {
+INTERNAL F logarithm(F x) {
   static const float c[8] = {-1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f,
                              1.4249322787e-1f,  -1.6668057665e-1f, 2.0000714765e-1f,
                              -2.4999993993e-1f, 3.3333331174e-1f};

@@ -41,14 +41,14 @@ INLINE Vectors scratch_of(const Pass *p) { return p->arena + p->net->scratch; }
          __VA_ARGS__)
 
 /* Set the gradient of a value to 0. */
-static void clear_gradient(const Pass *p, int32_t value) {
+INTERNAL void clear_gradient(const Pass *p, int32_t value) {
   const Value *v = &p->net->value[value];
   const Vectors d = p->arena + v->d;
   EACH_OF(p, v, d[at] = ZERO)
 }
 
 /* g[i] += the sum over the images of vector i, for those that are this member's. */
-static void add_up(const Pass *p, float *g, Vectors v, int64_t count) {
+INTERNAL void add_up(const Pass *p, float *g, Vectors v, int64_t count) {
 #ifdef GPU
   SHARE_NUMBERS(&p->team, i, count) {
     const float4 *x = (const float4 *)floats_at(v + i);
@@ -65,7 +65,7 @@ static void add_up(const Pass *p, float *g, Vectors v, int64_t count) {
 }
 
 /* What `leave` left of a member's sums is added to the gradient. */
-static void collect(const Pass *p, float *g, Vectors sums, int64_t count) {
+INTERNAL void collect(const Pass *p, float *g, Vectors sums, int64_t count) {
 #ifdef GPU
   meet(&p->team);
   add_up(p, g, sums, count);

@@ -3,7 +3,7 @@
 
 /* Write into s->pair the averages (x + p w) / p_x and (y - p w) / p_y; without w x / p_x and y /
  * p_y. */
-static void average(const Pass *pass, const Search *s, const float *w, double p, double p_x,
+INTERNAL void average(const Pass *pass, const Search *s, const float *w, double p, double p_x,
                     double p_y) {
   const double *restrict x = s->x, *restrict y = s->y;
   const int64_t width = pass->net->width;
@@ -18,7 +18,7 @@ static void average(const Pass *pass, const Search *s, const float *w, double p,
 /* Return the sum of n losses as Python's math.fsum: exact, then rounded once, whatever their order.
  * They are kept as doubles that do not overlap, the smallest first (Shewchuk 1997): multiples of 2^-149
  * below 2^161, so never more than 310; `part` has room for them. */
-static double exact_sum(const float *losses, int64_t n, double *part) {
+INTERNAL double exact_sum(const float *losses, int64_t n, double *part) {
   double rounded = 0;
   int count = 0;
   for (int64_t i = 0; i < n; i++) rounded += losses[i];
@@ -50,7 +50,7 @@ static double exact_sum(const float *losses, int64_t n, double *part) {
 }
 
 /* Write R = -validation loss of the two models of s->pair into r, for the first thread. */
-static void rewards(Pass *p, const Search *s, double *r) {
+INTERNAL void rewards(Pass *p, const Search *s, double *r) {
   const Scoring two = {.rows = s->pair, .stride = p->net->width, .r = 2, .n = s->n,
                        .images = s->images, .losses = s->losses};
   score_one(p, &two);
@@ -64,7 +64,7 @@ static void rewards(Pass *p, const Search *s, double *r) {
 INLINE double gain(double difference) { return 0 > difference ? 0 : difference; }
 
 /* Decide candidates in their order, until `most` of them are added. */
-static void search_one(Pass *p, Search *s) {
+INTERNAL void search_one(Pass *p, Search *s) {
   double r[2] = {0};
   int64_t i = 0, most = s->most;
   if (!s->started && s->count > 0 && most > 0) {
@@ -98,7 +98,7 @@ static void search_one(Pass *p, Search *s) {
 
 /* Add the first candidate to X and take it from Y; write both averages, over p_x and p_y. It is a
  * step of a search that decides elsewhere. */
-static void candidate_one(Pass *p, Search *s) {
+INTERNAL void candidate_one(Pass *p, Search *s) {
   const float *restrict w = s->models[0];
   double *restrict x = s->x, *restrict y = s->y;
   const double of_w = s->p[0];

@@ -35,7 +35,7 @@ INLINE Stage stage_of(const Pass *p, const Layer *layer) {
 /* Weights as `pooled` reads them, [C, 5, 5, O], a line of O at a multiple of 16 bytes. */
 INLINE int packed_line(const Stage *s) { return (s->filters + 3) / 4 * 4; }
 
-static float *pack_taps(const Pass *p, const Stage *s, const float *w) {
+INTERNAL float *pack_taps(const Pass *p, const Stage *s, const float *w) {
   float *packed = floats_at(scratch_of(p));
   SHARE_NUMBERS(&p->team, i, s->filters * s->C * 25)
     packed[i % (s->C * 25) * packed_line(s) + i / (s->C * 25)] = w[i];
@@ -97,7 +97,7 @@ INLINE void pooled(const int count, const Stage *s, const float *w, const float 
   TILES(&p->team, filters_at_once, s.filters, s.P, s.Q, \
         pooled(count, &s, w, b, at, line_, unit_, y))
 
-static void stage(const Pass *p, const Layer *layer) {
+INTERNAL void stage(const Pass *p, const Layer *layer) {
   const Stage s = stage_of(p, layer);
   const float *b = p->row + layer->bias;
   const Vectors y = x_of(p, layer->out);
@@ -169,7 +169,7 @@ INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, c
 #endif
 
 /* The gradients of all taps. */
-static void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
+INTERNAL void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
   const int32_t area = s->P * s->Q;
   const Vectors sums = scratch_of(p);
   float *g = p->g + layer->weight;
@@ -213,7 +213,7 @@ INLINE float *lines_of_taps(const Pass *p, const Stage *s) {
 INLINE Vectors places_of(const Pass *p, const Stage *s) {
   return scratch_of(p) + s->filters * (28 * s->C + 1);
 }
-static void prepare_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
+INTERNAL void prepare_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
   float *packed = lines_of_taps(p, s);
   const float *w = p->row + layer->weight;
   const Vectors places = places_of(p, s);
@@ -274,7 +274,7 @@ INLINE void spread_line(const int count, const Pass *p, const Stage *s, int firs
   })
 
 /* The gradient of the inputs: some channels of a line each. */
-static void stage_inputs(const Pass *p, const Layer *layer, const Stage *s) {
+INTERNAL void stage_inputs(const Pass *p, const Layer *layer, const Stage *s) {
   const Value *in = &p->net->value[layer->in];
   const Vectors dx = d_of(p, layer->in);
   if (2 * (s->C / 3) * in->lines > MEMBERS) SPREAD(3)
@@ -306,7 +306,7 @@ INLINE void spread(const int count, const Stage *s, const float *w, const F *pla
 }
 
 /* The gradient of the inputs, for the channels of this member. */
-static void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
+INTERNAL void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
   const int32_t area = s->P * s->Q;
   const int32_t first = part_of(&p->team, s->C, p->team.member);
   const int32_t channels = part_of(&p->team, s->C, p->team.member + 1) - first;
@@ -333,7 +333,7 @@ static void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Vect
 }
 #endif
 
-static void stage_back(const Pass *p, const Layer *layer) {
+INTERNAL void stage_back(const Pass *p, const Layer *layer) {
   const Stage s = stage_of(p, layer);
   const Value *out = &p->net->value[layer->out];
   const Vectors d = d_of(p, layer->out), y = x_of(p, layer->out);

@@ -11,7 +11,7 @@
   }
 
 /* Write the squares of g in 64 sums, whatever the form: number i goes to sum i modulo 64. */
-static void square_sums(const Pass *p, const float *g, float *sums) {
+INTERNAL void square_sums(const Pass *p, const float *g, float *sums) {
   const int64_t width = p->net->width;
 #ifdef GPU
   enum { AHEAD = 32 }; /* numbers that are read while others are added */
@@ -38,7 +38,7 @@ static void square_sums(const Pass *p, const float *g, float *sums) {
 }
 
 /* Apply the proximal term and the mask to g in place; return what clipping scales it by. */
-static float prepare(const Pass *p, const float *restrict w, float *restrict g, const Sgd *sgd) {
+INTERNAL float prepare(const Pass *p, const float *restrict w, float *restrict g, const Sgd *sgd) {
   const F mu = FILL(sgd->mu);
   float scale = 1;
   if (sgd->towards)
@@ -62,7 +62,7 @@ static float prepare(const Pass *p, const float *restrict w, float *restrict g, 
 
 /* Step as torch.optim.Adam or AdamW, each operation rounded where PyTorch's are. m [2 D + 1]: mean
  * gradient, mean squared gradient, steps. */
-static void adam(const Pass *p, float *restrict w, float *restrict m, const float *restrict g,
+INTERNAL void adam(const Pass *p, float *restrict w, float *restrict m, const float *restrict g,
                  const Sgd *sgd, const float *correction, float scale) {
   float *means = m, *squares = m + p->net->width;
   const F take = FILL(sgd->take), keep = FILL(sgd->keep), add = FILL(sgd->add);
@@ -90,7 +90,7 @@ static void adam(const Pass *p, float *restrict w, float *restrict m, const floa
 
 /* Take step number `at` of a call along g, which is changed; clipping, decay and momentum are as in
  * torch.optim. */
-static void step_along(const Pass *p, float *restrict w, float *restrict m, float *restrict g,
+INTERNAL void step_along(const Pass *p, float *restrict w, float *restrict m, float *restrict g,
                        const Sgd *sgd, int64_t at) {
   const float scale = prepare(p, w, g, sgd);
   if (sgd->corrections) {

@@ -6,8 +6,6 @@
 #include <pthread.h>
 #include <sched.h>
 
-#define EACH_LAYER
-
 typedef struct {
   int32_t arrived, meeting;
 } Barrier;

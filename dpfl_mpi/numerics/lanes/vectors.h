@@ -5,6 +5,7 @@
 #define JOIN(a, b) JOIN_(a, b)
 #define NAME(name) JOIN(name, FORM)
 #define INLINE static inline __attribute__((always_inline))
+#define INTERNAL static /* a function of this file */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
