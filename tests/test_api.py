@@ -108,8 +108,8 @@ def test_a_mistake_shows_one_frame_of_the_package(computed, call, sentence):
 
 
 def test_an_error_and_a_crash_of_the_ranks(tmp_path, capfd, monkeypatch):
-    said = refused("", dpfl_mpi.run, ranks=2, model="cnn", results=tmp_path, **FIELDS)
-    assert said.startswith("--model cnn needs images of at least 16x16, these are 8x8")
+    error = refused("", dpfl_mpi.run, ranks=2, model="cnn", results=tmp_path, **FIELDS)
+    assert error.startswith("--model cnn needs images of at least 16x16, these are 8x8")
     assert capfd.readouterr().err == ""
     broken = "import dpfl_mpi.methods.dpfl as m\nm.init = lambda fed: 1 / 0\n"
     (tmp_path / "sitecustomize.py").write_text(broken)

@@ -333,10 +333,10 @@ def test_no_text_of_a_file_commands_a_terminal(tmp_path):
     path = tiny_result.make(tmp_path / "a.h5")
     data, results = tmp_path / "data.h5", tmp_path / "results"
     with tiny_result.changing(path) as file:
-        told = json.loads(file.attrs["declared"])
-        told["method"]["title"] = f"Mine {COMMANDS}"
-        told["method"]["citation"] = f"@misc{{mine,\n\ttitle = {{{COMMANDS}}}}}"
-        file.attrs["declared"] = json.dumps(told)
+        declared = json.loads(file.attrs["declared"])
+        declared["method"]["title"] = f"Mine {COMMANDS}"
+        declared["method"]["citation"] = f"@misc{{mine,\n\ttitle = {{{COMMANDS}}}}}"
+        file.attrs["declared"] = json.dumps(declared)
         file["meta/starts"][:] = [json.dumps(tiny_result.START | {"cpu": COMMANDS})]
     arrays = arrays_of(np.arange(960).reshape(240, 4) % 251, np.arange(240) % 3)
     arrays = dataclasses.replace(arrays, class_names=(COMMANDS, "b", "c"))

@@ -27,8 +27,8 @@ def test_graph_operations_are_those_of_lists(seed, n):
     lists = [mine[k] if marked[k] else theirs[k] for k in range(n)]
     assert [list(mixed.of(k)) for k in range(n)] == [sorted(s) for s in lists]
     among = g.only(marked[g.receivers()] & marked[g.senders])
-    kept = [[j for j in sorted(mine[k]) if marked[k] and marked[j]] for k in range(n)]
-    assert [list(among.of(k)) for k in range(n)] == kept
+    remaining = [[j for j in sorted(mine[k]) if marked[k] and marked[j]] for k in range(n)]
+    assert [list(among.of(k)) for k in range(n)] == remaining
     assert g.within(other) == all(set(a) <= set(b) for a, b in zip(mine, theirs, strict=True))
     assert among.within(g) and CollaborationGraph.empty(n).within(other)
 

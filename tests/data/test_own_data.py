@@ -207,8 +207,8 @@ def test_where_there_is_no_prepared_file_the_advice_makes_one(tmp_path, monkeypa
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
 
     def advised(ask, name, data=None):
-        said = refused("", lambda: ask(Run(dataset=name, data=data).resolve()))
-        return said.rpartition("`python -m dpfl_mpi.prepare ")[2].removesuffix("`")
+        sentence = refused("", lambda: ask(Run(dataset=name, data=data).resolve()))
+        return sentence.rpartition("`python -m dpfl_mpi.prepare ")[2].removesuffix("`")
 
     for name in ("arrays", "image_folder", "pfllib", "flbench", "femnist"):
         assert advised(open_source, name) == f"{name} --source PATH --out data/{name}.h5"
@@ -362,8 +362,9 @@ def hostile(path):
 def test_a_hostile_or_damaged_pickle_is_refused_and_not_run(tmp_path):
     path = tmp_path / "touched"
     for data in hostile(path).values():
-        said = refused("file holds a ...pickle...(nothing ...was executed)", unpickle, data, "file")
-        assert said.startswith("file holds") and said.endswith("was executed)")
+        words = "file holds a ...pickle...(nothing ...was executed)"
+        sentence = refused(words, unpickle, data, "file")
+        assert sentence.startswith("file holds") and sentence.endswith("was executed)")
     assert not path.exists()
     pickle.loads(hostile(path)["os.system"])  # the file is what it is said to be
     assert path.exists()
@@ -419,8 +420,8 @@ def test_pfllib(tmp_path, capsys):
     inside = {f"dataset/MNIST/{name}": data for name, data in files.items()}
     again = pfllib.read(tar(tmp_path / "m.tar.gz", inside))
     assert np.array_equal(again.train_images, out.train_images)
-    said = stage("pfllib", tmp_path / "MNIST", tmp_path / "p.h5")
-    assert "36 training and 12 test images of 4x5x3, 3 classes, 4 clients" in said
+    sentence = stage("pfllib", tmp_path / "MNIST", tmp_path / "p.h5")
+    assert "36 training and 12 test images of 4x5x3, 3 classes, 4 clients" in sentence
     run = Run(dataset="pfllib", data=str(tmp_path / "p.h5")).resolve()
     assert (str(run.partition), run.clients, run.model) == ("natural", 4, "mlp")
     assert open_source(run).dtype == "float32"

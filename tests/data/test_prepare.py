@@ -138,9 +138,9 @@ def test_femnist_classes(tmp_path, classes, count, first):
     out, whole = femnist.read(source, classes), femnist.read(source)
     low = whole.class_names.index(first)
     assert len(out.class_names) == count and out.class_names[0] == first
-    kept = (whole.train_labels >= low) & (whole.train_labels < low + count)
-    assert np.array_equal(out.train_labels, whole.train_labels[kept] - low)
-    assert np.array_equal(out.train_images, whole.train_images[kept])
+    chosen = (whole.train_labels >= low) & (whole.train_labels < low + count)
+    assert np.array_equal(out.train_labels, whole.train_labels[chosen] - low)
+    assert np.array_equal(out.train_images, whole.train_images[chosen])
     most = int(np.bincount(out.train_clients).max())
     smaller = femnist.read(source, classes, min_samples=most + 1)
     assert 0 < len(smaller.client_names) <= len(out.client_names)
@@ -166,8 +166,8 @@ def test_own_arrays(tmp_path):
     x, y = np.arange(20 * 128 * 9).reshape(20, 1, 128, 9) % 256, np.arange(20) % 2
     for kind in (bool, int, np.uint8, float):
         np.savez(tmp_path / "a.npz", x=x, y=y, test=(np.arange(20) > 14).astype(kind))
-        said = stage("arrays", tmp_path / "a.npz", tmp_path / f"{kind.__name__}.h5")
-        assert "15 training and 5 test images of 1x128x9, 2 classes" in said
+        sentence = stage("arrays", tmp_path / "a.npz", tmp_path / f"{kind.__name__}.h5")
+        assert "15 training and 5 test images of 1x128x9, 2 classes" in sentence
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 32, 24, 3), np.uint8), y=y)
     assert "images of 32x24x3, 2 classes" in stage("arrays", tmp_path / "a.npz", tmp_path / "b.h5")
 
@@ -441,8 +441,8 @@ def test_every_format_of_images_is_read(tmp_path, pack, capsys):
     data = [stored(x, kind) for x, kind in zip(pixels, kinds, strict=True)]
     each = dict(zip(names, data, strict=True))
     files = {f"{place}/{name}": image for place in places for name, image in each.items()}
-    said = stage("image_folder", pack(tmp_path / "i", files), tmp_path / "i.h5")
-    assert "21 training and 21 test images of 8x8x3, 3 classes" in said
+    sentence = stage("image_folder", pack(tmp_path / "i", files), tmp_path / "i.h5")
+    assert "21 training and 21 test images of 8x8x3, 3 classes" in sentence
     assert capsys.readouterr().err == ""
     source = pack(tmp_path / "cut", files | {"train/a/9.png": files["train/a/0.png"][:-60]})
     unstaged(tmp_path, "image_folder", source, "train/a/9.png is not a readable image")

@@ -311,8 +311,8 @@ def test_the_model_and_the_data_of_the_page_run(tmp_path, result_of):
 
 
 def test_the_tables_of_methods_are_those_of_the_files():
-    made = script(ROOT / "docs" / "methods_table.py")
-    assert made.page() == made.PAGE.read_text(), "run python docs/methods_table.py"
+    table_script = script(ROOT / "docs" / "methods_table.py")
+    assert table_script.page() == table_script.PAGE.read_text(), "run python docs/methods_table.py"
 
 
 def test_the_first_page_shows_the_default_run(tmp_path):

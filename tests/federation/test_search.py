@@ -48,7 +48,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     fed.begin_round(1)
     k = int(fed.ids[0])
     addresses = lambda j, to: (w.data_ptr() + 4 * w.shape[1] * j).astype(np.uint64)  # noqa: E731
-    here = SimpleNamespace(rows=lambda j, to: w[j].clone(), addresses=addresses)
+    sender = SimpleNamespace(rows=lambda j, to: w[j].clone(), addresses=addresses)
     p = torch.from_numpy(fed.p[[k, *order]])[:, None]
     sums = (w[[k, *order]].double() * p).sum(0) if y is None else y
     given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])
@@ -62,7 +62,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
         one.chooser = None
     with np.errstate(invalid="ignore"):  # of a gain that is infinity less infinity
         for part in np.array_split(np.array(order, np.int64), passes):
-            one.consider(here, [part])
+            one.consider(sender, [part])
     assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # unchanged, for a repeat
     if at_once:
         state = one.chooser._search

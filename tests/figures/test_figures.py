@@ -100,13 +100,13 @@ def test_a_missing_run_is_named_with_its_command(tmp_path, monkeypatch, capsys):
     femnist = {"dataset": "femnist", "data": "data/ten.h5", "partition": "fedrep"}
     runs = [Run(dataset="cifar10", seed=s) for s in range(6)]
     runs += [Run(**femnist, seed=s) for s in range(7)]
-    made = "there is no such file: make it with `python -m dpfl_mpi.prepare"
-    why = f"(--data is data/cifar10.h5; {made} cifar10 --out data/cifar10.h5`)"
-    other = f"(--data is data/ten.h5; {made} femnist --source PATH --out data/ten.h5`)"
-    here = "not available here:"
-    counted = [f"{here} 6 of 13 Runs {why}", f"{here} 7 of 13 Runs {other}"]
+    advice = "there is no such file: make it with `python -m dpfl_mpi.prepare"
+    why = f"(--data is data/cifar10.h5; {advice} cifar10 --out data/cifar10.h5`)"
+    other = f"(--data is data/ten.h5; {advice} femnist --source PATH --out data/ten.h5`)"
+    not_here = "not available here:"
+    counted = [f"{not_here} 6 of 13 Runs {why}", f"{not_here} 7 of 13 Runs {other}"]
     assert command.gather(runs, "results") == ([], counted)
-    few = [f"{here} {command.command(run)} {why}" for run in runs[1:6]]
+    few = [f"{not_here} {command.command(run)} {why}" for run in runs[1:6]]
     assert command.gather(runs[1:6], "results") == ([], few)
     nothing = "error: there is nothing to draw: no result of this figure has a recorded round yet"
     errors = "\n".join([*counted, nothing, ""])
@@ -347,14 +347,14 @@ def test_results_that_a_figure_cannot_draw(made, tmp_path, monkeypatch, capsys):
         ("random_graph", ("dpfl", 42), "is of a random graph"),
     ):
         refused(f"none of these results {missing}", draw, figure, [made[result]])
-    said = "--draws is 0; allowed is a whole number of at least 1"
-    refused(said, draw, "omega", [made["dpfl", 42]], draws=0)
+    sentence = "--draws is 0; allowed is a whole number of at least 1"
+    refused(sentence, draw, "omega", [made["dpfl", 42]], draws=0)
     evolution = module("graph_evolution")
     for asked, shown in (("every", [0, 1, 2]), ("0,last", [0, 2])):
         assert evolution.rounds_to_show(0, 2, evolution.round_list(asked), "") == shown
     assert evolution.rounds_to_show(1, 45, ["every"], "") == [1, 10, 20, 30, 40, 45]
-    said = "--rounds has 3, but ... has graphs of rounds 0 to 2"
-    refused(said, draw, "graph_evolution", [made["dpfl", 42]], rounds=["3"])
+    sentence = "--rounds has 3, but ... has graphs of rounds 0 to 2"
+    refused(sentence, draw, "graph_evolution", [made["dpfl", 42]], rounds=["3"])
     allowed = "allowed are round numbers and last, as in 0,50,last, or every"
     for wrong in ("abc", "0,every", "", "\u00b2"):
         with pytest.raises(argparse.ArgumentTypeError, match=f"{wrong!r}; {allowed}"):
@@ -423,11 +423,11 @@ def test_omega(tmp_path):
     # 0 chose 2, 1 is in Omega; 2 chose 0, 3 is in Omega; 1 chose nobody, 0 is in Omega
     assert before == [[3, 2, 1, 0], [2, 3, 0, 1], [1, 0, 3, 0], [0, 0, 0, 3]]
     assert after == [[3, 2, 2, 0], [2, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]
-    said = "on Omega is another, which is not recorded"
-    assert f"from round 2 {said}" in drawing.text
-    assert said not in draw("graph_evolution", [result], rounds=["0", "1"]).text
+    sentence = "on Omega is another, which is not recorded"
+    assert f"from round 2 {sentence}" in drawing.text
+    assert sentence not in draw("graph_evolution", [result], rounds=["0", "1"]).text
     churn = tiny(tmp_path, "churn", churn="0.2:0.5")
-    assert f"from round 1 {said}" in draw("graph_evolution", [churn]).text
+    assert f"from round 1 {sentence}" in draw("graph_evolution", [churn]).text
     fields = {"best": (0.5,) * 4, "graphs": [[[]] * 4, [[2], [], [0], []], [[1, 2], [], [0], []]]}
     pens = [tiny(tmp_path, f"p{s}", "pens", s, **fields) for s in (42, 52)]
     dpfl = tiny(tmp_path, "d")
@@ -501,9 +501,9 @@ def test_epochs_are_those_of_both_models(tmp_path):
 def test_a_full_disk_leaves_no_half_of_a_figure(tmp_path, at_most):
     drawing = draw("learning_curves", [tiny(tmp_path)])
     files = {path: path.read_bytes() for path in command.save(drawing, "c", tmp_path)}
-    said = f"--out is {tmp_path}, where nothing can be written: File too large"
+    sentence = f"--out is {tmp_path}, where nothing can be written: File too large"
     at_most(resource.RLIMIT_FSIZE, 8000)
-    refused(said, command.save, drawing, "c", tmp_path)
+    refused(sentence, command.save, drawing, "c", tmp_path)
     assert files == {path: path.read_bytes() for path in files}
     assert not list(tmp_path.glob(".*"))
 

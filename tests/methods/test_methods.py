@@ -57,7 +57,7 @@ def test_absent_clients_keep_what_is_theirs(method, tmp_path):
     fields = {"budget": "inf", "classes_per_client": 8, "lr": 0.1, "seed": 0, "available": present}
     _, _, fed_before = play(method, rounds=1, **fields)
     _, states, fed = play(method, rounds=2, **fields)
-    away, here = fed.row_of[[0, 2]], fed.row_of[[1, 3]]
+    away, present_rows = fed.row_of[[0, 2]], fed.row_of[[1, 3]]
     for name, rows in states[1]["client"].items():
         before, after = torch.as_tensor(rows), torch.as_tensor(states[2]["client"][name])
         # FedPer's base comes from the server
@@ -67,13 +67,13 @@ def test_absent_clients_keep_what_is_theirs(method, tmp_path):
     if method != "pfedme":
         before, after = fed_before.training.momentum["w"], fed.training.momentum["w"]
         assert torch.equal(before[away], after[away])
-        assert not torch.equal(before[here], after[here])
+        assert not torch.equal(before[present_rows], after[present_rows])
     if method == "dpfl":  # an absent client keeps its choice, and nobody chooses it
         before, after = (state["shared"]["chosen"].matrix() for state in states[1:])
         assert same(before[::2], after[::2]) and before[::2].any()
         assert before[1::2, ::2].any() and not after[1::2, ::2].any()
     received = fed.notes["models_received"]
-    assert (received[away] == 0).all() and (received[here] > 0).all()
+    assert (received[away] == 0).all() and (received[present_rows] > 0).all()
 
 
 TOLERANCE = {"options": {"tolerance": 0.1}}

@@ -244,8 +244,8 @@ def test_modules_that_would_be_wrong_are_refused(module, sentence):
 def test_a_build_that_fails(monkeypatch):
     monkeypatch.setattr(mlp, "build", lambda shape, classes: nn.Linear(shape[3], classes))
     sentence = "--model mlp: build failed for samples of 8x8x1: IndexError: "
-    said = refused(sentence, make, Run().resolve(), source(IMAGE))
-    assert re.search(r" \(test_models.py, line \d+\)$", said)
+    error = refused(sentence, make, Run().resolve(), source(IMAGE))
+    assert re.search(r" \(test_models.py, line \d+\)$", error)
 
 
 RESNET = {"model": "resnet"}

@@ -229,8 +229,8 @@ def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_pat
     old = run_of(at)
     (at / "helper.py").write_text("SCALE = 2.0\n")
     fields = {"method": str(at / "mine.py")} | own.SMALL
-    said = f"the name of another Run; this is {run_of(at).slug()}"
-    refused(said, run_here, old.path(tmp_path), fields)
+    sentence = f"the name of another Run; this is {run_of(at).slug()}"
+    refused(sentence, run_here, old.path(tmp_path), fields)
     assert not old.path(tmp_path).exists()
     run_here(tmp_path / "mine-s42-20261126.h5", fields)  # a date is no other Run
 
@@ -314,9 +314,9 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said, outside
     # A result tells of its method what its code said; 10^30 models would end in an overflow.
     for models in (0, 10**30, True, "2"):
         with tiny_result.changing(alone) as file:
-            told = json.loads(file.attrs["declared"])
-            told["method"]["models"] = models
-            file.attrs["declared"] = json.dumps(told)
+            declared = json.loads(file.attrs["declared"])
+            declared["method"]["models"] = models
+            file.attrs["declared"] = json.dumps(declared)
         refused("is not a result of dpfl_mpi, or it is damaged", Result, alone)
 
 
@@ -363,8 +363,8 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
     own.folder(a, **{"nets/parts": "raise ValueError('no such layer')\n"})
     done = mpirun(2, tmp_path / "script.py", a, a, "--model=nets/net.py", *words)
     what = f"ValueError: no such layer ({a}/nets/parts.py, line 1)"
-    said = f"error: --model is nets/net.py, which fails: {what}\n"
-    assert (done.returncode, done.stderr) == (0, said) and not list(a.glob("results/*"))
+    sentence = f"error: --model is nets/net.py, which fails: {what}\n"
+    assert (done.returncode, done.stderr) == (0, sentence) and not list(a.glob("results/*"))
 
 
 def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):

@@ -176,15 +176,15 @@ def test_show_of_graphs_of_a_running_run_and_of_two(made, tmp_path, said):
 def test_the_summary_draws_only_what_there_is(made, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     odd = shutil.copytree(made["dpfl"].parent, tmp_path / "my results") / "dpfl.h5"
-    said = summary(odd)
-    assert said.endswith(f"  draw the graph       python analysis/graph_evolution.py '{odd}'")
-    assert "edges                5 in Omega, 2.5 kept per round" in said
+    text = summary(odd)
+    assert text.endswith(f"  draw the graph       python analysis/graph_evolution.py '{odd}'")
+    assert "edges                5 in Omega, 2.5 kept per round" in text
     monkeypatch.chdir(tmp_path)
     assert f"python {os.path.relpath(ROOT)}/analysis/graph_evolution.py '{odd}'" in summary(odd)
-    said = summary(made["local"])
-    assert "edges" not in said and "draw the graph" not in said and "B_c" not in said
-    assert max(map(len, said.splitlines()[:-1])) <= 80
-    assert "\n                       evaluate " in said
+    text = summary(made["local"])
+    assert "edges" not in text and "draw the graph" not in text and "B_c" not in text
+    assert max(map(len, text.splitlines()[:-1])) <= 80
+    assert "\n                       evaluate " in text
 
 
 DIVERGED = {"rounds": 1, "lr": 1000.0, "clip_norm": 0.0, "on_divergence": "exclude"}
@@ -212,8 +212,8 @@ def test_a_run_in_which_nobody_was_scored_says_so(why, result_of, said):
 def test_no_newcomers_are_no_line(tmp_path):
     few = {"clients": 5, "method": "fedavg", "rounds": 1}
     for share, lines in ((0.1, 0), (0.4, 1)):
-        said = summary(run_here(tmp_path / f"{share}.h5", few | {"newcomers": share}))
-        assert said.count("\n  newcomers  ") == lines and "nan" not in said
+        text = summary(run_here(tmp_path / f"{share}.h5", few | {"newcomers": share}))
+        assert text.count("\n  newcomers  ") == lines and "nan" not in text
 
 
 def test_means_are_over_clients_that_are_scored(tmp_path, said):

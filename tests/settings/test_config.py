@@ -273,8 +273,8 @@ NUMBERS = {
 def test_a_number_is_in_the_digits_0_to_9(name, digits, said):
     network = ["--network=phones"] * (name == "churn")
     parse([*network, f"--{name}={NUMBERS[name].format(3)}"])
-    told = said(parse, *network, f"--{name}={NUMBERS[name].format(digits)}", code=2)
-    assert told.startswith(f"error: --{name} is ") and "; allowed " in told
+    error = said(parse, *network, f"--{name}={NUMBERS[name].format(digits)}", code=2)
+    assert error.startswith(f"error: --{name} is ") and "; allowed " in error
 
 
 @pytest.mark.parametrize(("name", "line", "lines"), [
@@ -360,6 +360,6 @@ def test_print_config_and_help_are_for_one_rank_and_refuses_what_a_run_would(sai
     monkeypatch.setenv("PMI_RANK", "1")
     assert said(parse, "--print_config") == said(parse, "--help") == ""
     monkeypatch.setenv("PMI_RANK", "0")
-    told = said(parse, "--print_config", "--budget=0", code=2)
-    assert told.startswith("error: --budget is 0; allowed")
+    error = said(parse, "--print_config", "--budget=0", code=2)
+    assert error.startswith("error: --budget is 0; allowed")
     assert yaml.safe_load(said(parse, "--print_config", "--method=local"))["rounds"] == 22

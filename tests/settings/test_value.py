@@ -65,7 +65,7 @@ every_file = pytest.mark.parametrize("one", NAMED, indirect=True)
 @every_file
 def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     name, mine, other = one
-    fields, out, kept = run_of(name, mine), tmp_path / "out.h5", tmp_path / "kept.h5"
+    fields, out, saved = run_of(name, mine), tmp_path / "out.h5", tmp_path / "kept.h5"
     before = Run(**fields).resolve()
     slug = before.slug()
     # the checkpoint stays
@@ -82,11 +82,11 @@ def test_a_file_counts_by_what_it_held(one, tmp_path, said, monkeypatch):
     words = f"out.h5 holds another Run (different: {name}); move it away, and"
     refused(words, starts.here, out, fields)
     assert out.stat().st_mtime_ns == changed_at
-    out.rename(kept)
+    out.rename(saved)
     words = f"holds a checkpoint of another run (different: {name})"
     refused(words, starts.here, out, fields, checkpoint_every="1")
     shutil.copy(other.parent.parent / NAMED[name], mine)  # as it was
-    with Result(starts.here(out, fields, checkpoint_every="1")) as result, Result(kept) as first:
+    with Result(starts.here(out, fields, checkpoint_every="1")) as result, Result(saved) as first:
         assert result.finished and result.key == first.key == before.key()
     mine.unlink()
     assert before.slug() == slug and before.resolve() is before

@@ -167,8 +167,8 @@ def test_a_sweep_is_submitted_once_and_watched_to_its_end(jobs, tmp_path):
         with Result(path) as result:
             assert [s["ranks"] for s in result.starts()] == [2]
             seed = result.run.seed
-        here = starts.here(tmp_path / "here" / path.name, starts.small(seed=seed))
-        assert starts.same(path, here)
+        local = starts.here(tmp_path / "here" / path.name, starts.small(seed=seed))
+        assert starts.same(path, local)
 
 
 def test_a_killed_job_of_a_sweep_goes_on_when_retried(jobs, tmp_path, undisturbed):
@@ -215,8 +215,8 @@ def test_a_sweep_whose_round_outlasts_the_warning_is_not_requeued_for_ever(jobs,
     listed = jobs.sweep(*words, "--list", code=1)
     assert "1 failed, 1 running of 2" in listed
     assert "two starts in a row kept no new checkpoint" in listed
-    said = next(tmp_path.glob(f"sweeps/*/{array}_1_0_log.err")).read_text()
-    assert said.count("the same command replays it") == 2 and "Traceback" not in said
+    log = next(tmp_path.glob(f"sweeps/*/{array}_1_0_log.err")).read_text()
+    assert log.count("the same command replays it") == 2 and "Traceback" not in log
 
 
 def ip(words: str) -> str:

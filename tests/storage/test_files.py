@@ -229,12 +229,12 @@ def test_a_lock_that_cannot_be_made_or_removed_is_an_error(tmp_path, monkeypatch
     (tmp_path / "file").touch()
     (tmp_path / "run.h5.lock" / "in the way").mkdir(parents=True)
     folder = "file, the folder for the result (--results, --out), cannot be made: File exists"
-    for name, said in {
+    for name, sentence in {
         "file/run.h5": folder,
         f"{'x' * 251}.h5": "the lock file ... cannot be written: File name too long",
         "run.h5": "run.h5 is being written by another run",
     }.items():
-        refused(said, Lock(tmp_path / name).acquire, patience=0)
+        refused(sentence, Lock(tmp_path / name).acquire, patience=0)
     owned_by(out := tmp_path / "abandoned.h5", pid=DEAD, born="1")
     denied = Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(os, "rename", denied)
@@ -248,15 +248,15 @@ def test_a_lock_that_cannot_be_made_or_removed_is_an_error(tmp_path, monkeypatch
 def held(tmp_path, monkeypatch) -> Iterator[tuple[Lock, list[str]]]:
     """(a lock that is held and touched 50 times a second, the sentences with which it was lost)."""
     monkeypatch.setattr(lock, "BEAT", 0.02)
-    told: list[str] = []
-    mine = Lock(tmp_path / "run.h5", told.append)
+    sentences: list[str] = []
+    mine = Lock(tmp_path / "run.h5", sentences.append)
     mine.acquire()
-    yield mine, told
+    yield mine, sentences
     mine.release()
 
 
 def test_a_run_is_told_once_that_another_has_its_lock(held, monkeypatch):
-    mine, told = held
+    mine, sentences = held
     with monkeypatch.context() as patch:
         reads: list[Path] = []
         # an error of a network's file system
@@ -264,18 +264,18 @@ def test_a_run_is_told_once_that_another_has_its_lock(held, monkeypatch):
         starts.wait_for(lambda: len(reads) > 3, timeout=10)
         os.utime(mine.path, (1, 1))
     starts.wait_for(lambda: mine.path.stat().st_mtime > 1, timeout=10)  # touched afterwards
-    assert mine.check() and told == []
+    assert mine.check() and sentences == []
     for text in ("", "no owner", "{}"):  # being made, or damaged: nobody else's yet
         mine.path.write_text(text)
         assert mine.check()
     mine.path.unlink()
-    assert mine.check() and told == []
+    assert mine.check() and sentences == []
     owned_by(mine.path.with_suffix(""), **OTHER)
-    starts.wait_for(lambda: told, timeout=10)
+    starts.wait_for(lambda: sentences, timeout=10)
     time.sleep(0.2)
-    (sentence,) = told
+    (sentence,) = sentences
     assert f"{THE_OTHER}, which took {mine.path} while" in sentence
-    assert not mine.check() and len(told) == 2
+    assert not mine.check() and len(sentences) == 2
     mine.release()
     # another's is not ours to remove, and what is not held cannot be lost
     assert mine.path.exists() and mine.check()

@@ -105,8 +105,8 @@ def test_images_that_8_bits_do_not_hold(data, words):
 def test_a_source_without_an_end(tmp_path, dataset, said):
     os.mkfifo(tmp_path / "pipe")
     for source in (tmp_path / "pipe", "/dev/zero"):
-        told = said(prepare.main, dataset, "--source", source, "--out", tmp_path / "x.h5", code=2)
-        assert told.endswith("is not a regular file, but a folder, a pipe or a device\n")
+        error = said(prepare.main, dataset, "--source", source, "--out", tmp_path / "x.h5", code=2)
+        assert error.endswith("is not a regular file, but a folder, a pipe or a device\n")
 
 
 def test_a_flipped_byte_is_an_error(tmp_path):
@@ -233,8 +233,8 @@ def test_ctrl_c_while_preparing(tmp_path, monkeypatch, said):
     monkeypatch.setattr(image_folder, "read", Mock(side_effect=KeyboardInterrupt))
     (tmp_path / "i").mkdir()
     words = ["image_folder", "--source", tmp_path / "i", "--out", tmp_path / "x.h5"]
-    told = said(prepare.main, *words, code=130)
-    assert told == f"interrupted: {tmp_path / 'x.h5'} is as it was\n"
+    error = said(prepare.main, *words, code=130)
+    assert error == f"interrupted: {tmp_path / 'x.h5'} is as it was\n"
     assert [p.name for p in tmp_path.iterdir()] == ["i"]
 
 

@@ -247,16 +247,16 @@ def jobs(folder: Path) -> Reader:
 
 def archive(folder: Path) -> Reader:
     files = images(("train", "test"), ("a", "b"), 1, (5, 5))
-    made = {"a.zip": zipped(folder / "zip", files).read_bytes()}
+    archives = {"a.zip": zipped(folder / "zip", files).read_bytes()}
     for kind, mode in (("tar", "w"), ("tgz", "w:gz"), ("txz", "w:xz")):
-        made[f"a.{kind}"] = tar(folder / kind, files, mode).read_bytes()
+        archives[f"a.{kind}"] = tar(folder / kind, files, mode).read_bytes()
 
     def read(where: Path) -> None:
-        for name in made:
+        for name in archives:
             with contextlib.suppress(UserError):
                 pictures.read(where / name)
 
-    return made, read
+    return archives, read
 
 
 def image(folder: Path) -> Reader:

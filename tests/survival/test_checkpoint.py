@@ -301,16 +301,16 @@ def test_a_finished_result_of_other_data_is_not_found(shipped, capsys):
     out = starts.here(Path("run.h5"), shipped)
     before, then = out.read_bytes(), file_sha256(Path("data/cifar10.h5"))
     stage(2)
-    now = file_sha256(Path("data/cifar10.h5"))
-    hashes = f"data/cifar10.h5 has the sha256 {now[:12]} now, and had {then[:12]} then"
+    current = file_sha256(Path("data/cifar10.h5"))
+    hashes = f"data/cifar10.h5 has the sha256 {current[:12]} now, and had {then[:12]} then"
     refused(f"other data: {hashes}; bring back those data", starts.here, out, shipped)
-    assert then != now and out.read_bytes() == before
+    assert then != current and out.read_bytes() == before
     Path("data/cifar10.h5").unlink()
     starts.here(out, shipped, quiet=False)  # a result stands without its data
     assert "already finished" in capsys.readouterr().out and out.read_bytes() == before
     stage(2)
     with Result(starts.here(out, shipped, fresh=True)) as result:
-        assert result.fact("data_sha256") == now and len(result.starts()) == 1
+        assert result.fact("data_sha256") == current and len(result.starts()) == 1
     starts.here(out, shipped, quiet=False)
     assert "already finished" in capsys.readouterr().out
 

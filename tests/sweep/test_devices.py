@@ -181,7 +181,7 @@ def test_one_line_says_which_ranks_have_which_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus_in(OLDER)[0][2])
     part, cpu = name_of(torch.device("cuda", 0)), name_of(torch.device("cpu"))
     assert part == "NVIDIA H100 (MIG-GPU-92276658-1e27-51c0-8a6a-63ec24ede6a4/9/0)" and cpu == ""
-    for names, said in (
+    for names, sentence in (
         ([cpu, cpu], ""),
         ([one], "devices: rank 0 on NVIDIA H100 (GPU-8e81973e)"),
         ([one] * 4 + [two] * 4,
@@ -190,7 +190,7 @@ def test_one_line_says_which_ranks_have_which_gpu(monkeypatch):
          "devices: ranks 0, 2 on NVIDIA H100 (GPU-8e81973e); 1 on NVIDIA H100 (GPU-6b4cb242); "
          "3 on NVIDIA H100 (MIG-GPU-92276658/9/0); 4 on the CPU"),
     ):  # fmt: skip
-        assert devices_line(names) == said
+        assert devices_line(names) == sentence
     many = devices_line([f"A100 (GPU-{i})" for i in range(20)])
     assert many.endswith("; 7 on A100 (GPU-7); 12 more devices")
 
@@ -229,9 +229,9 @@ def test_ranks_that_share_a_gpu_are_counted(capsys):
         lines.append(devices_line(names))
     turns = "they take turns on it, unless CUDA's MPS runs"
     shared = f"warning: up to {{}} ranks share one GPU; {turns}".format
-    said = capsys.readouterr()
-    assert said.err.splitlines() == [shared(3), shared(2)]
-    assert said.out.splitlines() == lines[:3] and lines[3] == ""
+    sentence = capsys.readouterr()
+    assert sentence.err.splitlines() == [shared(3), shared(2)]
+    assert sentence.out.splitlines() == lines[:3] and lines[3] == ""
 
 
 def test_gpus_that_cannot_be(smi, tmp_path, said, monkeypatch, capfd):

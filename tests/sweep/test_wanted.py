@@ -68,13 +68,13 @@ def test_a_file_of_analysis_names_its_runs(tmp_path, listed):
     runs_file(tmp_path / "neighbour.py", {"seed": 1}, {"seed": 2})
     assert listed("--rounds", "30", file) == [f"digits-pathological-dpfl-B8-s{s}" for s in (1, 2)]
     assert "there is no such file" in listed(tmp_path / "none.py", code=2)
-    for text, said in (
+    for text, sentence in (
         ("", "has no list RUNS of Run(...)"),
         ("RUNS = ['local']", "has no list RUNS of Run(...)"),
         ("import nowhere", "figure.py, which fails: ModuleNotFoundError: No module named"),
     ):
         file.write_text(text)
-        assert said in listed(file, code=2)
+        assert sentence in listed(file, code=2)
     points = itertools.product(("dpfl", "local"), (0, 2), ("0.25N", 4))
     fields = [dict(zip(("method", "seed", "budget"), point, strict=True)) for point in points]
     file = runs_file(tmp_path / "figure.py", *fields)
@@ -84,8 +84,8 @@ def test_a_file_of_analysis_names_its_runs(tmp_path, listed):
     assert listed(file, "--seeds", "2") == [name("dpfl", 4, 2), name("dpfl", 8, 2), local(2)]
     assert listed(file, "--seeds", "0,2", "--methods", "local") == [local(0), local(2)]
     assert listed(file, "--budgets", "8", "--seeds", "0") == [name("dpfl", 8, 0), local(0)]
-    said = listed(file, "--method", "dpfl", "--seed", "42")  # the defaults
-    assert said == [name("dpfl", 4, 42), name("dpfl", 8, 42)]
+    sentence = listed(file, "--method", "dpfl", "--seed", "42")  # the defaults
+    assert sentence == [name("dpfl", 4, 42), name("dpfl", 8, 42)]
     refusal = f"--seeds has 3; the Runs of {file} have 0, 2\n"
     assert refusal in listed(file, "--seeds", "2,3", code=2)
     assert "have dpfl, local" in listed(file, "--methods", "ditto", code=2)
@@ -97,8 +97,8 @@ def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capfd, li
     file = runs_file(tmp_path / "some.py", starts.small(seed=1), *gone)
     assert sweep.main([str(file), "--list", f"--results={tmp_path}"]) == 1
     out, err = capfd.readouterr()
-    said = f"left out 2 of 3 Runs: --data is {tmp_path}/none.h5; "
-    assert said in err and said in out and "1 missing of 1" in out
+    sentence = f"left out 2 of 3 Runs: --data is {tmp_path}/none.h5; "
+    assert sentence in err and sentence in out and "1 missing of 1" in out
     runs_file(file, *gone)
     assert listed(file, code=2).startswith(f"error: --data is {tmp_path}/none.h5; ")
 

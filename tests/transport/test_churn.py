@@ -51,17 +51,17 @@ def test_who_has_left_is_in_no_round(method, result_of, tmp_path):
     assert (evaluations <= result["graph/evaluations"]).all()
     assert not models[0].any()
     for t in range(1, 4):
-        came = there[t] & ~there[t - 1]
+        arrived = there[t] & ~there[t - 1]
         if t == 1 or method != "dpfl":  # whose Omega is not recorded once it is repaired
             omega = result.omega() if t == 1 else graphs[t - 1]
             lost = np.array([not there[t, omega.of(k)].all() for k in range(6)]) & there[t]
-            assert not models[t][~(came | lost)].any()
+            assert not models[t][~(arrived | lost)].any()
         assert (graphs[t].degrees() <= 2).all()
         if method in ("random_graph", "pairwise"):
             assert (graphs[t].degrees()[there[t]] == 2).all()  # as many as before
         if method in ("dpfl", "pairwise"):
-            assert (models[t][came] > 0).all()
-            assert (evaluations[t][came] > 0).all()
+            assert (models[t][arrived] > 0).all()
+            assert (evaluations[t][arrived] > 0).all()
 
 
 def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(tmp_path):

@@ -28,11 +28,11 @@ def test_a_round_by_hand():
     assert seconds(clock.ready_at) == [2, 4, 6]
     assert seconds(clock.now) == [3, 4, 6]
     to, of = np.array([0, 0, 1]), np.array([1, 2, 0])
-    here = clock.arrivals(to, of, np.full(3, 10**6), standing=True)
-    clock.wait(to, of, here)
+    there = clock.arrivals(to, of, np.full(3, 10**6), standing=True)
+    clock.wait(to, of, there)
     # 1 to 0: leaves at 4, up 5, latency 5.25, down (2 s) 7.25
     # 2 to 0: 6, 7, 7.75, 9.75; 0 to 1: 2, 3, 3.25, 4.25
-    assert seconds(here) == [7.25, 9.75, 4.25]
+    assert seconds(there) == [7.25, 9.75, 4.25]
     assert seconds(clock.now) == [9.75, 4.25, 6]
     expected = {"train": [2, 4, 6], "choose": [1, 0, 0], "send": [1, 1, 1], "wait": [6.75, 0.25, 0]}
     assert {name: seconds(spent) for name, spent in clock.spent.items()} == expected

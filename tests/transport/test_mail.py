@@ -110,8 +110,8 @@ def test_what_is_averaged_is_what_was_sent(block):
 @pytest.mark.parametrize("what", LATE)
 def test_models_of_an_earlier_sending_are_refused(tmp_path, what):
     fields = FIVE | {"method": method_file(tmp_path, LATE[what])}
-    said = "fed.exchange or fed.every_row received are used after ...; only those of the last"
-    refused(f"models that {said}", run_here, tmp_path / "run.h5", fields)
+    sentence = "fed.exchange or fed.every_row received are used after ...; only those of the last"
+    refused(f"models that {sentence}", run_here, tmp_path / "run.h5", fields)
 
 
 IN_PASSES = """
@@ -189,9 +189,9 @@ def test_rows_of_every_row_are_copies():
     with federation(FIVE) as fed:
         w = fed.local_opt(fed.common_row(), 1)
         before = w[fed.row_of].clone()
-        kept = [row for _, row in fed.every_row(w)]
+        copies = [row for _, row in fed.every_row(w)]
         fed.exchange(w.zero_(), CollaborationGraph.empty(5))
-        assert torch.equal(torch.stack(kept), before)
+        assert torch.equal(torch.stack(copies), before)
 
 
 @pytest.mark.parametrize("topology", ["graph", "server"])
