@@ -165,6 +165,7 @@ class Gpu:
         """Take the network of a `plan_header`, for teams of `cluster` blocks of threads."""
         self.header, self.device, self.team, self.cluster = header, device, team, cluster
         self._kernels: dict[str, Any] = {}
+        self._codes: list[Any] = []  # in which they lie
 
     def teams(self, team_bytes: int) -> int:
         """Return how many teams may compute at once, each with so much memory; 1 or more."""
@@ -188,7 +189,8 @@ class Gpu:
         try:
             Device(self.device.index).set_current()
             for verb, code in zip(missing, codes, strict=True):
-                self._kernels[verb] = ObjectCode.from_cubin(code).get_kernel(verb)
+                self._codes.append(ObjectCode.from_cubin(code))
+                self._kernels[verb] = self._codes[-1].get_kernel(verb)
         except Exception as error:  # the driver's errors are of many types
             why = " ".join(str(error).split())
             raise UserError(f"the GPU's driver cannot load the kernels ({why})") from error
