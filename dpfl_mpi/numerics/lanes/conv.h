@@ -42,9 +42,9 @@ static Steps steps_of(const Layer *layer, int32_t taps) {
 }
 
 #ifdef GPU
-/* Run `call` on tiles of `high` m and `wide` of n others, then on what is left by ones, of each line
- * of each group. In it `group`, `line_`, `at` (the first m), `count` of them, `from` (the first of
- * the others), `some` of them. */
+/* Run `call` on tiles of `high` m and `wide` of n others, then on what is left by ones, of each
+ * line of each group. In it `group`, `line_`, `at` (the first m), `count` of them, `from` (the
+ * first of the others), `some` of them. */
 #define TILES_OF(t, groups, high, m, lines, wide, n, ...) \
   PART(t, groups, high, 0, (m) / (high), lines, wide, 0, (n) / (wide), __VA_ARGS__) \
   PART(t, groups, high, 0, (m) / (high), lines, 1, (n) - (n) % (wide), (n) % (wide), __VA_ARGS__) \

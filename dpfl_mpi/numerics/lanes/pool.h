@@ -34,24 +34,42 @@ INLINE Pool pool_of(const Pass *p, const Layer *layer) {
       const int64_t at = first + (int64_t)r_ * (pool).in->line + c_; \
       __VA_ARGS__; \
     }
-/* Write the gradient of each input that is this member's: in `call` `sum` grows by what comes from
- * one window that has it, `out` and `number` as above. */
-#define GATHER(p, pool, dx, adds, ...) \
-  PLACES(&(p)->team, (pool).in->planes, (pool).in->lines, (pool).in->units, { \
-    const int64_t at_ = (int64_t)plane_ * (pool).in->plane + line_ * (pool).in->line + unit_; \
-    const int32_t *in_rows_ = (pool).row_readers + 2 * line_; \
-    const int32_t *in_columns_ = (pool).column_readers + 2 * unit_; \
-    F sum = (adds) ? dx[at_] : ZERO; \
-    for (int32_t r_ = in_rows_[0]; r_ < in_rows_[1]; r_++) \
-      for (int32_t c_ = in_columns_[0]; c_ < in_columns_[1]; c_++) { \
-        const int64_t out = (int64_t)plane_ * (pool).out->plane + r_ * (pool).out->line + c_; \
-        const int64_t number = \
-            ((int64_t)plane_ * (pool).out->lines + r_) * (pool).out->units + c_; \
-        const int32_t *row = (pool).rows + 3 * r_, *column = (pool).columns + 3 * c_; \
-        (void)number, (void)row, (void)column; \
+/* Write the gradient of each input that is this member's: in `call` `sum`, that of the input at
+ * line_ and unit_, grows by what comes from one window that has it, `out` and `number` as above. A
+ * member is a place on a GPU, which gathers; on a CPU it has whole lines, over which it scatters. */
+#ifdef GPU
+#define UNITS_SHARED(units) (units)
+#define UNITS_OWN(units)
+#define READERS(pool) \
+  for (int32_t c_ = (pool).column_readers[2 * unit_]; c_ < (pool).column_readers[2 * unit_ + 1]; \
+       c_++)
+#else
+#define UNITS_SHARED(units) 1
+#define UNITS_OWN(units) for (int32_t unit_ = 0; unit_ < (units); unit_++)
+#define READERS(pool) \
+  for (int32_t c_ = 0; c_ < (pool).out->units; c_++) \
+    for (int32_t unit_ = (pool).columns[3 * c_], end_ = (pool).columns[3 * c_ + 1]; unit_ < end_; \
+         unit_++)
+#endif
+#define GRADIENTS(p, layer, pool, dx, ...) \
+  PLACES(&(p)->team, (pool).in->planes, (pool).in->lines, UNITS_SHARED((pool).in->units), { \
+    const int32_t *readers_ = (pool).row_readers + 2 * line_; \
+    const int64_t line_of_in_ = (int64_t)plane_ * (pool).in->plane + line_ * (pool).in->line; \
+    if (!((layer)->adds & 1)) UNITS_OWN((pool).in->units) dx[line_of_in_ + unit_] = ZERO; \
+    for (int32_t r_ = readers_[0]; r_ < readers_[1]; r_++) { \
+      const int64_t line_of_out_ = (int64_t)plane_ * (pool).out->plane + r_ * (pool).out->line; \
+      const int64_t numbers_ = ((int64_t)plane_ * (pool).out->lines + r_) * (pool).out->units; \
+      const int32_t *row = (pool).rows + 3 * r_; \
+      (void)numbers_, (void)row; \
+      READERS(pool) { \
+        const int32_t *column = (pool).columns + 3 * c_; \
+        const int64_t out = line_of_out_ + c_, number = numbers_ + c_; \
+        F sum = dx[line_of_in_ + unit_]; \
+        (void)column, (void)number; \
         __VA_ARGS__; \
+        dx[line_of_in_ + unit_] = sum; \
       } \
-    dx[at_] = sum; \
+    } \
   })
 
 static void max_pool(const Pass *p, const Layer *layer) {
@@ -69,7 +87,7 @@ static void max_pool(const Pass *p, const Layer *layer) {
 static void max_pool_back(const Pass *p, const Layer *layer) {
   const Pool pool = pool_of(p, layer);
   const Vectors dx = d_of(p, layer->in), dy = d_of(p, layer->out), chosen = p->arena + layer->space;
-  GATHER(p, pool, dx, layer->adds & 1, {
+  GRADIENTS(p, layer, pool, dx, {
     const F i = FILL((float)((line_ - row[0]) * (column[1] - column[0]) + unit_ - column[0]));
     const F which = chosen[number];
     sum += PICK(ABOVE(which, i) | ABOVE(i, which), ZERO, dy[out]);
@@ -93,5 +111,5 @@ static void mean_pool_back(const Pass *p, const Layer *layer) {
   const Vectors dx = d_of(p, layer->in), dy = d_of(p, layer->out);
   WINDOWS(p, pool, dy[out] = dy[out] / (float)(row[2] * column[2]))
   meet(&p->team);
-  GATHER(p, pool, dx, layer->adds & 1, sum += dy[out])
+  GRADIENTS(p, layer, pool, dx, sum += dy[out])
 }
