@@ -30,11 +30,14 @@ def share_out(native, members):
     native._run = run
 
 
-def emulator(folder, team):
-    """Compile the kernels of a GPU for a CPU, for a team of so many threads; return the library."""
+def emulator(folder, team, plan=ANY_NETWORK):
+    """Compile the kernels of a GPU for a CPU, for a team of so many threads; return the library.
+
+    A folder is for one `plan`, the text of plan.h.
+    """
     target = folder / f"emulated_{team}.so"
     if not target.exists():
-        (folder / "plan.h").write_text(ANY_NETWORK)
+        (folder / "plan.h").write_text(plan)
         flags = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off"]
         define = ["-DGPU", "-DEMULATED", f"-DTEAM={team}"]
         places = [f"-I{HERE}", f"-I{SOURCES}", f"-I{folder}", str(HERE / "emulated.cpp")]
