@@ -27,6 +27,7 @@ from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import LocalEpochs, Proximal
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.gpu_backend import GpuBackend
+from dpfl_mpi.numerics.lanes.declared import STRUCTURES, VERBS
 from dpfl_mpi.numerics.native import describe
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.optimiser import SGD, Adam
@@ -346,7 +347,7 @@ def test_constants_have_the_bits_of_the_plan(tmp_path):
     subprocess.run(["g++", "-std=c++17", "-o", tmp_path / "x", tmp_path / "x.cpp"], check=True)
     printed = subprocess.run([tmp_path / "x"], capture_output=True, text=True, check=True).stdout
     assert [*map(int, printed.split())] == values.view(np.uint32).tolist()
-    layers = native.STRUCTURES["Layer"](kind=3, size=(4, 5), number=(0.5, -2), weight=-1)
+    layers = STRUCTURES["Layer"](kind=3, size=(4, 5), number=(0.5, -2), weight=-1)
     zeros = ", ".join(["0"] * 10)
     numbers = "{0x1.0000000000000p-1f, -0x1.0000000000000p+1f}"
     want = f"{{3, 0, 0, 0, 0, {{4, 5, {zeros}}}, {numbers}, -1, 0, 0, TABLE_7}}"
@@ -400,7 +401,7 @@ def header_of(module, shape):
 def test_the_papers_network_compiles(compiler, arch):
     shape = 32, 32, 3
     header = header_of(cnn.build(shape, 10), shape)
-    for verb in native.VERBS if arch == "sm_90" else ("train", "search"):
+    for verb in VERBS if arch == "sm_90" else ("train", "search"):
         assert gpu.compiled(gpu.program(header, verb), arch).startswith(b"\x7fELF")
 
 
