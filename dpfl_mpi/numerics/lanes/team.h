@@ -6,6 +6,10 @@
 #include <pthread.h>
 #include <sched.h>
 
+#ifndef SPINS
+#define SPINS 4096 /* before other threads get the core: there may be fewer cores than members */
+#endif
+
 typedef struct {
   int32_t arrived, meeting;
 } Barrier;
@@ -25,7 +29,7 @@ static void wait_for_all(const Team *t) {
   }
   for (int64_t spins = 1; __atomic_load_n(&t->barrier->meeting, __ATOMIC_ACQUIRE) == meeting;
        spins++)
-    if (spins % 4096 == 0) sched_yield(); /* there may be fewer cores than members */
+    if (spins % SPINS == 0) sched_yield();
 }
 INLINE void meet(const Team *t) {
   if (t->members > 1) wait_for_all(t);
