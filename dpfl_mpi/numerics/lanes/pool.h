@@ -36,13 +36,13 @@ INLINE Pool pool_of(const Pass *p, const Layer *layer) {
     }
 /* Write the gradient of each input that is this member's: in `call` `sum`, that of the input at
  * line_ and unit_, grows by what comes from one window that has it, `out` and `number` as above. A
- * member is a place on a GPU, which gathers; on a CPU it has whole lines, over which it scatters. */
+ * member is a place on a GPU, which gathers; on a CPU it has whole lines, and scatters over them. */
 #ifdef GPU
 #define UNITS_SHARED(units) (units)
 #define UNITS_OWN(units)
 #define READERS(pool) \
-  for (int32_t c_ = (pool).column_readers[2 * unit_]; c_ < (pool).column_readers[2 * unit_ + 1]; \
-       c_++)
+  for (int32_t c_ = (pool).column_readers[2 * unit_]; \
+       c_ < (pool).column_readers[2 * unit_ + 1]; c_++)
 #else
 #define UNITS_SHARED(units) 1
 #define UNITS_OWN(units) for (int32_t unit_ = 0; unit_ < (units); unit_++)
