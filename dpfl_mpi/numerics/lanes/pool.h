@@ -36,7 +36,7 @@ INLINE Pool pool_of(const Pass *p, const Layer *layer) {
     }
 /* Write the gradient of each input that is this member's: in `call` `sum`, that of the input at
  * line_ and unit_, grows by what comes from one window that has it, `out` and `number` as above. A
- * member is a place on a GPU, which gathers; on a CPU it has whole lines, and scatters over them. */
+ * member is a place on a GPU, which gathers; on a CPU it has whole lines, where it scatters. */
 #ifdef GPU
 #define UNITS_SHARED(units) (units)
 #define UNITS_OWN(units)
