@@ -53,9 +53,13 @@ INTERNAL void dense(const Pass *p, const Layer *layer) {
   const float *w = p->row + layer->weight, *b = layer->bias < 0 ? NULL : p->row + layer->bias;
   const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out);
 #ifdef GPU
+#define FOURS(units) \
+  OUTPUTS(&p->team, units, outputs, \
+          apply_fours(count, inputs, x, w + at * inputs, b ? b + at : NULL, y + at))
   if (is_aligned(layer, inputs)) {
-    OUTPUTS(&p->team, UNITS, outputs,
-            apply_fours(count, inputs, x, w + at * inputs, b ? b + at : NULL, y + at))
+    if (outputs > 2 * MEMBERS) FOURS(4)
+    else if (outputs > MEMBERS) FOURS(2)
+    else FOURS(1)
     return;
   }
 #endif
@@ -124,7 +128,7 @@ INLINE void apply_back(const int count, const int aligned, int32_t inputs, int32
   F sum[8];
   UNROLL for (int j = 0; j < count; j++) sum[j] = adds ? d[j] : ZERO;
 #ifdef GPU
-  UNROLL_4 for (int o = 0; o < outputs && aligned; o++) {
+  UNROLL_8 for (int o = 0; o < outputs && aligned; o++) {
     float weights[8];
     read_aligned(count, w + o * inputs, weights);
     UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(weights[j], slope[o], sum[j]);
@@ -141,8 +145,15 @@ INTERNAL void dense_back(const Pass *p, const Layer *layer) {
   const Vectors x = x_of(p, layer->in), slope = d_of(p, layer->out), d = d_of(p, layer->in);
   dense_weights(p, inputs, outputs, x, slope, p->g + layer->weight);
   if (layer->bias >= 0) add_up(p, p->g + layer->bias, slope, outputs);
-  if (wanted(p, layer->in))
-    OUTPUTS(&p->team, UNITS_BACK, inputs,
-            apply_back(count, count % 4 == 0 && is_aligned(layer, inputs), inputs, outputs, w + at,
-                       slope, d + at, layer->adds & 1))
+#define INPUTS(units) \
+  OUTPUTS(&p->team, units, inputs, \
+          apply_back(count, count % 4 == 0 && is_aligned(layer, inputs), inputs, outputs, w + at, \
+                     slope, d + at, layer->adds & 1))
+  if (!wanted(p, layer->in)) return;
+#ifdef GPU
+  if (inputs % 8 || inputs < 8 * MEMBERS) INPUTS(4)
+  else INPUTS(8)
+#else
+  INPUTS(8)
+#endif
 }

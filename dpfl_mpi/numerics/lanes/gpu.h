@@ -20,9 +20,11 @@ typedef unsigned long long uint64_t;
 #ifdef __CUDACC_RTC__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
+#define UNROLL_8 _Pragma("unroll 8")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
 #define UNROLL_4
+#define UNROLL_8
 #endif
 #ifndef CLUSTER
 #define CLUSTER 1 /* blocks of a team */
@@ -45,7 +47,7 @@ typedef Vectors Masks; /* 1 or 0 */
 #define MASKS(vectors) (vectors)
 
 /* Sizes of blocks whose sums fit into the registers. */
-enum { UNITS = 4, UNITS_BACK = 8 };
+enum { UNITS = 4, UNITS_BACK = 4 };
 enum { ROWS = 4, COLUMNS = 4, SLOPES = 4, TAPS_AT_ONCE = 4 };
 
 #define PICK(m, a, b) ((m) ? (a) : (b))
@@ -104,6 +106,8 @@ enum { THREADS = TEAM * CLUSTER, MEMBERS = THREADS / LANES };
 typedef struct {
   int thread; /* of the team's */
 } Team;
+/* Whether so many things keep three of four members busy. */
+INLINE int are_busy(int things) { return 4 * things >= 3 * MEMBERS; }
 INLINE int member_of(const Team *t) { return t->thread / LANES; }
 INLINE int is_first(const Team *t) { return t->thread == 0; }
 INLINE int is_first_member(const Team *t) { return t->thread < LANES; }

@@ -22,30 +22,31 @@ INTERNAL Windows windows_of(Pass *p, const Images *images, int64_t first) {
 }
 
 #ifdef GPU
-/* Bytes, by lines, four at a time: the words of a line that may start anywhere in one. */
+/* Bytes, a few pixels of a line at a time: words of four bytes, which may start anywhere in one. */
 INTERNAL void read_bytes(const Pass *p, const Images *images, Windows at) {
+  enum { PIXELS = 8 };
   const Net *net = p->net;
   const Value *value = &net->value[0];
-  const int c = net->channels, w = net->wide, line = w * c;
-  const Vectors x = p->arena + value->x;
-  SHARE(&p->team, row, net->height) {
-    const int64_t from = at.from[0] + (int64_t)row * images->columns * c;
+  const int c = net->channels, w = net->wide;
+  PLACES(&p->team, 1, net->height, (w + PIXELS - 1) / PIXELS, {
+    const int first = unit_ * PIXELS, bytes = (w - first < PIXELS ? w - first : PIXELS) * c;
+    const int64_t from = at.from[0] + ((int64_t)line_ * images->columns + first) * c;
     const uint64_t address = (uint64_t)images->pixels + from;
     const uint32_t *words = (const uint32_t *)(address & ~(uint64_t)3);
     const int apart = address & 3;
+    const Vectors x = p->arena + value->x + line_ * value->line;
     uint32_t word = words[0], next;
-    for (int i = 0, pixel = 0, channel = 0; i < line; i += 4, word = next) {
-      next = apart + line - i > 4 ? words[i / 4 + 1] : 0;
+    UNROLL for (int i = 0; i < PIXELS * c; i += 4, word = next) {
+      next = apart + bytes - i > 4 ? words[i / 4 + 1] : 0;
       uint32_t four = apart ? word >> 8 * apart | next << (32 - 8 * apart) : word;
-      UNROLL for (int k = 0; k < 4; k++, four >>= 8)
-        if (i + k < line) {
-          const int column = at.mirrored[0] ? w - 1 - pixel : pixel;
-          x[channel * value->plane + row * value->line + column] =
-              FMA(number(four & 255u), net->scale[channel], net->shift[channel]);
-          if (++channel == c) channel = 0, pixel++;
+      UNROLL for (int k = i; k < i + 4; k++, four >>= 8)
+        if (k < bytes) {
+          const int column = at.mirrored[0] ? w - 1 - first - k / c : first + k / c;
+          x[k % c * value->plane + column] =
+              FMA(number(four & 255u), net->scale[k % c], net->shift[k % c]);
         }
     }
-  }
+  })
 }
 #else
 /* Write word i of each lane's line, four bytes, to the lanes of vector i. */

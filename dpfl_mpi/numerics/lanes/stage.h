@@ -44,22 +44,26 @@ INTERNAL float *pack_taps(const Pass *p, const Stage *s, const float *w) {
 }
 #endif
 
-/* Write y, `count` filters from `first` on at one pooled position: four sums of a filter, pool and
- * ReLU. */
-INLINE void pooled(const int count, const Stage *s, const float *w, const float *b, int32_t first,
-                   int32_t row, int32_t column, Vectors y) {
-  F sum[16][4];
+/* Write y, `count` filters from `first` on at `wide` pooled positions side by side: four sums of a
+ * filter and position, pool and ReLU. */
+INLINE void pooled(const int count, const int wide, const Stage *s, const float *w, const float *b,
+                   int32_t first, int32_t row, int32_t column, Vectors y) {
+  F sum[8][2][4];
   UNROLL for (int i = 0; i < count; i++)
-    sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = FILL(b[first + i]);
+    UNROLL for (int j = 0; j < wide; j++) {
+      F *four = sum[i][j];
+      four[0] = four[1] = four[2] = four[3] = FILL(b[first + i]);
+    }
   for (int32_t c = 0; c < s->C; c++)
     for (int32_t ky = 0; ky < 5; ky++) {
       const Vectors upper = s->x + (c * s->plane + (2 * row + ky) * s->W + 2 * column);
       const Vectors under = upper + s->W;
-      F u = upper[0], v = under[0];
+      F u[4], v[4];
+      UNROLL for (int x = 0; x < 2 * wide - 1; x++) u[x] = upper[x], v[x] = under[x];
       UNROLL for (int kx = 0; kx < 5; kx++) {
-        const F next_u = upper[kx + 1], next_v = under[kx + 1];
+        u[2 * wide - 1] = upper[kx + 2 * wide - 1], v[2 * wide - 1] = under[kx + 2 * wide - 1];
 #ifdef GPU
-        float taps[16];
+        float taps[8];
         read_aligned(count, w + ((c * 5 + ky) * 5 + kx) * packed_line(s) + first, taps);
 #else
         const float *tap = w + (first * s->C + c) * 25 + ky * 5 + kx;
@@ -70,73 +74,94 @@ INLINE void pooled(const int count, const Stage *s, const float *w, const float 
 #else
           const F f = FILL(tap[i * s->C * 25]);
 #endif
-          sum[i][0] = FMA(f, u, sum[i][0]);
-          sum[i][1] = FMA(f, next_u, sum[i][1]);
-          sum[i][2] = FMA(f, v, sum[i][2]);
-          sum[i][3] = FMA(f, next_v, sum[i][3]);
+          UNROLL for (int j = 0; j < wide; j++) {
+            F *four = sum[i][j];
+            four[0] = FMA(f, u[2 * j], four[0]), four[1] = FMA(f, u[2 * j + 1], four[1]);
+            four[2] = FMA(f, v[2 * j], four[2]), four[3] = FMA(f, v[2 * j + 1], four[3]);
+          }
         }
-        u = next_u, v = next_v;
+        UNROLL for (int x = 0; x < 2 * wide - 1; x++) u[x] = u[x + 1], v[x] = v[x + 1];
       }
     }
-  UNROLL for (int i = 0; i < count; i++) {
-    M above, below, low;
-    const F top = greater(sum[i][0], sum[i][1], &above);
-    const F bottom = greater(sum[i][2], sum[i][3], &below);
-    const int32_t at = ((first + i) * s->P + row) * s->Q + column;
-    y[(first + i) * s->out_plane + row * s->out_line + column] = relu_of(greater(top, bottom, &low));
+  UNROLL for (int i = 0; i < count; i++)
+    UNROLL for (int j = 0; j < wide; j++) {
+      M above, below, low;
+      const F *four = sum[i][j];
+      const F top = greater(four[0], four[1], &above), bottom = greater(four[2], four[3], &below);
+      const int32_t plane = first + i, at = (plane * s->P + row) * s->Q + column + j;
+      y[plane * s->out_plane + row * s->out_line + column + j] =
+          relu_of(greater(top, bottom, &low));
 #ifdef GPU
-    s->where[at] = FLOAT(EITHER(low, below, above) + 2u * low);
+      s->where[at] = FLOAT(EITHER(low, below, above) + 2u * low);
 #else
-    s->right[at] = EITHER(low, below, above);
-    s->lower[at] = low;
+      s->right[at] = EITHER(low, below, above);
+      s->lower[at] = low;
 #endif
-  }
+    }
 }
 
-#define POOLED(filters_at_once) \
-  TILES(&p->team, filters_at_once, s.filters, s.P, s.Q, \
-        pooled(count, &s, w, b, at, line_, unit_, y))
+#define POOLED(filters_at_once, wide) \
+  TILES(&p->team, filters_at_once, s.filters, s.P, s.Q / wide, \
+        pooled(count, wide, &s, w, b, at, line_, unit_ * wide, y))
 
 INTERNAL void stage(const Pass *p, const Layer *layer) {
   const Stage s = stage_of(p, layer);
   const float *b = p->row + layer->bias;
   const Vectors y = x_of(p, layer->out);
 #ifdef GPU
+  /* as large tiles as keep most members busy: reading, not adding, takes the time */
+#define FITS(filters_at_once, wide) \
+  (s.filters % filters_at_once == 0 && s.Q % wide == 0 && \
+   are_busy(s.filters / filters_at_once * s.P * (s.Q / wide)))
   const float *w = pack_taps(p, &s, p->row + layer->weight);
-  if (s.filters % 8 == 0) POOLED(8)
-  else if (s.filters % 6 == 0) POOLED(6)
-  else POOLED(4)
+  if (FITS(8, 1)) POOLED(8, 1)
+  else if (FITS(6, 2)) POOLED(6, 2)
+  else if (FITS(4, 2)) POOLED(4, 2)
+  else POOLED(4, 1)
 #else
   const float *w = p->row + layer->weight;
-  POOLED(FILTERS)
+  POOLED(FILTERS, 1)
 #endif
 }
 
 #ifdef GPU
-/* sum [5] = the gradient of a line of a filter's taps, for the channel and line x. A window of two
- * lines moves over x. */
-INLINE void correlate(const Stage *s, Vectors x, Vectors d, Vectors where, F *sum) {
-  UNROLL for (int i = 0; i < 5; i++) sum[i] = ZERO;
+/* sum [count, 5] = the gradient of a line of taps of `count` filters, for the channel and line x.
+ * A window of two lines moves over x; in each pooled position one of four places has a gradient. */
+INLINE void correlate(const int count, const Stage *s, Vectors x, Vectors d, Vectors where,
+                      F (*sum)[5]) {
+  const int area = s->P * s->Q;
+  UNROLL for (int o = 0; o < count; o++)
+    UNROLL for (int i = 0; i < 5; i++) sum[o][i] = ZERO;
   for (int p = 0; p < s->P; p++) {
     const Vectors upper = x + 2 * p * s->W, under = upper + s->W;
     F u[6], v[6];
     UNROLL for (int i = 0; i < 4; i++) u[i] = upper[i], v[i] = under[i];
     UNROLL for (int q = 0; q < s->Q; q++) {
       UNROLL for (int i = 4; i < 6; i++) u[i] = upper[2 * q + i], v[i] = under[2 * q + i];
-      const int at = p * s->Q + q;
-      const U code = BITS(where[at]);
-      const M r = code & 1, low = code & 2;
-      const F slope = d[p * s->out_line + q];
-      F place = PICK(low, v[0], u[0]);
-      UNROLL for (int i = 0; i < 5; i++) {
-        const F next = PICK(low, v[i + 1], u[i + 1]);
-        sum[i] = FMA(slope, PICK(r, next, place), sum[i]);
-        place = next;
+      UNROLL for (int o = 0; o < count; o++) {
+        const U code = BITS(where[o * area + p * s->Q + q]);
+        const F slope = d[o * s->out_plane + p * s->out_line + q];
+        const F left = PICK(code & 1, ZERO, slope), right = PICK(code & 1, slope, ZERO);
+        F line[6];
+        UNROLL for (int i = 0; i < 6; i++) line[i] = PICK(code & 2, v[i], u[i]);
+        UNROLL for (int i = 0; i < 5; i++) {
+          sum[o][i] = FMA(left, line[i], sum[o][i]);
+          sum[o][i] = FMA(right, line[i + 1], sum[o][i]);
+        }
       }
       UNROLL for (int i = 0; i < 4; i++) u[i] = u[i + 2], v[i] = v[i + 2];
     }
   }
 }
+
+#define CORRELATE(filters_at_once) \
+  TILES(&p->team, filters_at_once, s->filters, s->C, 5, { \
+    F sum[count][5]; \
+    correlate(count, s, s->x + (line_ * s->plane + unit_ * s->W), d + at * s->out_plane, \
+              s->where + at * s->P * s->Q, sum); \
+    UNROLL for (int o = 0; o < count; o++) \
+      leave(5, p, g, sums, ((at + o) * s->C + line_) * 25 + 5 * unit_, sum[o]); \
+  })
 #else
 /* sum [5, 5] at `count` columns = the gradient of a filter's taps, for one channel x. In each pooled position one of four places has a gradient: x is moved to the right
  * where it is there, and the gradient up or down is 0. */
@@ -174,14 +199,12 @@ INTERNAL void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vect
   const Vectors sums = scratch_of(p);
   float *g = p->g + layer->weight;
 #ifdef GPU
-  /* a line of taps each: neighbours have the same channel and line of other filters */
-  SHARE(&p->team, item, 5 * s->C * s->filters) {
-    const int o = item % s->filters, c = item / s->filters / 5, line = item / s->filters % 5;
-    F sum[5];
-    correlate(s, s->x + (c * s->plane + line * s->W), d + o * s->out_plane, s->where + o * area,
-              sum);
-    leave(5, p, g, sums, (o * s->C + c) * 25 + 5 * line, sum);
-  }
+  /* as many filters at once as keep most members busy */
+  const int lines = 5 * s->C * s->filters;
+  if (s->filters % 4 == 0 && are_busy(lines / 4)) CORRELATE(4)
+  else if (s->filters % 3 == 0 && are_busy(lines / 3)) CORRELATE(3)
+  else if (s->filters % 2 == 0 && are_busy(lines / 2)) CORRELATE(2)
+  else CORRELATE(1)
 #else
   SHARE(&p->team, item, s->C * s->filters) {
     const int32_t o = item / s->C, c = item % s->C;
@@ -277,7 +300,7 @@ INLINE void spread_line(const int count, const Pass *p, const Stage *s, int firs
 INTERNAL void stage_inputs(const Pass *p, const Layer *layer, const Stage *s) {
   const Value *in = &p->net->value[layer->in];
   const Vectors dx = d_of(p, layer->in);
-  if (2 * (s->C / 3) * in->lines > MEMBERS) SPREAD(3)
+  if (are_busy(s->C / 3 * in->lines)) SPREAD(3)
   else SPREAD(1)
 }
 #else

@@ -1,11 +1,11 @@
 /* Steps along a gradient: what is computed on rows alone. */
 
 /* For each LANES numbers of a row from number i on that are this member's. */
-#ifndef UNROLL_4
-#define UNROLL_4
+#ifndef UNROLL_8
+#define UNROLL_8
 #endif
 #define SHARE_ROW(p, i, ...) \
-  UNROLL_4 SHARE(&(p)->team, piece_, (p)->net->width / LANES) { \
+  UNROLL_8 SHARE(&(p)->team, piece_, (p)->net->width / LANES) { \
     const int64_t i = (int64_t)piece_ * LANES; \
     __VA_ARGS__; \
   }
