@@ -180,8 +180,8 @@ def by_teams(clients: Backend, team: int, cluster: int) -> Any:
             self.ends[1].synchronize()
             return float(self.ends[0].elapsed_time(self.ends[1])) / 1e3
 
-    make = functools.partial(Timed, team=team, cluster=cluster)
-    return GpuBackend(clients.ensemble, clients.clients, PAPER_SGD, make=make)
+    make = functools.partial(Timed, team=team)
+    return GpuBackend(clients.ensemble, clients.clients, PAPER_SGD, make=make, cluster=cluster)
 
 
 # the parts ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.lanes.plan import Plan
 
-TEAM = 256  # threads that compute one client, a multiple of 32
+TEAM = 512  # threads of a block, a multiple of 32: 128 registers for each
 UNROLLED = 24  # most layers of a network whose loops over layers are unrolled
 SHARE = 0.8  # of the memory that is free, for the teams' work
 DIGEST_BYTES = 32  # before a program in its file
@@ -161,18 +161,19 @@ def keep(path: Path, code: bytes) -> None:
 class Gpu:
     """The kernels of a network on a GPU, launched on PyTorch's stream."""
 
-    def __init__(self, header: str, device: torch.device, team: int = TEAM, cluster: int = 1):
-        """Take the network of a `plan_header`, for teams of `cluster` blocks of threads."""
-        self.header, self.device, self.team, self.cluster = header, device, team, cluster
+    def __init__(self, header: str, device: torch.device, team: int = TEAM):
+        """Take the network of a `plan_header`, for blocks of so many threads."""
+        self.header, self.device, self.team = header, device, team
+        self.clusters: dict[str, int] = {}  # the blocks of a verb's team, where they are not 1
         self._kernels: dict[str, Any] = {}
         self._codes: list[Any] = []  # in which they lie
 
-    def teams(self, team_bytes: int) -> int:
+    def teams(self, verb: str, team_bytes: int) -> int:
         """Return how many teams may compute at once, each with so much memory; 1 or more."""
         has = torch.cuda.get_device_properties(self.device)
-        threads = has.multi_processor_count * has.max_threads_per_multi_processor
         free, _ = torch.cuda.mem_get_info(self.device)
-        return max(1, min(threads // (self.team * self.cluster), int(SHARE * free) // team_bytes))
+        blocks = self.clusters.get(verb, 1)  # each has a multiprocessor's registers
+        return max(1, min(has.multi_processor_count // blocks, int(SHARE * free) // team_bytes))
 
     def load(self, verbs: Iterable[str]) -> None:
         """Compile kernels, at the same time, and load them.
@@ -181,7 +182,11 @@ class Gpu:
         """
         missing = [verb for verb in verbs if verb not in self._kernels]
         major, minor = torch.cuda.get_device_capability(self.device)
-        texts = [program(self.header, verb, self.team, self.cluster) for verb in missing]
+        blocks = [self.clusters.get(verb, 1) for verb in missing]
+        texts = [
+            program(self.header, verb, self.team, of)
+            for verb, of in zip(missing, blocks, strict=True)
+        ]
         with ThreadPoolExecutor() as pool:
             codes = [*pool.map(compiled, texts, repeat(f"sm_{major}{minor}"))]
         from cuda.core import Device, ObjectCode
@@ -202,8 +207,8 @@ class Gpu:
         from cuda.core import LaunchConfig, launch
 
         shape: dict[str, int] = {"grid": teams, "block": self.team}
-        if self.cluster > 1:
-            shape["cluster"] = self.cluster  # the grid then counts clusters
+        if self.clusters.get(verb, 1) > 1:
+            shape["cluster"] = self.clusters[verb]  # the grid then counts clusters
         given = [a.data_ptr() if isinstance(a, Tensor) else np.int64(a) for a in arguments]
         stream = Current(torch.cuda.current_stream(self.device).cuda_stream)
         launch(stream, LaunchConfig(**shape), self._kernels[verb], *given)

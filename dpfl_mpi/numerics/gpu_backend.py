@@ -27,6 +27,7 @@ from dpfl_mpi.numerics.native_backend import check_against_pytorch
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 USUAL = "team_bytes", "gradient", "score", "train", "search"  # kernels that most runs need
+STEP_TIMES = {1: 1.0, 2: 0.65, 4: 0.45}  # of a team of so many blocks, measured on an H200
 TRAINING, SCORING, SEARCH = (np.dtype(STRUCTURES[n]) for n in ("Training", "Scoring", "Search"))
 
 
@@ -70,10 +71,16 @@ class Kernels:
     """The kernels of one network, on tensors of a device."""
 
     def __init__(
-        self, ensemble: Ensemble, shape: tuple[int, ...], most: int, make: Callable[..., Any] = Gpu
+        self,
+        ensemble: Ensemble,
+        shape: tuple[int, ...],
+        most: int,
+        make: Callable[..., Any] = Gpu,
+        cluster: int = 1,
     ):
         """Compile the network for samples of `shape`, and at most so many teams at once.
 
+        A team that trains is a `cluster` of so many blocks.
         `make(header, device)` returns what `Gpu` is; `UserError`: there is no such program here.
         """
         self.plan, self.classes = describe(ensemble.module, shape, ensemble.dtype)
@@ -81,6 +88,7 @@ class Kernels:
         self.width, self.vocabulary = ensemble.width, self.plan.vocabulary
         header = plan_header(self.plan, ensemble.width, ensemble.scale, ensemble.shift)
         self.gpu, self.most = make(header, ensemble.device), most
+        self.gpu.clusters |= {"train": cluster}
         self.gpu.load(USUAL)
         space = torch.zeros(1, dtype=torch.int64, device=ensemble.device)
         self.gpu.launch("team_bytes", 1, space)
@@ -94,10 +102,10 @@ class Kernels:
         if count == 0:
             return here
         if len(self.memory) == 0:  # zeros: what lies around padded values stays so
-            shape = min(self.most, self.gpu.teams(self.team_bytes)), self.team_bytes
+            shape = min(self.most, self.gpu.teams("score", self.team_bytes)), self.team_bytes
             self.memory = torch.zeros(shape, dtype=torch.uint8, device=device)
         following = torch.zeros(1, dtype=torch.int32, device=device)
-        teams = min(count, len(self.memory))
+        teams = min(count, len(self.memory), self.gpu.teams(verb, self.team_bytes))
         self.gpu.launch(verb, teams, here, count, following, self.memory, self.team_bytes)
         return here
 
@@ -246,6 +254,26 @@ class Searches:
         return [which[a:b] for a, b in zip(first, ends, strict=True)]
 
 
+def cluster_of(sizes: np.ndarray, multiprocessors: int) -> int:
+    """Return of how many blocks a team should be for clients of these training sizes, `[k]`.
+
+    The last client is done when the largest one is, or when all are, whichever takes longer.
+    """
+    if not len(sizes):
+        return 1
+    seconds = {
+        blocks: step * max(sizes.max(), sizes.sum() / max(1, multiprocessors // blocks))
+        for blocks, step in STEP_TIMES.items()
+    }
+    return min(seconds, key=lambda blocks: seconds[blocks])
+
+
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 class GpuBackend(Backend):
     name = "native"
 
@@ -256,13 +284,17 @@ class GpuBackend(Backend):
         optimiser: SGD,
         block_size: int = 0,
         make: Callable[..., Any] = Gpu,
+        cluster: int = 0,
     ):
         """Compute blocks of so many clients, 0: all at once; `make` is that of `Kernels`.
+
+        A team that trains has `cluster` blocks; 0: what these clients' sizes ask for.
 
         `UserError`: the kernels cannot compute here.
         """
         super().__init__(ensemble, clients, optimiser, block_size or max(len(clients), 1))
-        self.kernels = Kernels(ensemble, clients.shape, len(clients), make)
+        cluster = cluster or cluster_of(clients.n_train, multiprocessors(ensemble.device))
+        self.kernels = Kernels(ensemble, clients.shape, len(clients), make, cluster)
         self._train = self.kernels.images(clients.x, clients.y)
         self._scored = self.kernels.images(clients.score_x, clients.score_y)
 
@@ -336,7 +368,8 @@ class GpuBackend(Backend):
         each["w"], each["epochs"] = tasks.rows(block.w), steps
         each["sgd"]["lr"], each["sgd"]["mu"] = rate, pull
         each["sgd"]["towards"] = tasks.rows(towards.expand_as(block.w))
-        block.loss += field(self.kernels.run("descents", tasks), TRAINING, "losses")[:, 0]
+        each["losses"][:, 0] = block.loss.cpu().numpy()
+        block.loss.copy_(field(self.kernels.run("descents", tasks), TRAINING, "losses")[:, 0])
         block.steps += steps
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:

@@ -225,7 +225,8 @@ class Native:
         task = _Training(w=self._row(w), n=len(batch.order), epochs=steps)
         task.images = self._chosen(*batch[:4])
         task.sgd = _Sgd(lr=rate, mu=pull, towards=self._row(towards))
-        loss += self._run("descents", task).losses[0]
+        task.losses[0] = float(loss)
+        loss.fill_(self._run("descents", task).losses[0])
 
     def step(self, w: Tensor, m: Tensor, g: Tensor, rule: StepRule) -> None:
         """Step row w with momentum m along g, which is changed in place."""

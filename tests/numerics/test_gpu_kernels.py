@@ -74,12 +74,12 @@ class Emulated:
 
     def __init__(self, header, device):
         self.library = emulated(header)
-        self.launched = []
+        self.launched, self.clusters = [], {}
 
     def load(self, verbs):
         assert all(hasattr(self.library, verb) for verb in verbs)
 
-    def teams(self, team_bytes):
+    def teams(self, verb, team_bytes):
         return 2
 
     def launch(self, verb, teams, *arguments):

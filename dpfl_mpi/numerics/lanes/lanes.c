@@ -244,7 +244,7 @@ INTERNAL void ahead_one(Pass *p, Training *c) {
  * which is rounded before it is added. */
 INTERNAL void descents_one(Pass *p, Training *c) {
   const F back = FILL(-c->sgd.lr), by = FILL(c->sgd.mu);
-  float loss = 0;
+  float loss = c->losses[0];
   p->row = c->w;
   for (int32_t step = 0; step < c->epochs; step++) {
     loss += (float)gradient_of(p, &c->images, 0, c->n, 0);

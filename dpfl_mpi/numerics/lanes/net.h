@@ -68,7 +68,8 @@ typedef struct {
   Images images;
   Sgd sgd;
   double loss;         /* written: the sum of the mini-batches' losses, of one by `gradient` */
-  float losses[2];     /* the same added up in float32: at w and at row (mix), else the first */
+  float losses[2];     /* the same added up in float32: at w and at row (mix), else the first;
+                        * `descents` goes on adding to it */
 } Training;
 
 /* Rows of parameters that are scored on one client's images. */
