@@ -27,7 +27,7 @@ from dpfl_mpi.numerics.native_backend import check_against_pytorch
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 USUAL = "team_bytes", "gradient", "score", "train", "search"  # kernels that most runs need
-STEP_TIMES = {1: 1.0, 2: 0.65, 4: 0.45}  # of a team of so many blocks, measured on an H200
+STEP_TIMES = {1: 1.0, 2: 0.8, 4: 0.5}  # of a team of so many blocks, measured on an H200
 TRAINING, SCORING, SEARCH = (np.dtype(STRUCTURES[n]) for n in ("Training", "Scoring", "Search"))
 
 

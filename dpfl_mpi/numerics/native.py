@@ -7,6 +7,7 @@ only after a client's last step.
 Axes: W row width, r rows, M images, H W C an image, n images of a call, F what the head reads.
 """
 
+import copy
 import ctypes
 import functools
 import hashlib
@@ -447,6 +448,7 @@ def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Pla
 
     `UserError`: the library cannot compute it.
     """
+    module = copy.deepcopy(module).cpu()  # what it does there is followed
     try:
         ops, logits, sample = trace(module, shape, dtype, KNOWN, True)
         scores, *_ = trace(module, shape, dtype, KNOWN, False)

@@ -14,19 +14,31 @@ INLINE int is_aligned(const Layer *layer, int32_t inputs) {
 }
 
 #ifdef GPU
-/* y [count] = W x + b as below, the weights read four at a time. */
-INLINE void apply_fours(const int count, int inputs, Vectors x, const float *w, const float *b,
-                        Vectors y) {
-  F even[8], odd[8];
+/* Return which of 8, 4, 2 and 1, none above `most`, divides a number. */
+INLINE int divisor(const int most, int number) {
+  return most >= 8 && number % 8 == 0 ? 8 : number % 4 == 0 ? 4 : number % 2 == 0 ? 2 : 1;
+}
+
+/* y [count] = W x + b as below, the weights read four at a time, `ahead` fours before they are
+ * used: a read takes hundreds of cycles. */
+INLINE void apply_fours(const int count, const int ahead, int inputs, Vectors x, const float *w,
+                        const float *b, Vectors y) {
+  F even[4], odd[4];
   UNROLL for (int i = 0; i < count; i++) even[i] = b ? b[i] : ZERO, odd[i] = ZERO;
-  UNROLL_4 for (int j = 0; j < inputs; j += 4) {
-    const F x_0 = x[j], x_1 = x[j + 1], x_2 = x[j + 2], x_3 = x[j + 3];
-    UNROLL for (int i = 0; i < count; i++) {
-      float four[4];
-      read_aligned(4, w + i * inputs + j, four);
-      even[i] = FMA(four[0], x_0, even[i]), odd[i] = FMA(four[1], x_1, odd[i]);
-      even[i] = FMA(four[2], x_2, even[i]), odd[i] = FMA(four[3], x_3, odd[i]);
+  for (int from = 0; from < inputs; from += 4 * ahead) {
+    float four[4][4][4];
+    F v[4][4];
+    UNROLL for (int k = 0; k < ahead; k++) {
+      const int j = from + 4 * k;
+      UNROLL for (int i = 0; i < count; i++) read_aligned(4, w + i * inputs + j, four[k][i]);
+      UNROLL for (int l = 0; l < 4; l++) v[k][l] = x[j + l];
     }
+    UNROLL for (int k = 0; k < ahead; k++)
+      UNROLL for (int i = 0; i < count; i++) {
+        const float *of = four[k][i];
+        even[i] = FMA(of[0], v[k][0], even[i]), odd[i] = FMA(of[1], v[k][1], odd[i]);
+        even[i] = FMA(of[2], v[k][2], even[i]), odd[i] = FMA(of[3], v[k][3], odd[i]);
+      }
   }
   UNROLL for (int i = 0; i < count; i++) y[i] = even[i] + odd[i];
 }
@@ -55,7 +67,8 @@ INTERNAL void dense(const Pass *p, const Layer *layer) {
 #ifdef GPU
 #define FOURS(units) \
   OUTPUTS(&p->team, units, outputs, \
-          apply_fours(count, inputs, x, w + at * inputs, b ? b + at : NULL, y + at))
+          apply_fours(count, divisor(4, inputs / 4), inputs, x, w + at * inputs, \
+                      b ? b + at : NULL, y + at))
   if (is_aligned(layer, inputs)) {
     if (outputs > 2 * MEMBERS) FOURS(4)
     else if (outputs > MEMBERS) FOURS(2)
@@ -128,10 +141,16 @@ INLINE void apply_back(const int count, const int aligned, int32_t inputs, int32
   F sum[8];
   UNROLL for (int j = 0; j < count; j++) sum[j] = adds ? d[j] : ZERO;
 #ifdef GPU
-  UNROLL_8 for (int o = 0; o < outputs && aligned; o++) {
-    float weights[8];
-    read_aligned(count, w + o * inputs, weights);
-    UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(weights[j], slope[o], sum[j]);
+  const int ahead = divisor(8, outputs);
+  for (int from = 0; from < outputs && aligned; from += ahead) {
+    float weights[8][4];
+    F of[8];
+    UNROLL for (int k = 0; k < ahead; k++) {
+      read_aligned(count, w + (from + k) * inputs, weights[k]);
+      of[k] = slope[from + k];
+    }
+    UNROLL for (int k = 0; k < ahead; k++)
+      UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(weights[k][j], of[k], sum[j]);
   }
 #endif
   for (int32_t o = 0; o < outputs && !aligned; o++)
@@ -150,10 +169,5 @@ INTERNAL void dense_back(const Pass *p, const Layer *layer) {
           apply_back(count, count % 4 == 0 && is_aligned(layer, inputs), inputs, outputs, w + at, \
                      slope, d + at, layer->adds & 1))
   if (!wanted(p, layer->in)) return;
-#ifdef GPU
-  if (inputs % 8 || inputs < 8 * MEMBERS) INPUTS(4)
-  else INPUTS(8)
-#else
-  INPUTS(8)
-#endif
+  INPUTS(UNITS_BACK)
 }

@@ -106,6 +106,15 @@ enum { THREADS = TEAM * CLUSTER, MEMBERS = THREADS / LANES };
 typedef struct {
   int thread; /* of the team's */
 } Team;
+/* Take an address as a new one: else the compiler would keep what it computes from it for all layers
+ * and steps in registers, of which there are not enough. */
+#ifdef __CUDACC_RTC__
+#define FORGET(pointer) \
+  asm volatile("" : "+l"(pointer)); \
+  __builtin_assume(__isGlobal(pointer))
+#else
+#define FORGET(pointer)
+#endif
 /* Whether so many things keep three of four members busy. */
 INLINE int are_busy(int things) { return 4 * things >= 3 * MEMBERS; }
 INLINE int member_of(const Team *t) { return t->thread / LANES; }

@@ -103,7 +103,8 @@ INLINE void back_of(const Pass *p, const Layer *layer) {
 }
 
 INLINE void layer_forward(const Pass *p, const Layer *layer) {
-  forward_of(p, layer);
+  const Pass q = anew(p);
+  forward_of(&q, layer);
   meet(&p->team);
 }
 
@@ -112,7 +113,8 @@ INLINE void layer_back(const Pass *p, const Layer *layer) {
   if (!wanted(p, layer->out)) return;
   if (layer->weight < 0 && layer->bias < 0 && !wanted(p, layer->in) && !wanted(p, layer->other))
     return;
-  back_of(p, layer);
+  const Pass q = anew(p);
+  back_of(&q, layer);
   meet(&p->team);
 }
 
@@ -162,7 +164,8 @@ INTERNAL double gradient_of(Pass *p, const Images *images, int64_t first, int32_
                           int64_t step) {
   double loss = 0;
   if (images->keys) p->drops = 1, p->key = images->keys[step];
-  SHARE_ROW(p, i, store(p->g + i, ZERO))
+  float *g = anew(p).g;
+  SHARE_ROW(p, i, store(g + i, ZERO))
   for (p->first = 0; p->first < count; p->first += LANES) {
     p->n = count - p->first < LANES ? count - p->first : LANES;
     load_images(p, images, first + p->first);

@@ -25,6 +25,17 @@ typedef struct {
 #endif
 } Pass;
 
+/* Return the pass with addresses that the compiler has not seen. */
+INLINE Pass anew(const Pass *p) {
+  Pass q = *p;
+#ifdef GPU
+  FORGET(q.arena.at);
+  FORGET(q.row);
+  FORGET(q.g);
+#endif
+  return q;
+}
+
 INLINE Vectors x_of(const Pass *p, int32_t value) { return p->arena + p->net->value[value].x; }
 INLINE Vectors d_of(const Pass *p, int32_t value) { return p->arena + p->net->value[value].d; }
 /* Return whether anything trained lies before a value, so that its gradient is asked for. */

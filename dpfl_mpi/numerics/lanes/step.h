@@ -92,12 +92,38 @@ INTERNAL void adam(const Pass *p, float *restrict w, float *restrict m, const fl
  * torch.optim. */
 INTERNAL void step_along(const Pass *p, float *restrict w, float *restrict m, float *restrict g,
                        const Sgd *sgd, int64_t at) {
+#ifdef GPU
+  FORGET(w);
+  FORGET(m);
+  FORGET(g);
+#endif
   const float scale = prepare(p, w, g, sgd);
   if (sgd->corrections) {
     adam(p, w, m, g, sgd, sgd->corrections + 2 * at, scale);
     return;
   }
   const F momentum = FILL(sgd->momentum), decay = FILL(sgd->decay), lr = FILL(sgd->lr);
+#ifdef GPU
+  if (!sgd->trained) { /* many numbers are read before the first is written */
+    enum { AHEAD = 8 };
+    const int pieces = p->net->width / LANES;
+    for (int from = member_of(&p->team); from < pieces; from += AHEAD * MEMBERS) {
+      F old[AHEAD], moved[AHEAD], slope[AHEAD];
+      UNROLL for (int k = 0; k < AHEAD; k++) {
+        const int piece = from + k * MEMBERS, i = piece < pieces ? piece * LANES : 0;
+        old[k] = load(w + i), moved[k] = load(m + i), slope[k] = load(g + i);
+      }
+      UNROLL for (int k = 0; k < AHEAD; k++) {
+        const int piece = from + k * MEMBERS, i = piece * LANES;
+        if (piece >= pieces) break;
+        moved[k] = FMA(momentum, moved[k], FMA(decay, old[k], scale * slope[k]));
+        store(m + i, moved[k]);
+        store(w + i, FMA(ZERO - lr, moved[k], old[k]));
+      }
+    }
+    return;
+  }
+#endif
   SHARE_ROW(p, i, {
     const F old = load(w + i);
     const F moved = FMA(momentum, load(m + i), FMA(decay, old, scale * load(g + i)));
