@@ -65,35 +65,39 @@ INLINE double gain(double difference) { return 0 > difference ? 0 : difference; 
 
 /* Decide candidates in their order, until `most` of them are added. */
 INTERNAL void search_one(Pass *p, Search *s) {
-  double r[2] = {0};
+  double r[2] = {0}, r_x = s->r_x, r_y = s->r_y; /* of the first thread */
+  double p_x = s->p_x, p_y = s->p_y;
   int64_t i = 0, most = s->most;
-  if (!s->started && s->count > 0 && most > 0) {
-    average(p, s, NULL, 0, s->p_x, s->p_y);
+  const int starts = !s->started && s->count > 0 && most > 0;
+  if (starts) {
+    average(p, s, NULL, 0, p_x, p_y);
     rewards(p, s, r); /* R(X), R(Y): lines 3, 5 */
-    if (is_first(&p->team)) s->r_x = r[0], s->r_y = r[1], s->started = 1;
+    r_x = r[0], r_y = r[1];
   }
   for (; i < s->count && most > 0; i++) { /* line 2 */
     const float *w = s->models[i];
-    const double of_w = s->p[i], p_xj = s->p_x + of_w, p_yj = s->p_y - of_w;
+    const double of_w = s->p[i], p_xj = p_x + of_w, p_yj = p_y - of_w;
     average(p, s, w, of_w, p_xj, p_yj);
     rewards(p, s, r); /* R(X and j), R(Y without j): lines 4, 6 */
     if (is_first(&p->team)) {
-      const double a = gain(r[0] - s->r_x);               /* line 7 */
-      const double b = gain(r[1] - s->r_y);               /* line 8 */
+      const double a = gain(r[0] - r_x);                     /* line 7 */
+      const double b = gain(r[1] - r_y);                     /* line 8 */
       s->added[i] = a + b == 0 || s->coins[i] < a / (a + b); /* line 9 */
       /* neither gain is above 0, a alone, b alone, both: graph.CASES */
       s->cases[a > 0 ? (b > 0 ? 3 : 0) : (b > 0 ? 1 : 2)] += 1;
-      if (s->added[i]) s->p_x = p_xj, s->r_x = r[0]; /* line 10 */
-      else s->p_y = p_yj, s->r_y = r[1];             /* line 12 */
     }
     meet(&p->team);
     const int added = s->added[i];
     double *sum = added ? s->x : s->y;
     SHARE_NUMBERS(&p->team, at, p->net->width)
       sum[at] = fma(added ? of_w : -of_w, (double)w[at], sum[at]);
-    most -= added;
+    if (added) p_x = p_xj, r_x = r[0], most--; /* line 10 */
+    else p_y = p_yj, r_y = r[1];               /* line 12 */
   }
-  if (is_first(&p->team)) s->decided = i;
+  if (is_first(&p->team)) {
+    s->decided = i, s->started |= starts;
+    s->p_x = p_x, s->p_y = p_y, s->r_x = r_x, s->r_y = r_y;
+  }
 }
 
 /* Add the first candidate to X and take it from Y; write both averages, over p_x and p_y. It is a
