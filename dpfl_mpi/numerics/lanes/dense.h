@@ -14,11 +14,6 @@ INLINE int is_aligned(const Layer *layer, int32_t inputs) {
 }
 
 #ifdef GPU
-/* Return which of 8, 4, 2 and 1, none above `most`, divides a number. */
-INLINE int divisor(const int most, int number) {
-  return most >= 8 && number % 8 == 0 ? 8 : number % 4 == 0 ? 4 : number % 2 == 0 ? 2 : 1;
-}
-
 /* y [count] = W x + b as below, the weights read four at a time, `ahead` fours before they are
  * used: a read takes hundreds of cycles. */
 INLINE void apply_fours(const int count, const int ahead, int inputs, Vectors x, const float *w,

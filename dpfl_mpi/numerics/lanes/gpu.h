@@ -19,11 +19,11 @@ typedef unsigned long long uint64_t;
 #define INTERNAL INLINE /* so that the sizes of a network are known in it */
 #ifdef __CUDACC_RTC__
 #define UNROLL _Pragma("unroll")
-#define UNROLL_4 _Pragma("unroll 4")
+#define UNROLL_2 _Pragma("unroll 2")
 #define UNROLL_8 _Pragma("unroll 8")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
-#define UNROLL_4
+#define UNROLL_2
 #define UNROLL_8
 #endif
 #ifndef CLUSTER
@@ -115,6 +115,10 @@ typedef struct {
 #else
 #define FORGET(pointer)
 #endif
+/* Return which of 8, 4, 2 and 1, none above `most`, divides a number. */
+INLINE int divisor(const int most, int number) {
+  return most >= 8 && number % 8 == 0 ? 8 : number % 4 == 0 ? 4 : number % 2 == 0 ? 2 : 1;
+}
 /* Whether so many things keep three of four members busy. */
 INLINE int are_busy(int things) { return 4 * things >= 3 * MEMBERS; }
 INLINE int member_of(const Team *t) { return t->thread / LANES; }

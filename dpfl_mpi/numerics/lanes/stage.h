@@ -136,7 +136,7 @@ INLINE void correlate(const int count, const Stage *s, Vectors x, Vectors d, Vec
     const Vectors upper = x + 2 * p * s->W, under = upper + s->W;
     F u[6], v[6];
     UNROLL for (int i = 0; i < 4; i++) u[i] = upper[i], v[i] = under[i];
-    UNROLL for (int q = 0; q < s->Q; q++) {
+    UNROLL_2 for (int q = 0; q < s->Q; q++) {
       UNROLL for (int i = 4; i < 6; i++) u[i] = upper[2 * q + i], v[i] = under[2 * q + i];
       UNROLL for (int o = 0; o < count; o++) {
         const U code = BITS(where[o * area + p * s->Q + q]);
@@ -255,6 +255,7 @@ INLINE void spread_line(const int count, const Pass *p, const Stage *s, int firs
                         Vectors dx) {
   const float *w = lines_of_taps(p, s);
   const Vectors places = places_of(p, s);
+  const int ahead = divisor(count == 1 ? 8 : 4, s->filters); /* filters that are read at once */
   for (int row = (y > 5 ? y - 4 : 0) / 2; row < s->P && 2 * row <= y; row++) {
     const int line = y - 2 * row;
     F sum[3][6];
@@ -265,17 +266,23 @@ INLINE void spread_line(const int count, const Pass *p, const Stage *s, int firs
       UNROLL for (int c = 0; c < count; c++)
         UNROLL for (int x = 4; x < 6; x++) sum[c][x] = to[c * s->plane + x];
       for (int low = line > 4; low < 2 && low <= line; low++)
-        UNROLL_4 for (int o = 0; o < s->filters; o++) {
-          const Vectors at = places + 4 * ((o * s->P + row) * s->Q + q) + 2 * low;
-          const F left = at[0], right = at[1];
-          UNROLL for (int c = 0; c < count; c++) {
-            float taps[5];
-            read_aligned(5, w + ((o * s->C + first + c) * 5 + line - low) * LINE_OF_TAPS, taps);
-            UNROLL for (int kx = 0; kx < 5; kx++) {
-              sum[c][kx] = FMA(taps[kx], left, sum[c][kx]);
-              sum[c][kx + 1] = FMA(taps[kx], right, sum[c][kx + 1]);
-            }
+        for (int from = 0; from < s->filters; from += ahead) {
+          F left[8], right[8];
+          float taps[8][3][5];
+          UNROLL for (int k = 0; k < ahead; k++) {
+            const int o = from + k;
+            const Vectors at = places + 4 * ((o * s->P + row) * s->Q + q) + 2 * low;
+            left[k] = at[0], right[k] = at[1];
+            UNROLL for (int c = 0; c < count; c++)
+              read_aligned(5, w + ((o * s->C + first + c) * 5 + line - low) * LINE_OF_TAPS,
+                           taps[k][c]);
           }
+          UNROLL for (int k = 0; k < ahead; k++)
+            UNROLL for (int c = 0; c < count; c++)
+              UNROLL for (int kx = 0; kx < 5; kx++) {
+                sum[c][kx] = FMA(taps[k][c][kx], left[k], sum[c][kx]);
+                sum[c][kx + 1] = FMA(taps[k][c][kx], right[k], sum[c][kx + 1]);
+              }
         }
       UNROLL for (int c = 0; c < count; c++) {
         UNROLL for (int x = 0; x < 2; x++) to[c * s->plane + x] = sum[c][x];

@@ -14,7 +14,7 @@
 INTERNAL void square_sums(const Pass *p, const float *g, float *sums) {
   const int64_t width = p->net->width;
 #ifdef GPU
-  enum { AHEAD = 32 }; /* numbers that are read while others are added */
+  enum { AHEAD = 64 }; /* numbers that are read while others are added */
   SHARE(&p->team, j, 64 / LANES) {
     F sum = ZERO;
     for (int i = j * LANES; i < width; i += 64 * AHEAD) {
