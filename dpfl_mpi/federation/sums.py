@@ -67,7 +67,7 @@ class Sums:
             for b, total in self._totals(received, senders, a, w_KW):
                 for i in range(b.start, b.stop):
                     if p_sums[i]:
-                        out[i] = total[i - b.start] / float(p_sums[i])
+                        out[i] = self.ensemble.quotient(total[i - b.start], p_sums[i])
         return out
 
     def _average_natively(
@@ -126,7 +126,7 @@ class Sums:
         a, out = a * members.active, w_KW.clone()
         self.log.notes["models_received"] += 2 * members.active[members.ids]
         for i in np.flatnonzero(members.active[members.ids] & a.any(1)):
-            out[i] = total[i] / float(a[i].sum())
+            out[i] = self.ensemble.quotient(total[i], a[i].sum())
         return out
 
     def _totals(
@@ -177,7 +177,7 @@ class Sums:
             # a row up, the mean down
             self.log.notes["models_received"] += 2 * members.active[members.ids]
             total = from_fixed_point(self._over_all(self.mail.leaving(w_KW)))
-            return (total / float(members.p[members.active].sum())).float()
+            return self.ensemble.quotient(total, members.p[members.active].sum()).float()
 
     def over_received(self, received: Received) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
         """Yield each block, sum p_i w_i over each client and its senders, and sum p_i.

@@ -170,6 +170,10 @@ class Ensemble:
         """Return float64 values `[k]` as a column `[k, 1]` on the device."""
         return self.put(np.asarray(values, np.float64))[:, None]
 
+    def quotient(self, total: Tensor, by: float) -> Tensor:
+        """Return float64 total / by: PyTorch on a GPU multiplies by 1 / by where it is a number."""
+        return total / self.column(np.array([by]))[0]
+
     def columns(self, layers: str, head: str, flag: str = "--options.head") -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`.
 

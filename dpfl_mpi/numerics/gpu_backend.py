@@ -27,6 +27,7 @@ from dpfl_mpi.numerics.native_backend import check_against_pytorch
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 USUAL = "team_bytes", "gradient", "score", "train", "search"  # kernels that most runs need
+LONG = "train", "mix", "ahead", "search", "score"  # what a client's size makes long
 STEP_TIMES = {1: 1.0, 2: 0.8, 4: 0.5}  # of a team of so many blocks, measured on an H200
 TRAINING, SCORING, SEARCH = (np.dtype(STRUCTURES[n]) for n in ("Training", "Scoring", "Search"))
 
@@ -80,7 +81,7 @@ class Kernels:
     ):
         """Compile the network for samples of `shape`, and at most so many teams at once.
 
-        A team that trains is a `cluster` of so many blocks.
+        A team is a `cluster` of so many blocks, where a client takes long.
         `make(header, device)` returns what `Gpu` is; `UserError`: there is no such program here.
         """
         self.plan, self.classes = describe(ensemble.module, shape, ensemble.dtype)
@@ -88,7 +89,7 @@ class Kernels:
         self.width, self.vocabulary = ensemble.width, self.plan.vocabulary
         header = plan_header(self.plan, ensemble.width, ensemble.scale, ensemble.shift)
         self.gpu, self.most = make(header, ensemble.device), most
-        self.gpu.clusters |= {"train": cluster}
+        self.gpu.clusters |= dict.fromkeys(LONG, cluster)
         self.gpu.load(USUAL)
         space = torch.zeros(1, dtype=torch.int64, device=ensemble.device)
         self.gpu.launch("team_bytes", 1, space)
@@ -102,7 +103,7 @@ class Kernels:
         if count == 0:
             return here
         if len(self.memory) == 0:  # zeros: what lies around padded values stays so
-            shape = min(self.most, self.gpu.teams("score", self.team_bytes)), self.team_bytes
+            shape = min(self.most, self.gpu.teams("step", self.team_bytes)), self.team_bytes
             self.memory = torch.zeros(shape, dtype=torch.uint8, device=device)
         following = torch.zeros(1, dtype=torch.int32, device=device)
         teams = min(count, len(self.memory), self.gpu.teams(verb, self.team_bytes))
