@@ -117,8 +117,8 @@ def both(r, out, what, a, b, otherwise=0.0):
             shared = []
         size, table = [JOINS.index(what), first.offset, second.offset], []
         for part in (shared, [i for i in axes if i not in shared]):
-            steps = in_y, first.strides, second.strides
-            numbers, *steps = merged(*([of[i] for i in part] for of in (shape, *steps)))
+            all_of = shape, in_y, first.strides, second.strides
+            numbers, *steps = merged(*([of[i] for i in part] for of in all_of))
             size += [len(numbers), math.prod(numbers)]
             table += [*numbers, *itertools.chain(*steps)]
         return size, table

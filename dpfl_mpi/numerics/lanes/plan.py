@@ -53,9 +53,11 @@ def with_stages(ops: list[Op], logits: Slot) -> list[Op]:
             if pool.in_stage:
                 second.out.geometry = pool.out.geometry
                 filters, channels = pool.out.geometry[0], op.uses[0].view.slot.geometry[0]
-                size = {"space": 2 * pool.out.size, "own": 4 * filters}
-                size["scratch"] = filters * (28 * channels + 1) + 4 * pool.out.size
-                op = Op("stage", op.uses, second.out, weight=op.weight, bias=op.bias, **size)
+                op = Op(
+                    "stage", op.uses, second.out, weight=op.weight, bias=op.bias,
+                    space=2 * pool.out.size, own=4 * filters,
+                    scratch=filters * (28 * channels + 1) + 4 * pool.out.size,
+                )  # fmt: skip
                 done |= {first, second}
         out.append(op)
     return out
