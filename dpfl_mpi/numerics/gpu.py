@@ -5,6 +5,7 @@ NVRTC compiles it for the GPU that is here; CUDA's toolkit is not needed. The re
 user's cache folder.
 """
 
+import functools
 import hashlib
 import math
 import os
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.lanes.plan import Plan
 
@@ -120,6 +121,8 @@ def compiled(text: str, arch: str, log: Any = None) -> bytes:
         path = cache() / f"{key}.cubin"
         code = None if log else read(path)
         if code is None:
+            if not log:
+                announce(arch)
             described = ProgramOptions(**options, ptxas_options=["-v"] if log else None)
             code = bytes(Program(text, "c++", described).compile("cubin", logs=log).code)
             keep(path, code)
@@ -128,6 +131,11 @@ def compiled(text: str, arch: str, log: Any = None) -> bytes:
         lines = str(error).splitlines()
         why = next((line for line in lines if "error:" in line), " ".join(str(error).split()))
         raise UserError(f"the kernels do not compile for this GPU, {arch} ({why})") from error
+
+
+@functools.cache
+def announce(arch: str) -> None:
+    complain(f"compiling the kernels for this GPU, {arch}: once, then they are in {cache()}")
 
 
 def cache() -> Path:
@@ -168,12 +176,15 @@ class Gpu:
         self._kernels: dict[str, Any] = {}
         self._codes: list[Any] = []  # in which they lie
 
-    def teams(self, verb: str, team_bytes: int) -> int:
-        """Return how many teams may compute at once, each with so much memory; 1 or more."""
-        has = torch.cuda.get_device_properties(self.device)
+    def teams(self, verb: str) -> int:
+        """Return how many teams may compute at once: a block has a multiprocessor's registers."""
+        has = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return max(1, has // self.clusters.get(verb, 1))
+
+    def room(self, team_bytes: int) -> int:
+        """Return for how many teams there is memory, 1 or more."""
         free, _ = torch.cuda.mem_get_info(self.device)
-        blocks = self.clusters.get(verb, 1)  # each has a multiprocessor's registers
-        return max(1, min(has.multi_processor_count // blocks, int(SHARE * free) // team_bytes))
+        return max(1, int(SHARE * free) // team_bytes)
 
     def load(self, verbs: Iterable[str]) -> None:
         """Compile kernels, at the same time, and load them.
@@ -211,7 +222,11 @@ class Gpu:
             shape["cluster"] = self.clusters[verb]  # the grid then counts clusters
         given = [a.data_ptr() if isinstance(a, Tensor) else np.int64(a) for a in arguments]
         stream = Current(torch.cuda.current_stream(self.device).cuda_stream)
-        launch(stream, LaunchConfig(**shape), self._kernels[verb], *given)
+        try:
+            launch(stream, LaunchConfig(**shape), self._kernels[verb], *given)
+        except Exception as error:
+            why = " ".join(str(error).split())
+            raise UserError(f"the GPU does not start the kernels ({why})") from error
 
 
 class Current:

@@ -103,10 +103,11 @@ class Kernels:
         if count == 0:
             return here
         if len(self.memory) == 0:  # zeros: what lies around padded values stays so
-            shape = min(self.most, self.gpu.teams("step", self.team_bytes)), self.team_bytes
+            most = min(self.most, self.gpu.teams("step"), self.gpu.room(self.team_bytes))
+            shape = most, self.team_bytes
             self.memory = torch.zeros(shape, dtype=torch.uint8, device=device)
         following = torch.zeros(1, dtype=torch.int32, device=device)
-        teams = min(count, len(self.memory), self.gpu.teams(verb, self.team_bytes))
+        teams = min(count, len(self.memory), self.gpu.teams(verb))
         self.gpu.launch(verb, teams, here, count, following, self.memory, self.team_bytes)
         return here
 
