@@ -79,7 +79,8 @@ static void launch_emulated(int threads, int block, bool backwards, Kernel kerne
       ended += emulated.ended[now];
     }
     if (ended && ended < threads) {
-      fprintf(stderr, "%d of %d threads ended while the others wait at a barrier\n", ended, threads);
+      fprintf(stderr, "%d of %d threads ended while the others wait at a barrier\n", ended,
+              threads);
       abort();
     }
   }

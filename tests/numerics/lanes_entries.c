@@ -1,7 +1,8 @@
 /* Calls every entry of lanes.c on networks that plan.py described, and mini-batches of awkward
- * sizes, by teams of MEMBERS threads, and prints losses to the last bit: run by tests/numerics/test_lanes_library.py under
- * sanitizers (all arrays are allocated here to the byte, and gaps of the arena are poisoned) and
- * emulators. Each argument is a file of one network (test_lanes_library.py). */
+ * sizes, by teams of MEMBERS threads, and prints losses to the last bit: run by
+ * tests/numerics/test_lanes_library.py under sanitizers (all arrays are allocated here to the byte,
+ * and gaps of the arena are poisoned) and emulators. Each argument is a file of one network
+ * (test_lanes_library.py). */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -125,7 +126,8 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     CALL(candidate, &s, 1);
     printf("%.17g %.17g %.9g ", x[width / 2], y[width / 2], pair[width / 2] + pair[3 * width / 2]);
     CALL(search, &s, 1);
-    printf("%.9g %d %.17g %.17g %.17g", scores[1].losses[n - 1], (int)s.decided, s.r_x, s.r_y, x[0]);
+    printf("%.9g %d %.17g %.17g %.17g", scores[1].losses[n - 1], (int)s.decided, s.r_x, s.r_y,
+           x[0]);
     const int64_t ends[3] = {0, 2, 3};
     const double whole[2] = {.3, .3 * with};
     int64_t *exact = malloc(8 * width);

@@ -1,10 +1,19 @@
 /* Products of matrices that both depend on the sample, and softmax.
  *
  * y [batch, I, J] = a [batch, I, K] b [batch, K, J]. size: outer and inner batch, I, J, K, where a
- * and b start, whether the gradients have numbers in common; `table`: steps of a (outer, inner, i, k), b (outer, inner, k, j) and y (outer,
- * inner, i, j). Gradients are added to.
+ * and b start, whether the gradients have numbers in common; `table`: steps of a (outer, inner, i,
+ * k), b (outer, inner, k, j) and y (outer, inner, i, j). Gradients are added to.
  */
-enum { PRODUCT_OUTER, PRODUCT_INNER, PRODUCT_I, PRODUCT_J, PRODUCT_K, PRODUCT_A, PRODUCT_B, PRODUCT_COMMON };
+enum {
+  PRODUCT_OUTER,
+  PRODUCT_INNER,
+  PRODUCT_I,
+  PRODUCT_J,
+  PRODUCT_K,
+  PRODUCT_A,
+  PRODUCT_B,
+  PRODUCT_COMMON
+};
 
 /* A matrix of vectors: the vectors from one row, and from one column, to the next. */
 typedef struct {
@@ -68,7 +77,8 @@ INLINE Batch turned_all(Batch b) {
 /* y [batch, I, J] (+)= a [batch, I, K] b [batch, K, J], shared out by tiles. */
 static void products(const Pass *p, const Layer *layer, int32_t i, int32_t j, int32_t k, Batch a,
                      Batch b, Batch y, int adds) {
-  const int32_t *size = layer->size, down = (i + ROWS - 1) / ROWS, right = (j + COLUMNS - 1) / COLUMNS;
+  const int32_t *size = layer->size, down = (i + ROWS - 1) / ROWS,
+                right = (j + COLUMNS - 1) / COLUMNS;
   const int32_t all = size[PRODUCT_OUTER] * size[PRODUCT_INNER] * down * right;
   SHARE_UNLESS(&p->team, adds && size[PRODUCT_COMMON], tile, all) {
     const int32_t of = tile / (down * right), outer = of / size[PRODUCT_INNER];
@@ -76,7 +86,8 @@ static void products(const Pass *p, const Layer *layer, int32_t i, int32_t j, in
     const int32_t row = tile / right % down * ROWS, column = tile % right * COLUMNS;
     const int32_t rows = i - row < ROWS ? i - row : ROWS;
     const int32_t columns = j - column < COLUMNS ? j - column : COLUMNS;
-    const Matrix A = from(one_of(a, outer, inner), row, 0), B = from(one_of(b, outer, inner), 0, column);
+    const Matrix A = from(one_of(a, outer, inner), row, 0),
+                 B = from(one_of(b, outer, inner), 0, column);
     const Matrix Y = from(one_of(y, outer, inner), row, column);
     BLOCKS(ROWS, rows, product_rows(count, columns, k, from(A, at, 0), B, from(Y, at, 0), adds))
   }
@@ -86,7 +97,8 @@ static void product(const Pass *p, const Layer *layer) {
   const int32_t *s = layer->size, *t = layer->table;
   products(p, layer, s[PRODUCT_I], s[PRODUCT_J], s[PRODUCT_K],
            batch(x_of(p, layer->in) + s[PRODUCT_A], t),
-           batch(x_of(p, layer->other) + s[PRODUCT_B], t + 4), batch(x_of(p, layer->out), t + 8), 0);
+           batch(x_of(p, layer->other) + s[PRODUCT_B], t + 4), batch(x_of(p, layer->out), t + 8),
+           0);
 }
 
 static void product_back(const Pass *p, const Layer *layer) {
@@ -98,15 +110,16 @@ static void product_back(const Pass *p, const Layer *layer) {
   if (wanted(p, layer->in))
     products(p, layer, i, k, j, dy, turned_all(b), batch(d_of(p, layer->in) + s[PRODUCT_A], t), 1);
   if (wanted(p, layer->other))
-    products(p, layer, k, j, i, turned_all(a), dy, batch(d_of(p, layer->other) + s[PRODUCT_B], t + 4),
-             1);
+    products(p, layer, k, j, i, turned_all(a), dy,
+             batch(d_of(p, layer->other) + s[PRODUCT_B], t + 4), 1);
 }
 
 /* Of each line, e^x over their sum; lines are shared out. */
 static void softmax(const Pass *p, const Layer *layer) {
   const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
   SHARE(&p->team, line, in->lines) {
-    const Vectors x = x_of(p, layer->in) + line * in->line, y = x_of(p, layer->out) + line * out->line;
+    const Vectors x = x_of(p, layer->in) + line * in->line,
+                  y = x_of(p, layer->out) + line * out->line;
     F most = x[0], sum = ZERO;
     for (int32_t i = 1; i < in->units; i++) most = PICK(ABOVE(x[i], most), x[i], most);
     for (int32_t i = 0; i < in->units; i++) sum += y[i] = exponential(x[i] - most);

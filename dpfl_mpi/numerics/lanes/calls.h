@@ -20,8 +20,8 @@ typedef struct {
 static int64_t rounded(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 
 /* Return the bytes of a team's work space: the arena, a gradient, what members share, and what
- * each has for itself. It starts at a multiple of 64, and is zeros at first: what lies around padded
- * values stays so. */
+ * each has for itself. It starts at a multiple of 64, and is zeros at first: what lies around
+ * padded values stays so. */
 PUBLIC int64_t NAME(space)(const Net *net, int64_t members) {
   return rounded(net->vectors * sizeof(F)) + rounded(net->width * sizeof(float)) +
          rounded(sizeof(Shared)) + members * rounded(net->own * sizeof(F));

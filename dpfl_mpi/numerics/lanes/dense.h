@@ -116,8 +116,8 @@ INLINE void outer_rows(const int count, int32_t inputs, const F *slope, const fl
 }
 #endif
 
-INTERNAL void dense_weights(const Pass *p, int32_t inputs, int32_t outputs, Vectors x, Vectors slope,
-                          float *g) {
+INTERNAL void dense_weights(const Pass *p, int32_t inputs, int32_t outputs, Vectors x,
+                            Vectors slope, float *g) {
   float *turned = floats_at(scratch_of(p));
   SHARE(&p->team, j, inputs) EACH_LANE(l) turned[l * inputs + j] = ON(x[j], l);
   meet(&p->team);

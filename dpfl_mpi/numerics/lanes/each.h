@@ -1,13 +1,14 @@
 /* Functions of each number by itself. number: what the function takes; each kind says what. */
 
-/* Run `call` for each number of a layer's input and output that is this member's; both have the same
- * planes, lines and units: `here` and `there` are where in them it lies. */
+/* Run `call` for each number of a layer's input and output that is this member's; both have the
+ * same planes, lines and units: `here` and `there` are where in them it lies. */
 #define EACH(p, layer, ...) \
   const Value *in_ = &(p)->net->value[(layer)->in], *out_ = &(p)->net->value[(layer)->out]; \
-  PLACES(&(p)->team, in_->planes, in_->lines, in_->units, \
-         const int64_t here = (int64_t)plane_ * in_->plane + (int64_t)line_ * in_->line + unit_; \
-         const int64_t there = (int64_t)plane_ * out_->plane + (int64_t)line_ * out_->line + unit_; \
-         __VA_ARGS__)
+  PLACES( \
+      &(p)->team, in_->planes, in_->lines, in_->units, \
+      const int64_t here = (int64_t)plane_ * in_->plane + (int64_t)line_ * in_->line + unit_; \
+      const int64_t there = (int64_t)plane_ * out_->plane + (int64_t)line_ * out_->line + unit_; \
+      __VA_ARGS__)
 
 /* The two functions of a kind: y of x, and the gradient by x of y's gradient d. a and b are the
  * layer's numbers. */

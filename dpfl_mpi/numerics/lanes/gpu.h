@@ -106,8 +106,8 @@ enum { THREADS = TEAM * CLUSTER, MEMBERS = THREADS / LANES };
 typedef struct {
   int thread; /* of the team's */
 } Team;
-/* Take an address as a new one: else the compiler would keep what it computes from it for all layers
- * and steps in registers, of which there are not enough. */
+/* Take an address as a new one: else the compiler would keep what it computes from it for all
+ * layers and steps in registers, of which there are not enough. */
 #ifdef __CUDACC_RTC__
 #define FORGET(pointer) \
   asm volatile("" : "+l"(pointer)); \

@@ -107,8 +107,8 @@ static void sum_back(const Pass *p, const Layer *layer) {
 /* A parameter for each number of the input, added to it (size[0] is 0) or multiplied with it.
  * Scratch: as many vectors. size[1]: numbers that share one, side by side; size[2]: parameters. */
 
-/* Run `call` for each parameter that is this member's, number `of`, on each number i that has it, in
- * their order. */
+/* Run `call` for each parameter that is this member's, number `of`, on each number i that has it,
+ * in their order. */
 #define WITH_PARAMETERS(p, layer, start, call, end) \
   const int32_t share_ = (layer)->size[1], all_ = (layer)->size[2]; \
   const int32_t units_ = (p)->net->value[(layer)->in].units; \
@@ -130,18 +130,17 @@ static void plus_back(const Pass *p, const Layer *layer) {
   const Vectors x = x_of(p, layer->in), dy = d_of(p, layer->out), dx = d_of(p, layer->in);
   const Vectors sums = scratch_of(p);
   const int32_t times = layer->size[0], to_x = wanted(p, layer->in), adds = layer->adds & 1;
-  WITH_PARAMETERS(
-      p, layer, const F w = FILL(p->row[layer->weight + of]); F sum = ZERO,
-      const F d = dy[i]; sum += times ? d * x[i] : d; if (to_x) put(&dx[i], times ? d * w : d, adds),
-      sums[of] = sum)
+  WITH_PARAMETERS(p, layer, const F w = FILL(p->row[layer->weight + of]);
+                  F sum = ZERO, const F d = dy[i]; sum += times ? d * x[i] : d;
+                  if (to_x) put(&dx[i], times ? d * w : d, adds), sums[of] = sum)
   meet(&p->team);
   add_up(p, p->g + layer->weight, sums, layer->size[2]);
 }
 
 /* Sums over some dimensions of a value with any steps, times number[0]. size: dimensions that stay,
  * outputs; dimensions that are summed, numbers that are summed into one; where to start; whether
- * outputs have numbers in common. `table`: of the dimensions that stay the numbers in each, then the
- * steps in the input; of the others too. */
+ * outputs have numbers in common. `table`: of the dimensions that stay the numbers in each, then
+ * the steps in the input; of the others too. */
 enum { TOTAL_STAYS, TOTAL_OUTPUTS, TOTAL_GONE, TOTAL_COUNT, TOTAL_OFFSET, TOTAL_COMMON };
 
 static void total(const Pass *p, const Layer *layer) {

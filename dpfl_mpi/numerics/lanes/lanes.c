@@ -253,7 +253,8 @@ INTERNAL void descents_one(Pass *p, Training *c) {
     loss += (float)gradient_of(p, &c->images, 0, c->n, 0);
     SHARE_ROW(p, i, {
       const F old = load(c->w + i), away = by * (old - load(c->sgd.towards + i));
-      store(c->w + i, FMA(back, load(p->g + i) + away + ZERO, old)); /* -0 becomes 0, as in a step */
+      store(c->w + i,
+            FMA(back, load(p->g + i) + away + ZERO, old)); /* -0 becomes 0, as in a step */
     })
   }
   if (is_first(&p->team)) c->losses[0] = loss;
@@ -275,7 +276,8 @@ INTERNAL void score_one(Pass *p, const Scoring *c) {
         cross_entropy(p, 0, c->losses + to);
         EACH_LANE(l) if (l < p->n && c->predicted) {
           int32_t best = 0;
-          for (int32_t i = 1; i < classes; i++) best = lane(y + i, l) > lane(y + best, l) ? i : best;
+          for (int32_t i = 1; i < classes; i++)
+            best = lane(y + i, l) > lane(y + best, l) ? i : best;
           c->predicted[to + l] = best;
         }
         EACH_LANE(l) if (l < p->n && c->logits)

@@ -20,8 +20,8 @@ INLINE Pass begin(uint8_t *memory) {
 
 /* Compute a task for each client, the first ones first. *next is 0 at first. */
 #define VERB(verb, Task) \
-  extern "C" __global__ void __launch_bounds__(TEAM, 1) verb(Task *tasks, int64_t count, int32_t *next, \
-                                                          uint8_t *memory, int64_t stride) { \
+  extern "C" __global__ void __launch_bounds__(TEAM, 1) \
+      verb(Task *tasks, int64_t count, int32_t *next, uint8_t *memory, int64_t stride) { \
     for (;;) { \
       Pass p = begin(memory + stride * (blockIdx.x / CLUSTER)); \
       if (is_first(&p.team)) p.shared->task = atomicAdd(next, 1); \

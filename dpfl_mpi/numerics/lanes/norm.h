@@ -37,7 +37,8 @@ INLINE Norm norm_of(const Pass *p, const Layer *layer) {
 
 /* Return the number of the parameters of a number of the input. */
 INLINE int64_t parameter_of(const Norm *n, int32_t plane, int32_t line, int32_t unit) {
-  return n->each ? ((int64_t)(plane % n->planes) * n->in->lines + line) * n->in->units + unit : plane;
+  return n->each ? ((int64_t)(plane % n->planes) * n->in->lines + line) * n->in->units + unit
+                 : plane;
 }
 
 /* Run `call` for each line of a group: `from` and `to` are where it lies in the input and output,

@@ -16,8 +16,8 @@ INTERNAL void average(const Pass *pass, const Search *s, const float *w, double 
 }
 
 /* Return the sum of n losses as Python's math.fsum: exact, then rounded once, whatever their order.
- * They are kept as doubles that do not overlap, the smallest first (Shewchuk 1997): multiples of 2^-149
- * below 2^161, so never more than 310; `part` has room for them. */
+ * They are kept as doubles that do not overlap, the smallest first (Shewchuk 1997): multiples of
+ * 2^-149 below 2^161, so never more than 310; `part` has room for them. */
 INTERNAL double exact_sum(const float *losses, int64_t n, double *part) {
   double rounded = 0;
   int count = 0;

@@ -163,8 +163,9 @@ INLINE void correlate(const int count, const Stage *s, Vectors x, Vectors d, Vec
       leave(5, p, g, sums, ((at + o) * s->C + line_) * 25 + 5 * unit_, sum[o]); \
   })
 #else
-/* sum [5, 5] at `count` columns = the gradient of a filter's taps, for one channel x. In each pooled position one of four places has a gradient: x is moved to the right
- * where it is there, and the gradient up or down is 0. */
+/* sum [5, 5] at `count` columns = the gradient of a filter's taps, for one channel x. In each
+ * pooled position one of four places has a gradient: x is moved to the right where it is there, and
+ * the gradient up or down is 0. */
 INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, const M *right,
                       const M *lower, F *out) {
   F sum[5][5];

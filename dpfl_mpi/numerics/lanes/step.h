@@ -19,7 +19,8 @@ INTERNAL void square_sums(const Pass *p, const float *g, float *sums) {
     F sum = ZERO;
     for (int i = j * LANES; i < width; i += 64 * AHEAD) {
       F v[AHEAD];
-      UNROLL for (int k = 0; k < AHEAD; k++) v[k] = i + 64 * k < width ? load(g + i + 64 * k) : ZERO;
+      UNROLL
+      for (int k = 0; k < AHEAD; k++) v[k] = i + 64 * k < width ? load(g + i + 64 * k) : ZERO;
       UNROLL for (int k = 0; k < AHEAD; k++) sum = FMA(v[k], v[k], sum);
     }
     store(sums + j * LANES, sum);

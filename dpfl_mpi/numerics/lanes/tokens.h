@@ -80,7 +80,8 @@ static void drop(const Pass *p, const Layer *layer) {
 }
 
 static void drop_back(const Pass *p, const Layer *layer) {
-  const Vectors dy = d_of(p, layer->out), dx = d_of(p, layer->in), factors = p->arena + layer->space;
+  const Vectors dy = d_of(p, layer->out), dx = d_of(p, layer->in),
+                factors = p->arena + layer->space;
   const int32_t share = layer->size[1], draws = p->net->value[layer->in].units / share;
   SHARE(&p->team, i, draws) {
     const F factor = factors[i];
