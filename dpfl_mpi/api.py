@@ -39,8 +39,8 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
     """Compute a Run, or find its finished result, and return that.
 
     Args:
-        ranks: MPI ranks to start. The default is one per core of this machine, but no more than
-            clients; in a Slurm job one per task.
+        ranks: MPI ranks to start. The default is one per core of this machine, or for
+            `threads_per_client` cores, but no more than clients; in a Slurm job one per task.
         settings: the fields of `Run` and `Job` by name, as on the command line:
             `method="dpfl", clients=32, quiet=True`. A method may also be a module or a function
             `round(fed, state, t)`, a model a class called as `NAME(shape, classes)`, and data
@@ -59,8 +59,8 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
     resolved, job = checked(settings)
     if ranks is None:
         tasks = os.environ.get("SLURM_NTASKS", "")
-        cores = len(os.sched_getaffinity(0))
-        ranks = int(tasks) if whole(tasks) else min(cores, resolved.clients)
+        most = max(1, len(os.sched_getaffinity(0)) // job.threads_per_client)
+        ranks = int(tasks) if whole(tasks) else min(most, resolved.clients)
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise UserError(f"ranks is {ranks!r}; allowed is a whole number of at least 1")
     start(ranks, settings)

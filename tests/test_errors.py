@@ -66,6 +66,7 @@ ALLOWED = {
     "ggc_period 0, classes_per_client 0, "
     "lr_schedule step --lr_step 0, method knnper --options.k 2.5",
     "a whole number of at least 2": "partition dirichlet --min_samples 1",
+    "a whole number from 1 to 64": "threads_per_client 0, threads_per_client 65",
     "a whole number from 1 to 999": "ggc_repeats 0, ggc_repeats 1000",
     "a whole number from 1 to 1048576": "batch_size 0, batch_size 999999999999",
     "a whole number from 0 to 4294967295": "seed -1, partition_seed 4294967296",

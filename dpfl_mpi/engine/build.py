@@ -1,6 +1,7 @@
 """From a Run to the parts of a `Federation`, in the order in which they need each other."""
 
 import json
+import os
 from functools import cache, partial
 from typing import Any
 
@@ -86,8 +87,10 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         marked=limits.liars if backdoor else None,
     )
     computed = ensemble, clients, optimiser_of(run)
-    backend, slower = select_backend(job.kernels, job.block, world, *computed)
+    threads = job.threads_per_client
+    backend, slower = select_backend(job.kernels, job.block, world, *computed, threads)
     warn(slower, job, world)
+    warn_of_few_cores(job, world)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     lie = attack.kind if attack and attack.falsifies else ""
     training = Training(
@@ -180,6 +183,18 @@ def tell_devices(job: Job, world: World, device: torch.device) -> None:
     if sharing > 1:
         turns = "they take turns on it, unless CUDA's MPS runs"
         warn(f"up to {sharing} ranks share one GPU; {turns}", job, world)
+
+
+def warn_of_few_cores(job: Job, world: World) -> None:
+    """Warn where a rank may use fewer cores than a client has threads. Collective."""
+    threads = job.threads_per_client
+    if threads == 1:
+        return
+    fewest = min(map(int, world.texts(str(len(os.sched_getaffinity(0))))))
+    if fewest < threads:
+        bound = f"a rank is bound to {fewest} core{'s' * (fewest > 1)}, which its threads share"
+        mend = f"mpirun --bind-to none or srun --cpus-per-task={threads} gives it more"
+        warn(f"--threads_per_client is {threads}, but {bound}; {mend}", job, world)
 
 
 def budget_of_one(run: Resolved) -> str:

@@ -125,13 +125,19 @@ class Scores(NamedTuple):
 
 
 class Native:
-    """The kernels of one network in one form, with the work space of one thread."""
+    """The kernels of one network in one form, with the work space of one client."""
 
     def __init__(
-        self, ensemble: Ensemble, shape: tuple[int, ...], form: str = "", path: Path = LIBRARY
+        self,
+        ensemble: Ensemble,
+        shape: tuple[int, ...],
+        form: str = "",
+        path: Path = LIBRARY,
+        members: int = 1,
     ):
         """Describe the network to the library, for samples of `shape`; "" is the fastest form.
 
+        So many `members`, threads, compute a client together; their number changes no bit.
         `UserError`: the library cannot be used, has no such form here, or no such network.
         """
         available = forms(path)
@@ -156,8 +162,9 @@ class Native:
         self._read = self._net.logits
         if self._plan.features:
             self.read_by(max(self._plan.features))
+        self.members = members
         # of activations, their gradients and a row's
-        self.bytes = self._call.space(self._net, 1) + 64
+        self.bytes = self._call.space(self._net, members) + 64
         self._memory = np.zeros(self.bytes, np.uint8)
         self._work = -(-self._memory.ctypes.data // 64) * 64
 
@@ -308,7 +315,7 @@ class Native:
 
     def _run(self, verb: str, task: Any) -> Any:
         """Compute a task of one client in place; return it."""
-        getattr(self._call, verb)(self._net, task, 1, 1, 1, self._work)
+        getattr(self._call, verb)(self._net, task, 1, 1, self.members, self._work)
         return task
 
     def _training(self, rows: tuple[Tensor, Tensor], epochs: Epochs, steps: int) -> Any:

@@ -34,10 +34,20 @@ from dpfl_mpi.numerics.optimiser import SGD, Adam
 class NativeBackend(Backend):
     name = "native"
 
-    def __init__(self, ensemble: Ensemble, clients: Clients, optimiser: SGD, form: str = ""):
-        """Compute in the form that is named, or in the fastest; `UserError`: it cannot be used."""
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        clients: Clients,
+        optimiser: SGD,
+        form: str = "",
+        threads: int = 1,
+    ):
+        """Compute in the form that is named, or in the fastest; `UserError`: it cannot be used.
+
+        So many `threads` compute a client together.
+        """
         super().__init__(ensemble, clients, optimiser, 1)
-        self.native = Native(ensemble, clients.shape, form)
+        self.native = Native(ensemble, clients.shape, form, members=threads)
         self._train = self.native.images(clients.x, clients.y)
         self._scored = self.native.images(clients.score_x, clients.score_y)
 
@@ -190,14 +200,17 @@ class NativeBackend(Backend):
 
 
 def try_native(
-    kernels: str, ensemble: Ensemble, clients: Clients, optimiser: SGD
+    kernels: str, ensemble: Ensemble, clients: Clients, optimiser: SGD, threads: int = 1
 ) -> tuple[NativeBackend | None, str]:
-    """Return the native kernels by --kernels; else None, and why they cannot compute here."""
+    """Return the native kernels by --kernels; else None, and why they cannot compute here.
+
+    So many `threads` compute a client together.
+    """
     try:
         if kernels == "auto" and X86 and load().widest() == FORMS["portable"]:  # slow products
             raise UserError("this processor has no fused multiply-add")
         form = kernels if kernels in FORMS else ""
-        backend = NativeBackend(ensemble, clients, optimiser, form)
+        backend = NativeBackend(ensemble, clients, optimiser, form, threads)
         check_against_pytorch(backend.native, ensemble)
         return backend, ""
     except UserError as error:

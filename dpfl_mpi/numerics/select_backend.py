@@ -17,12 +17,19 @@ AUTO_ON_GPU = False  # whether `auto` takes the native kernels on a GPU
 
 
 def select_backend(
-    kernels: str, block: int, world: World, ensemble: Ensemble, clients: Clients, optimiser: SGD
+    kernels: str,
+    block: int,
+    world: World,
+    ensemble: Ensemble,
+    clients: Clients,
+    optimiser: SGD,
+    threads: int = 1,
 ) -> tuple[Backend, str]:
     """Return what computes the clients, alike on all ranks, by --kernels and --block. Collective.
 
     It is the native kernels, else PyTorch: recorded steps on a GPU. Where PyTorch takes the place
-    of the native kernels, a warning comes with it; else "".
+    of the native kernels, a warning comes with it; else "". `UserError`: they cannot be used, or
+    --threads_per_client is more than 1, and they are not the native kernels of a CPU.
     """
     parts, gpu = (ensemble, clients, optimiser), ensemble.device.type == "cuda"
     if kernels == "compiled" and not gpu:
@@ -31,6 +38,9 @@ def select_backend(
     if kernels in FORMS and gpu:
         allowed = "allowed on a GPU are auto, native, torch and compiled"
         raise UserError(f"--kernels is {kernels}, a form of a CPU; {allowed}")
+    alone = f"--threads_per_client is {threads}; allowed is 1"
+    if threads > 1 and world.agree(gpu):
+        raise UserError(f"{alone} on a GPU")
     rounds = ensemble.bfloat16_products or (gpu and torch.backends.cuda.matmul.allow_tf32)
     wanted = (
         kernels == "native" or (kernels == "auto" and (AUTO_ON_GPU or not gpu)) or kernels in FORMS
@@ -39,14 +49,18 @@ def select_backend(
         if kernels not in ("auto", "torch", "compiled"):
             only = "compute in float32 and, on a CPU, one client after the other (--block 1)"
             raise UserError(f"--kernels is {kernels}; the native kernels {only}")
+        if threads > 1:
+            raise UserError(f"{alone} where PyTorch computes")
         return by_torch(kernels, block, *parts), ""
-    native, why = try_gpu(block, *parts) if gpu else try_native(kernels, *parts)
+    native, why = try_gpu(block, *parts) if gpu else try_native(kernels, *parts, threads)
     missing = world.agree(native is None)
     if native and not missing:
         return native, ""
     if kernels != "auto":
         raise UserError(why or "--kernels: another rank's node has no native kernels")
     why = why or "a node has no native kernels"
+    if threads > 1:
+        raise UserError(f"{alone} where PyTorch computes: {why}")
     return by_torch(kernels, block, *parts), f"PyTorch computes, several times slower: {why}"
 
 

@@ -56,6 +56,9 @@ class Job:
     kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable", "compiled"] = JOB(
         "auto", "CPU: native (C), torch, or one form of native; auto: native if it can. "
         "GPU: torch, compiled, or auto: recorded")
+    threads_per_client: int = JOB(
+        1, "threads of a rank that compute one client together, by the native kernels on a CPU; "
+        "each needs a core", low=1, high=64)
     window_gb: float = JOB(4.0, "most memory of a rank's RMA window, GiB", above=0)
     checkpoint_every: Any = JOB("5min", "rounds (3), time (90s, 5min, 2h) or never")
     grace: float = JOB(25.0, "seconds to end the round in after USR1, USR2, TERM or INT", **SECONDS)

@@ -85,8 +85,8 @@ class Local:
         self.args, self.job, self.monitor = args, job, monitor
         self.entries = monitor.entries
         self.groups = gpu_groups(args, job)
-        cores = len(os.sched_getaffinity(0)) // (args.ranks * args.cpus)
-        most = args.max_parallel or max(1, cores)
+        of_run = args.ranks * max(args.cpus, job.threads_per_client)
+        most = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // of_run)
         self.at_once = min(most, len(self.groups)) if self.groups else most
         self.base_of = bases(self.entries)
         self.left = sorted(todo, key=lambda entry: entry not in self.base_of.values())
