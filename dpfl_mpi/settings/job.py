@@ -55,7 +55,7 @@ class Job:
         "and the last bits depend on the ranks", low=0)
     kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable", "compiled"] = JOB(
         "auto", "CPU: native (C), torch, or one form of native; auto: native if it can. "
-        "GPU: torch, compiled, or auto: recorded")
+        "GPU: native, torch, compiled, or auto: recorded")
     threads_per_client: int = JOB(
         1, "threads of a rank that compute one client together, by the native kernels on a CPU; "
         "each needs a core", low=1, high=64)
