@@ -27,14 +27,24 @@ INTERNAL void square_sums(const Pass *p, const float *g, float *sums) {
   }
   meet(&p->team);
 #else
-  F part[64 / LANES] = {0}; /* each member has all */
-  for (int64_t i = 0; i < width; i += 64)
-    for (int j = 0; j < 64 / LANES && i + j * LANES < width; j++) {
-      const F v = load(g + i + j * LANES);
-      part[j] = FMA(v, v, part[j]);
+  /* one member after the other adds a part, mostly its own: to fetch what others wrote takes longer
+   * than to wait for a few */
+  const int64_t members = p->team.members, parts = members < 8 ? members : 8;
+  const int64_t lines = (width + 63) / 64;
+  for (int64_t turn = 0; turn < parts; turn++) {
+    if (turn == p->team.member) {
+      F part[64 / LANES] = {0};
+      if (turn > 0) memcpy(part, sums, sizeof part);
+      for (int64_t i = lines * turn / parts * 64, end = lines * (turn + 1) / parts * 64; i < end;
+           i += 64)
+        for (int j = 0; j < 64 / LANES && i + j * LANES < width; j++) {
+          const F v = load(g + i + j * LANES);
+          part[j] = FMA(v, v, part[j]);
+        }
+      memcpy(sums, part, sizeof part);
     }
-  memcpy(sums, part, sizeof part);
-  meet(&p->team); /* before another one goes on and changes g */
+    meet(&p->team);
+  }
 #endif
 }
 
@@ -47,11 +57,7 @@ INTERNAL float prepare(const Pass *p, const float *restrict w, float *restrict g
   if (sgd->trained) SHARE_ROW(p, i, store(g + i, load(g + i) * numbers(sgd->trained + i)))
   if (sgd->clip > 0) {
     double square = 0;
-#ifdef GPU
     float *sums = p->shared->sums;
-#else
-    float sums[64];
-#endif
     meet(&p->team); /* all of g */
     square_sums(p, g, sums);
     for (int j = 0; j < 64; j++) square += sums[j];

@@ -60,6 +60,9 @@ INLINE int64_t part_of(const Team *t, int64_t n, int32_t member) {
 #define OUTPUTS(t, largest, total, ...) \
   BLOCKS_FROM(part_of(t, total, (t)->member), largest, part_of(t, total, (t)->member + 1), \
               __VA_ARGS__)
-/* Run `call` on BLOCKS of things at each place of lines [lines, units] that are this member's. */
+/* Run `call` on BLOCKS of things at each place of lines [lines, units] that is this member's. */
 #define TILES(t, largest, total, lines, units, ...) \
-  BLOCKS(largest, total, PLACES(t, 1, lines, units, __VA_ARGS__))
+  BLOCKS(largest, total, SHARE(t, of_, (int64_t)(lines) * (units)) { \
+    const int32_t line_ = (int32_t)of_ / (units), unit_ = (int32_t)of_ % (units); \
+    __VA_ARGS__; \
+  })
