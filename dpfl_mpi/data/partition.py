@@ -300,9 +300,8 @@ def search_first(
     searched = np.zeros(partition.n, np.int64)
     starts = partition.indptr["val"]
     for k in np.flatnonzero(np.diff(starts)).tolist():  # other ranks have the others
-        samples, first = partition.of("val", k), starts[k]
-        rng = streams.stream(run.seed, streams.SEARCH, k, 0)
-        seen = split(labels[samples], run.search_share, rng)
-        ordered[first : first + len(samples)] = np.concatenate([samples[seen], samples[~seen]])
+        rows, first = partition.of("val", k), starts[k]
+        seen = split(labels[rows], run.search_share, streams.stream(run.seed, streams.SEARCH, k, 0))
+        ordered[first : first + len(rows)] = np.concatenate([rows[seen], rows[~seen]])
         searched[k] = seen.sum()
     return replace(partition, indices=partition.indices | {"val": ordered}), searched

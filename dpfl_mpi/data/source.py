@@ -14,7 +14,7 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.settings.files import no_data, partition_file, prepare_command, who_can_take_part
+from dpfl_mpi.settings.files import no_data, prepare_command, who_can_take_part
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, refused_as
 
 PIECE_ROWS = 4096  # most that are read or hashed at once
@@ -124,7 +124,7 @@ def open_source(
     if hasattr(run.found("dataset"), "load"):
         source = in_memory(arrays or load_arrays(run))
     else:
-        source = in_file(run.data or "", run.dataset, labelled or deals_test(run), verified)
+        source = in_file(run.data or "", run.dataset, labelled or run.deals_test, verified)
     check_images(run, source)
     return as_dealt(run, replace(source, unread=unread_clients(run, source)))
 
@@ -213,15 +213,9 @@ def unread_clients(run: Resolved, source: Source) -> str:
     return f"{unread}; --partition natural does"
 
 
-def deals_test(run: Resolved) -> bool:
-    """Return whether a Run deals test sets out of the same pool as training sets."""
-    path = run.partition.path
-    return partition_file(path).get("pooled") is True if path else run.partition.kind == "fedrep"
-
-
 def as_dealt(run: Resolved, source: Source) -> Source:
     """Return a Run's data, pooled if the Run deals test sets out of that pool."""
-    if not deals_test(run):
+    if not run.deals_test:
         return source
     labels = np.concatenate([source.labels[half] for half in HALVES])
     first = len(source.labels["train"])

@@ -62,18 +62,19 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     on_rank = lambda n_train: place(n_train, world.size) == world.rank  # noqa: E731
     whole = world.each_rank(lambda: deal(run, source) if world.root else None)
     partition = sharded(whole, world.share, on_rank)
+    ordered, n_search = search_first(run, source.labels["train"], partition)
     on_graph = method.topology == "graph"
     members = Members(world, partition, limits, stopped_serve=on_graph, advice=advice)
+    rng = streams.stream(run.seed, streams.INIT, 0, 0)
     module = make(run, source)
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
-    start = ensemble.initial_row(run.init, streams.stream(run.seed, streams.INIT, 0, 0))
+    start = ensemble.initial_row(run.init, rng)
     world.decide(lambda: refuse_results(job, partition.n, source.classes, ensemble.size))
     provenance = {"data_sha256": source.sha256, "data_note": source.note, "dtype": source.dtype}
     for name in ("class_names", "mean", "std"):
         values = getattr(source, name)
         provenance[name] = json.dumps(values if len(values) <= MOST_LISTED else [])
     provenance |= {"partition_sha256": partition.sha256(), "partition_note": partition.note()}
-    ordered, n_search = search_first(run, source.labels["train"], partition)
     backdoor = attack is not None and attack.kind == "backdoor"
     clients = Clients(
         source,

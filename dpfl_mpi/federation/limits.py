@@ -69,6 +69,15 @@ class Limits:
 
 def limits_of(run: Resolved, world: World) -> Limits:
     """Return the limits of a Run. Collective: root has the contents of the files it names."""
+    # every attack is by those whose labels --flip_share would flip
+    attack, attacked = run.attack, run.attack.share if run.attack else 0.0
+    flipped = attacked if attack and attack.kind == "label_flip" else run.flip_share
+    shares = {
+        "flipped": (streams.FLIP, flipped),
+        "liars": (streams.FLIP, attacked),
+        "newcomers": (streams.NEWCOMERS, run.newcomers),
+        "drifted": (streams.DRIFT, run.drift.share if run.drift else 0.0),
+    }
 
     def on_root() -> dict[str, np.ndarray]:
         most = run.budget.of_clients(run.clients, run.budget_counts_self, run.seed)
@@ -79,36 +88,23 @@ def limits_of(run: Resolved, world: World) -> Limits:
             arrays["available"] = run.available.table
         if run.churn and run.churn.path:
             arrays["events"] = run.churn.table
-        return arrays | (vars(reach_graph(run)) if run.reach else {})
+        for role, (purpose, share) in shares.items():  # drawn uniformly
+            count = math.floor(Fraction(str(share)) * run.clients)  # in floats 0.29 * 100 < 29
+            order = streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)
+            arrays[role] = np.isin(np.arange(run.clients), order[:count])
+        if not run.flipped_run_ggc:
+            arrays["most_senders"] = np.where(arrays["flipped"], 0, arrays["most_senders"])
+        rng = streams.stream(run.seed, streams.REACH, 0, 0)
+        return arrays | (vars(reach_graph(run.reach, run.clients, rng)) if run.reach else {})
 
     arrays = world.share(on_root)
-    reach = None
-    if run.reach:
-        reach = CollaborationGraph(arrays.pop("indptr"), arrays.pop("senders"))
-    # every attack is by those whose labels --flip_share would flip
-    attack, attacked = run.attack, run.attack.share if run.attack else 0.0
-    flipped = attacked if attack and attack.kind == "label_flip" else run.flip_share
-    shares = {
-        "flipped": (streams.FLIP, flipped),
-        "liars": (streams.FLIP, attacked),
-        "newcomers": (streams.NEWCOMERS, run.newcomers),
-        "drifted": (streams.DRIFT, run.drift.share if run.drift else 0.0),
-    }
-    for role, (purpose, share) in shares.items():  # drawn uniformly
-        count = math.floor(Fraction(str(share)) * run.clients)  # in floats 0.29 * 100 is below 29
-        order = streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)
-        arrays[role] = np.isin(np.arange(run.clients), order[:count])
-    if not run.flipped_run_ggc:
-        arrays["most_senders"] = np.where(arrays["flipped"], 0, arrays["most_senders"])
+    reach = run.reach and CollaborationGraph(arrays.pop("indptr"), arrays.pop("senders"))
     return Limits(run.seed, run.participation, run.churn, reach, **arrays)
 
 
-def reach_graph(run: Resolved) -> CollaborationGraph:
-    """Return the senders that each receiver can reach, without itself."""
-    n, reach = run.clients, run.reach
-    assert reach is not None
+def reach_graph(reach: Text, n: int, rng: np.random.Generator) -> CollaborationGraph:
+    """Return the senders that each of n receivers can reach by --reach, without itself."""
     reached = np.zeros((n, n), bool)
-    rng = streams.stream(run.seed, streams.REACH, 0, 0)
     if reach.kind == "file":
         reached[reach.table[:, 0], reach.table[:, 1]] = True
     elif reach.kind == "geometric":

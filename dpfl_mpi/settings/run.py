@@ -272,6 +272,12 @@ class Resolved(Run):
         return find(kind, getattr(self, kind))
 
     @property
+    def deals_test(self) -> bool:
+        """Whether test sets are dealt out of the same pool as training sets."""
+        path, kind = self.partition.path, self.partition.kind
+        return partition_file(path).get("pooled") is True if path else kind == "fedrep"
+
+    @property
     def most_senders(self) -> int:
         """The most senders that any client may average with: by B_c, and at most `most_asked`."""
         return min(self.budget.most(self.clients, self.budget_counts_self), self.most_asked)
