@@ -7,6 +7,7 @@ else the rounds are computed first.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +28,9 @@ EPOCHS = (0, 1, 5)  # of a newcomer, in all; with a graph it then does lines 1 t
 SCORES = ("val_acc", "test_acc")
 
 
-def from_base(job: Job, parts: Parts, record: Record) -> bool:
+def from_base(path: Path, key: dict[str, Any], job: Job, parts: Parts, record: Record) -> bool:
     """Take models and records from the base Run's file; return whether it could. Collective."""
-    path, size = parts.run.untuned().path(job.results), parts.backend.ensemble.size
+    size = parts.backend.ensemble.size
     rows = max(1, BLOCK // (4 * size))
     blocks = [slice(first, first + rows) for first in range(0, parts.n, rows)]
 
@@ -37,7 +38,7 @@ def from_base(job: Job, parts: Parts, record: Record) -> bool:
         with Result(path) as result:  # opened anew: if replaced, a Run has the same models
             return {"rows": result.rows("model/best", block)}
 
-    base = parts.world.share(lambda: copy_base(path, blocks, job, parts, record))
+    base = parts.world.share(lambda: copy_base(path, key, blocks, job, parts, record))
     if not base:
         return False
     if "client/stopped_round" in base:
@@ -53,7 +54,7 @@ def from_base(job: Job, parts: Parts, record: Record) -> bool:
 
 
 def copy_base(
-    path: Path, blocks: list[slice], job: Job, parts: Parts, record: Record
+    path: Path, key: dict[str, Any], blocks: list[slice], job: Job, parts: Parts, record: Record
 ) -> dict[str, np.ndarray]:
     """Copy the base's records and return its clients, or warn why not and return {}. On root."""
     problem = ""
@@ -61,7 +62,7 @@ def copy_base(
         with Result(path) as base:
             data = ("data_sha256", "partition_sha256")
             known = parts.provenance
-            if base.key != parts.run.untuned().key():
+            if base.key != key:
                 problem = "is of another Run"
             elif not base.finished or any(base.fact(n) != known[n] for n in data):
                 problem = "is not finished, or of other data or another partition"

@@ -29,7 +29,7 @@ from dpfl_mpi.transport.log import SCORES
 # "best" is the test accuracy of each client's best model by validation; "received" counts models
 COLUMNS = "   val %  test %  best %  received  seconds    left"
 COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
-# datasets of the clients' best and last scores, by their names in `Parts.state`
+# datasets of the clients' best and last scores, by their names in `Parts.state` and its parts
 BEST = {
     "best_round": "best/round",
     "best_val": "best/val_acc",
@@ -155,9 +155,9 @@ class Record:
             print(f"{method}, {ranks} rank{'s' * (ranks > 1)}, means over clients")
             print(f"{'round':>11}{COLUMNS}{'  simulated' if run.network else ''}", flush=True)
 
-    def print_round(self, t: int) -> None:
-        """Print a round and the time left."""
-        members, notes = self.parts.members, self.parts.log.notes
+    def print_round(self) -> None:
+        """Print the round that `parts` is in, and the time left."""
+        t, members, notes = self.parts.round, self.parts.members, self.parts.log.notes
         best, clock = self.parts.scoring.best_test, self.parts.mail.ledger.clock
         scores = {"val": notes["val_acc"], "test": notes["test_acc"], "best": best}
         clients = members.gather(scores | {"received": notes["models_received"]})
@@ -257,5 +257,5 @@ def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:
 
 def best_of(parts: Parts) -> dict[str, np.ndarray]:
     """Return this rank's best and last scores and epochs, `[K]` each, by name in the file."""
-    arrays, _ = parts.state()
+    arrays = vars(parts.scoring) | vars(parts.training)
     return {dataset: arrays[name] for name, dataset in BEST.items()}

@@ -42,8 +42,8 @@ def train(run: Run, job: Job, world: World) -> Path:
             world.decide(lambda: check_replaceable(path))
             checkpoints.clear(sure=True)
         else:
-            has_copy = checkpoints.folder.is_dir()
-            date = world.decide(lambda: date_finished(resolved, path, job, has_copy))
+            key, has_copy = checkpoints.key, checkpoints.folder.is_dir()
+            date = world.decide(lambda: date_finished(resolved, key, path, job, has_copy))
         if date is None:
             compute(path, resolved, job, checkpoints, lock)
         elif world.root and not job.quiet:
@@ -96,7 +96,8 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
                 watch.code = STALLED  # unless this start keeps a checkpoint
             first = parts.round + 1 if state else 0
             may_copy = run.finetune_epochs and not (state or run.newcomers or run.churn)
-            if may_copy and after.from_base(job, parts, record):
+            base = run.untuned()
+            if may_copy and after.from_base(base.path(job.results), base.key(), job, parts, record):
                 first = run.rounds + 1
             record.print_heads()
             for t in range(first, run.rounds + 1):
@@ -106,7 +107,7 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
                     break
                 state = state_after(parts, method, state)
                 record.round(state)
-                record.print_round(t)
+                record.print_round()
                 followers.tell(t)
                 more = t < run.rounds
                 stop = watch.stop(more, checkpoints.seconds)
@@ -120,7 +121,7 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
             if run.finetune_epochs:
                 for t in after.tune(record, parts, method):
                     watch.begin(t)
-                    record.print_round(t)
+                    record.print_round()
             if run.newcomers:
                 assert state is not None
                 for t in after.add_newcomers(record, parts, state, method):

@@ -97,7 +97,7 @@ def find_result(run: Run, folder: str | Path) -> Result | None:
     reason = None
     try:
         if (path := run.path(folder)).is_file():
-            return result_of(run, path)
+            return result_of(run.key(), path)
     except UserError as error:
         reason = error
     results = []

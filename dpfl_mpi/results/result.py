@@ -23,7 +23,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import schema
 from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, PHASES, SCHEMA
-from dpfl_mpi.settings import NUMERICS, Job, Resolved, Run
+from dpfl_mpi.settings import NUMERICS, Job, Resolved
 from dpfl_mpi.settings.run import stored_run
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
@@ -414,11 +414,10 @@ def mean(values: np.ndarray) -> np.ndarray:
     return ratio(np.where(finite, values, 0).sum(-1), finite.sum(-1))
 
 
-def result_of(run: Run, path: Path) -> Result:
-    """Return the result at a path named after a Run; `UserError`: it is another Run's."""
+def result_of(key: Mapping[str, Any], path: Path) -> Result:
+    """Return the result at a path named after the Run of a key; `UserError`: it is another's."""
     result = Result(path)
-    key, stored = run.key(), result.key
-    differing = sorted(name for name in {*key, *stored} if key.get(name) != stored.get(name))
+    differing = sorted(n for n in {*key, *result.key} if key.get(n) != result.key.get(n))
     if differing:
         result.close()
         raise UserError(f"{path} holds another Run (different: {', '.join(differing)})")
@@ -449,7 +448,9 @@ def check_current(result: Result, run: Resolved, job: Job) -> None:
             raise UserError(f"{done} from {of}; bring back those data, {anew}")
 
 
-def date_finished(run: Resolved, path: Path, job: Job, has_copy: bool) -> str | None:
+def date_finished(
+    run: Resolved, key: Mapping[str, Any], path: Path, job: Job, has_copy: bool
+) -> str | None:
     """Return when a result was finished ("": unknown), None where it is not there or not finished.
 
     A torn one counts as not there if a checkpoint `has_copy` of what it recorded. Raises
@@ -458,7 +459,7 @@ def date_finished(run: Resolved, path: Path, job: Job, has_copy: bool) -> str | 
     if not os.path.lexists(path):
         return None
     try:
-        result = result_of(run, path)
+        result = result_of(key, path)
     except UserError as error:
         if isinstance(error, Unreadable) and has_copy and is_torn(path):
             return None

@@ -146,7 +146,7 @@ class Entry:
         if self._recorded and self._file == file:
             return self._recorded
         try:
-            with result_of(self.run, self.path) as result:
+            with result_of(self.run.key(), self.path) as result:
                 state = result.state.split()[0].rstrip(",")
                 done, accuracy = result.last_round, result.test_acc
         except UserError as error:

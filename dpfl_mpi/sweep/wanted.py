@@ -177,7 +177,7 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
             path = run.path(job.results)
             if not path.exists():
                 return "the tuning is not finished: submit it, then run the same command again"
-            with result_of(run, path) as result:
+            with result_of(run.key(), path) as result:
                 if not result.finished:
                     return "the tuning is not finished: run the same command again when it is"
                 of_clients = result["best/val_acc"][result.benign]
