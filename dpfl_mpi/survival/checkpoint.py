@@ -112,6 +112,8 @@ class Checkpoints:
         on every rank where one could not write; the generation before stays.
         """
         start, every = time.perf_counter(), self.job.checkpoint_every
+        groups = {"state": state["client"], "momentum": parts.training.momentum}
+        groups["federation"], of_all_ranks = parts.state()
         if every.kind == "rounds":
             due = parts.round % every.rounds == 0
         else:
@@ -121,8 +123,6 @@ class Checkpoints:
         if not votes.any():
             return False, False
         stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
-        groups = {"state": state["client"], "momentum": parts.training.momentum}
-        groups["federation"], of_all_ranks = parts.state()
         clients = {f"{g}/{name}": v for g, values in groups.items() for name, v in values.items()}
         shared = {f"state/{name}": value for name, value in state["shared"].items()}
         shared |= {f"federation/{name}": value for name, value in of_all_ranks.items()}
