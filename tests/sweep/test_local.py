@@ -164,7 +164,9 @@ def test_on_a_full_disk_the_runs_are_told_to_leave(swept, mpirun, monkeypatch):
 
     monkeypatch.setattr(entries, "replacing", replacing)
     done = swept("--seeds", "1,2", "--max_parallel", "2", "--ranks", "3")
-    assert done.code == 2 and len(set(lines(mpirun / "left"))) == 2
+    assert done.code == 2
+    # a shell hears a signal when its sleep is over
+    starts.wait_for(lambda: len(set(lines(mpirun / "left"))) == 2, timeout=30)
     # Open MPI would put one or two ranks of every mpirun on the same core
     command = f"mpirun --bind-to none -n 3 {sys.executable} -m dpfl_mpi "
     assert lines(mpirun / "up")[0].startswith(command)
