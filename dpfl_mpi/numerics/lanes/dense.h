@@ -159,10 +159,8 @@ INTERNAL void dense_back(const Pass *p, const Layer *layer) {
   const Vectors x = x_of(p, layer->in), slope = d_of(p, layer->out), d = d_of(p, layer->in);
   dense_weights(p, inputs, outputs, x, slope, p->g + layer->weight);
   if (layer->bias >= 0) add_up(p, p->g + layer->bias, slope, outputs);
-#define INPUTS(units) \
-  OUTPUTS(&p->team, units, inputs, \
-          apply_back(count, count % 4 == 0 && is_aligned(layer, inputs), inputs, outputs, w + at, \
-                     slope, d + at, layer->adds & 1))
-  if (!wanted(p, layer->in)) return;
-  INPUTS(UNITS_BACK)
+  if (wanted(p, layer->in))
+    OUTPUTS(&p->team, UNITS_BACK, inputs,
+            apply_back(count, count % 4 == 0 && is_aligned(layer, inputs), inputs, outputs, w + at,
+                       slope, d + at, layer->adds & 1))
 }

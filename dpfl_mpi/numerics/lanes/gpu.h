@@ -43,8 +43,6 @@ struct Vectors {
 INLINE Vectors operator+(Vectors v, int64_t i) { return {v.at + i * LANES}; }
 INLINE Vectors &operator+=(Vectors &v, int64_t i) { return v.at += i * LANES, v; }
 INLINE bool operator!=(Vectors a, Vectors b) { return a.at != b.at; }
-typedef Vectors Masks; /* 1 or 0 */
-#define MASKS(vectors) (vectors)
 
 /* Sizes of blocks whose sums fit into the registers. */
 enum { UNITS = 4, UNITS_BACK = 4 };

@@ -28,11 +28,9 @@ typedef struct {
 /* Return the pass with addresses that the compiler has not seen. */
 INLINE Pass anew(const Pass *p) {
   Pass q = *p;
-#ifdef GPU
   FORGET(q.arena.at);
   FORGET(q.row);
   FORGET(q.g);
-#endif
   return q;
 }
 

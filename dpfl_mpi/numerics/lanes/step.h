@@ -1,9 +1,6 @@
 /* Steps along a gradient: what is computed on rows alone. */
 
 /* For each LANES numbers of a row from number i on that are this member's. */
-#ifndef UNROLL_8
-#define UNROLL_8
-#endif
 #define SHARE_ROW(p, i, ...) \
   UNROLL_8 SHARE(&(p)->team, piece_, (p)->net->width / LANES) { \
     const int64_t i = (int64_t)piece_ * LANES; \
@@ -99,11 +96,9 @@ INTERNAL void adam(const Pass *p, float *restrict w, float *restrict m, const fl
  * torch.optim. */
 INTERNAL void step_along(const Pass *p, float *restrict w, float *restrict m, float *restrict g,
                        const Sgd *sgd, int64_t at) {
-#ifdef GPU
   FORGET(w);
   FORGET(m);
   FORGET(g);
-#endif
   const float scale = prepare(p, w, g, sgd);
   if (sgd->corrections) {
     adam(p, w, m, g, sgd, sgd->corrections + 2 * at, scale);
