@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import admit, find
+from dpfl_mpi.plugins import admit, find, short
 from dpfl_mpi.plugins.code import failure
 from dpfl_mpi.results.result import mean, result_of
 from dpfl_mpi.settings import Job, Run
@@ -43,8 +43,8 @@ def parser(description: str) -> Parser:
     for flag, field in GRID.items():
         text = f"a Run for each --{field}; with FILE, only its Runs that have one of these"
         add(f"--{flag}", type=words, metavar="A,B,...", help=text)
-    text = "try each value of an option or a setting; report the best by validation accuracy"
-    add("--tune", metavar="METHOD.NAME=A,B", help=text)
+    text = "try each value of a setting or an option; report the best by validation accuracy"
+    add("--tune", metavar="[METHOD.]NAME=A,B", help=text)
     add = out.add_argument_group("what to do").add_argument
     add("--list", action="store_true", help="print how far the Runs are; submit nothing")
     add("--dry_run", action="store_true", help="print what would be submitted")
@@ -138,37 +138,56 @@ def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 # tuning -------------------------------------------------------------------------------------------
 def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
-    """Return the Runs of each value of `--tune`; NAME is an option of the method or a field."""
+    """Return the Runs of each value of `--tune`; NAME is a setting, or an option of a method.
+
+    `METHOD.NAME` tries that method in place of the Runs' own.
+    """
     name, _, values = tune.partition("=")
     method, _, field = name.rpartition(".")  # a method may be a file: path/to/mine.py.lam
-    if not (method and field and values.strip(", ")):
-        allowed = "METHOD.NAME=VALUE,VALUE, such as ditto.lam=0.1,0.75,1"
-        raise UserError(f"--tune is {tune}; allowed is {allowed}")
-    admit("method", method)
-    options = {f.name for f in dataclasses.fields(find("method", method).options)}
-    if field not in options | {f.name for f in fields(Run) if f.name != "method"}:
-        there = f"its options are {', '.join(sorted(options)) or 'none'}"
-        raise UserError(f"--tune: {method} has no {field}; {there}")
+    if not (field and values.strip(", ")):
+        allowed = "NAME=VALUE,VALUE or METHOD.NAME=VALUE,VALUE, such as lr=0.01,0.1"
+        raise UserError(f"--tune is {tune}; allowed is {allowed}, or ditto.lam=0.1,0.75,1")
+    own = method in ("options", "model_options")  # as the flags are called
+    settings = {f.name for f in fields(Run) if f.name not in ("method", "options")}
     out: dict[str, list[Run]] = {}
-    for value in words(values):
+    for value, run in itertools.product(words(values), runs):
+        of = run.method if own or not method else method
+        admit("method", of)
+        options = {f.name for f in dataclasses.fields(find("method", of).options)}
+        if method == "model_options":
+            change: dict[str, Any] = {method: {**(run.model_options or {}), field: value}}
+        elif field in options:
+            change = {"options": {**(run.options or {}), field: value}}
+        elif field in settings and not own:
+            change = {field: read(Run, field, value)}
+        else:
+            there = f"its options are {', '.join(sorted(options)) or 'none'}"
+            raise UserError(f"--tune: {of} has no {field}; {there}")
         tried = out.setdefault(value, [])
-        for run in runs:
-            if field in options:
-                change: dict[str, Any] = {"options": {**(run.options or {}), field: value}}
-            else:
-                change = {field: read(Run, field, value)}
-            changed = dataclasses.replace(run, method=method, **change)
-            if changed not in tried:  # runs may differ in their method alone
-                tried.append(changed)
+        changed = dataclasses.replace(run, method=of, **change)
+        if changed not in tried:  # runs may differ in their method alone
+            tried.append(changed)
     return out
 
 
 def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
+    """Return the table of tried values and the best one, for each method of the Runs."""
+    name = tune.partition("=")[0]
+    methods = dict.fromkeys(run.method for runs in values.values() for run in runs)
+    if len(methods) < 2:
+        return choose_one(values, job, name)
+    of_each = ({v: [r for r in values[v] if r.method == m] for v in values} for m in methods)
+    tables = (
+        choose_one(of, job, f"{short(m)}.{name}") for m, of in zip(methods, of_each, strict=True)
+    )
+    return "\n\n".join(tables)
+
+
+def choose_one(values: Mapping[str, Sequence[Run]], job: Job, name: str) -> str:
     """Return the table of tried values and the best one by validation accuracy.
 
     The accuracy is a mean over clients and Runs. The test set is not read.
     """
-    name = tune.partition("=")[0]
     means: dict[str, float] = {}
     unscored = dict.fromkeys(values, 0)  # clients, as they diverged
     for value, runs in values.items():

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import starts
@@ -144,7 +145,17 @@ def test_values_are_read_as_on_the_command_line():
     assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3").values()] == [0.001]
     assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2").values()] == ["1:2"]
     assert len(wanted.trials([Run(method="local"), Run(method="dpfl")], "ditto.lam=1")["1"]) == 1
-    for wrong in ("ditto", "dpfl.nothing=1", "dpfl.lr", "dpfl.lr=,", "ditto.method=dpfl"):
+    both = wanted.trials([Run(), Run(method="local")], "lr=0.01,1e-3")
+    found = {v: [(r.method, r.lr) for r in runs] for v, runs in both.items()}
+    assert found == {v: [("dpfl", float(v)), ("local", float(v))] for v in ("0.01", "1e-3")}
+    ditto = Run(method="ditto", model="resnet")
+    for name in ("options.lam", "lam"):
+        (changed,) = wanted.trials([ditto], f"{name}=0.5")["0.5"]
+        assert changed.resolve().options["lam"] == 0.5
+    (changed,) = wanted.trials([ditto], "model_options.blocks=3")["3"]
+    assert changed.resolve().model_options == {"blocks": 3}
+    wrongs = "ditto", "dpfl.nothing=1", "dpfl.lr", "dpfl.lr=,", "ditto.method=dpfl", "options.lr=1"
+    for wrong in (*wrongs, "lam=1", "method=dpfl"):
         refused("--tune", wanted.trials, [Run()], wrong)
     sentence = refused("", wanted.trials, [Run()], "dpfl.lr=fast")
     assert sentence == "--lr is fast; allowed is a number above 0"
@@ -176,3 +187,17 @@ def test_tuning_says_a_tie(tmp_path):
     assert chosen(a=0.5, b=0.75, c=0.25) == "best by validation: ditto.lam=b"
     assert chosen(a=0.5, b=math.nan, c=0.25) == "best by validation: ditto.lam=a"
     assert chosen(a=math.nan, b=math.nan) == chosen() == "no value is best: no client was scored"
+
+
+def test_each_method_is_tuned_by_itself(tmp_path):
+    scores = {"local": (0.75, 0.5), "fedavg": (0.25, 1.0)}
+    small = Run(classes_per_client=3, clients=4, rounds=2)
+    values = wanted.trials([replace(small, method=method) for method in scores], "lr=0.1,0.2")
+    for i, runs in enumerate(values.values()):
+        for run in runs:
+            path, best = run.path(tmp_path), (scores[run.method][i],) * 4
+            more = {"lr": run.lr, "budget": 1, "graphs": [[[]] * 4] * 3}
+            tiny_result.make(path, run.method, best=best, **more)
+    lines = wanted.choose(values, Job(results=str(tmp_path)), "lr=0.1,0.2").splitlines()
+    best = [line for line in lines if line.startswith("best")]
+    assert best == ["best by validation: local.lr=0.1", "best by validation: fedavg.lr=0.2"]
