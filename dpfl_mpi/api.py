@@ -44,8 +44,8 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
         settings: the fields of `Run` and `Job` by name, as on the command line:
             `method="dpfl", clients=32, quiet=True`. A method may also be a module or a function
             `round(fed, state, t)`, a model a class called as `NAME(shape, classes)`, and data
-            `(x, y)` or `(x, y, client)`, as `data.own.arrays_of` takes them. Their content is
-            part of the Run.
+            `(x, y)`, `(x, y, client)` or `(x, y, client, group)`, as `data.own.arrays_of` takes
+            them. Their content is part of the Run.
 
     Raises:
         UserError: a setting is wrong, or the run ended with an error, which is its sentence.

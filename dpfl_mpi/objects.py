@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.datasets.arrays import COLUMNS
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins.code import top
 from dpfl_mpi.prepare import packed
@@ -57,7 +58,7 @@ KINDS = {
     "method": "a function of fed, state and t",
     "model": "a class, or a function of shape and classes",
 }
-ARRAYS = "a path, (x, y) and (x, y, client), arrays with a row per sample"
+ARRAYS = "a path, (x, y), (x, y, client) and (x, y, client, group), arrays with a row per sample"
 
 
 def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,10 +80,10 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     data = settings.get("data")
     if isinstance(data, list | tuple | np.ndarray):
         sentence = f"data is a {type(data).__name__}; allowed are {ARRAYS}"
-        if not isinstance(data, tuple) or len(data) > 3:
+        if not isinstance(data, tuple) or len(data) > len(COLUMNS):
             raise UserError(sentence)
         with refused_as(sentence, (TypeError, ValueError)):
-            arrays = arrays_of(*data)
+            arrays = arrays_of(**dict(zip(COLUMNS, data, strict=False)))
         out["data"] = put(folder, "arrays.h5", packed(arrays, "arrays", {}, own=True))
         out.setdefault("dataset", "arrays")
     return out

@@ -2,7 +2,8 @@
 
 Every run then reads that file. Its arrays: `/train/images` uint8 or float32 [M,H,W,C], float32
 [M,F] or int32 [M,L], `/train/labels` [M] and, for data with clients of their own, `/train/clients`
-int32 [M]; the same under `/test`; `/class_names`, `/client_names`, `/mean` and `/std`. Its
+int32 [M]; the same under `/test`; `/class_names`, `/client_names`, `/client_groups`, `/mean` and
+`/std`. Its
 attributes: format, dataset, vocabulary (one more than the largest token, or 0), note, options,
 source (what it was made from), code (one's own that read it), own (whether the data are anyone's
 own), and sha256 of the arrays, of own data also of class_names, mean, std and vocabulary.
@@ -20,14 +21,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpfl_mpi.data.source import FORMAT, KINDS, Arrays, digest, in_file, made_by
+from dpfl_mpi.data.source import FORMAT, KINDS, NAMES, Arrays, digest, in_file, made_by
 from dpfl_mpi.errors import INTERRUPTED, UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.plugins import admit, admitted, find, shipped, short
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import choices, field_types, fields, options_given
 from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import check_apart, explained, reason, remove_leftovers, replacing
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as, sha256
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, refused_as, sha256
 
 FLAGS = ("source", "out", "force")
 
@@ -120,16 +121,14 @@ def prepare(
         raise EOFError
     source = source or download(module, out.parent / "downloads")
     arrays = made_by(dataset, module, "read", source, **options)
-    for text in (*arrays.class_names, *arrays.client_names, arrays.note):
-        if "\0" in text or not encodable(text):
-            raise UserError(f"{source} holds the name {text!r}, which is not UTF-8; rename it")
     sha = write(arrays, short(dataset), out, origin, getattr(module, "OWN_DATA", False))
     x, clients = arrays.train_images, len(arrays.client_names)
     counts = f"{len(x)} training and {len(arrays.test_images)} test"
     size = "x".join(map(str, x.shape[1:]))
     what = f"images of {size}" if x.ndim == 4 else f"samples of {size} {KINDS[str(x.dtype)]}"
     facts = [f"{counts} {what}", f"{len(arrays.class_names)} classes"]
-    facts += [f"{clients} clients"] if clients else []
+    groups = len({*arrays.client_groups})
+    facts += [f"{clients} clients" + (f" in {groups} groups" if groups else "")] if clients else []
     facts += [f"{out.stat().st_size / 1e6:.0f} MB", f"sha256 {sha[:12]}"]
     run_it = "" if out == Path(module.DATA) else f"; run it with --data {out}"
     return f"{out}: {', '.join(facts)}{run_it}"
@@ -197,14 +196,14 @@ def packed(arrays: Arrays, dataset: str, origin: Mapping[str, str], own: bool) -
     """Return the bytes of a prepared file of anyone's `own` data, or of a publisher's."""
     import h5py
 
-    sha = digest(arrays.stored().values(), arrays if own else None)
+    sha = digest(arrays.stored().values(), arrays, own)
     file_bytes = io.BytesIO()  # on a full disk HDF5 would crash the process
     kinds = {"labels": "uint8" if len(arrays.class_names) <= 256 else "uint16", "clients": "int32"}
     with h5py.File(file_bytes, "w", libver="earliest") as file:
         for name, values in arrays.stored().items():
             kind = kinds.get(name.split("/")[1], values.dtype)
             file.create_dataset(name, data=values.astype(kind, copy=False))
-        for name in ("class_names", "client_names"):
+        for name in NAMES:
             if texts := getattr(arrays, name):
                 file.create_dataset(name, data=list(texts), dtype=h5py.string_dtype())
         for name in ("mean", "std"):

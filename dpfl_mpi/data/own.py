@@ -20,6 +20,7 @@ def arrays_of(
     test: Column = None,
     where: str = "the data",
     note: str = "",
+    group: Column = None,
 ) -> Arrays:
     """Return samples and labels as a data set; a `UserError` names what is wrong with them.
 
@@ -32,6 +33,7 @@ def arrays_of(
             every client's samples, or else of every class.
         where: what the sentence of an error begins with.
         note: what a reader of results must know about the data: one sentence.
+        group: the group of each sample's client `[M]`, such as its domain, numbers or names.
     """
     samples = samples_of(where, np.asarray(x))
     labels, names = numbered(where, "y", y, len(samples))
@@ -41,6 +43,8 @@ def arrays_of(
     clients: tuple[str, ...] = ()
     if client is not None:
         owners, clients = numbered(where, "client", client, len(samples))
+    elif group is not None:
+        raise UserError(f"{where} has group without client, whom each sample belongs to")
     if test is None:
         is_test = choose_a_fifth(owners)
         # a class that only this fifth has stays in training
@@ -61,7 +65,8 @@ def arrays_of(
         return out
     train_clients, test_clients = (owners[part] for part in parts)
     owned = {"train_clients": train_clients, "test_clients": test_clients, "client_names": clients}
-    return replace(out, **owned)
+    groups = () if group is None else groups_of(where, group, owners, clients)
+    return replace(out, **owned, client_groups=groups)
 
 
 def samples_of(where: str, x: np.ndarray) -> np.ndarray:
@@ -130,6 +135,18 @@ def numbered(
             values = values.astype(np.int64)
     names, numbers = np.unique(values, return_inverse=True)
     return numbers.reshape(-1).astype(np.int64), tuple(map(text, names))
+
+
+def groups_of(
+    where: str, group: np.ndarray, owners: np.ndarray, clients: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return each client's group; `UserError` if its samples have several."""
+    numbers, names = numbered(where, "group", group, len(owners))
+    _, first = np.unique(owners, return_index=True)
+    for i in np.flatnonzero(numbers != numbers[first][owners])[:1]:
+        several = " and ".join(names[numbers[row]] for row in (first[owners[i]], i))
+        raise UserError(f"{where}: group of the client {clients[owners[i]]} is {several}; give one")
+    return tuple(names[number] for number in numbers[first])
 
 
 def text(value: np.generic) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpfl_mpi import streams
+from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
@@ -51,6 +52,19 @@ class Partition:
     def sizes(self, part: str) -> np.ndarray:
         """Return how many samples every client has in one part, int64 `[N]`."""
         return np.diff(self.indptr[part])
+
+    def named(self, source: Source) -> dict[str, list[str]]:
+        """Return the clients' `name` and `group`, `[N]` each, as far as the data have them.
+
+        Clients that are drawn have none. Names that only repeat the clients' numbers are left out.
+        """
+        if self.of_data is None:
+            return {}
+        lists = {"name": source.client_names, "group": source.client_groups}
+        out = {what: [texts[i] for i in self.of_data] for what, texts in lists.items() if texts}
+        if out.get("name") == list(map(str, range(self.n))):
+            del out["name"]
+        return out
 
     def sha256(self) -> str:
         """Return the hash that names this partition."""

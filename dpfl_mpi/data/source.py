@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, prepare_command, who_can_take_part
-from dpfl_mpi.storage.foreign import Hdf5, Unreadable, refused_as
+from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as
 
 PIECE_ROWS = 4096  # most that are read or hashed at once
 GAP_ROWS = 64  # reading so many more costs less than asking for the next piece by itself
@@ -25,6 +26,7 @@ TINY = float(np.finfo(np.float32).tiny)  # float32 holds smaller numbers with fe
 KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # of samples, by dtype
 ALLOWED = ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32"))  # axes and dtype of samples
 SAMPLES = "allowed are uint8 or float32 [M, H, W, C], float32 [M, F] or int32 [M, L]"
+NAMES = ("class_names", "client_names", "client_groups")  # lists of texts
 HALVES = ("train", "test")  # of a data set
 # a half and rows [n] -> samples [n, *shape]
 Images = Callable[[str, np.ndarray], np.ndarray]
@@ -55,6 +57,7 @@ class Arrays:
     train_clients: np.ndarray | None = None
     test_clients: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
+    client_groups: tuple[str, ...] = ()  # of each of these, such as its domain; () for none
     note: str = ""  # what a reader of results must know about the data: one sentence
 
     @property
@@ -83,6 +86,8 @@ class Source:
     images: Images
     clients: dict[str, np.ndarray] = field(default_factory=dict)  # "train", "test": int64 [M]
     class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()  # of the data's own clients
+    client_groups: tuple[str, ...] = ()
     note: str = ""
     dtype: str = "uint8"  # of samples: uint8, float32 or int32
     vocabulary: int = 0  # one more than the largest token
@@ -145,7 +150,7 @@ def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options
         )
     allowed = "NumPy arrays, lists of names, mean and std lists of numbers, note a text"
     with refused_as(f"{where} returned Arrays with a field of another type; allowed are {allowed}"):
-        kinds = {"class_names": str, "client_names": str, "mean": float, "std": float}
+        kinds = dict.fromkeys(NAMES, str) | {"mean": float, "std": float}
         fields: Any = {name: tuple(map(kind, getattr(made, name))) for name, kind in kinds.items()}
         made = replace(made, note=str.strip(made.note), **fields)
         check(made, where)
@@ -175,6 +180,12 @@ def check(arrays: Arrays, where: str) -> None:
             if not whole or values.min(initial=0) < 0 or values.max(initial=-1) >= count:
                 allowed = f"int64 [{len(images)}], from 0 to {count - 1}: {names} has {count} names"
                 raise UserError(f"{where}: {half}_{what} must be {allowed}")
+    groups, count = len(arrays.client_groups), len(arrays.client_names)
+    if groups not in (0, count):
+        raise UserError(f"{where}: client_groups has {groups} texts; allowed are {count}, or none")
+    for text in (*chain.from_iterable(getattr(arrays, name) for name in NAMES), arrays.note):
+        if "\0" in text or not encodable(text):
+            raise UserError(f"{where} holds the name {text!r}, which is not UTF-8; rename it")
     count = 0 if x.dtype == np.int32 else x.shape[-1]
     numbers = len(arrays.mean) == len(arrays.std) == count
     divides = all(TINY <= std <= 1 / TINY for std in arrays.std)
@@ -234,7 +245,7 @@ def in_memory(arrays: Arrays) -> Source:
     """Return arrays as a `Source`."""
     stored = arrays.stored()
     images = lambda half, rows: stored[f"{half}/images"][rows]  # noqa: E731
-    return source_of(arrays, digest(stored.values()), arrays.vocabulary, images)
+    return source_of(arrays, digest(stored.values(), arrays), arrays.vocabulary, images)
 
 
 def source_of(
@@ -249,6 +260,8 @@ def source_of(
         labels={half: getattr(arrays, f"{half}_labels") for half in HALVES},
         clients={} if clients["train"] is None else clients,
         class_names=arrays.class_names,
+        client_names=arrays.client_names,
+        client_groups=arrays.client_groups,
         note=arrays.note,
         dtype=str(arrays.train_images.dtype),
         sha256=sha256,
@@ -305,7 +318,7 @@ def arrays_in(file: Hdf5, labelled: bool) -> Arrays:
                 fields[f"{half}_{what}"] = values.astype(np.int64)
     for name in ("mean", "std"):
         fields[name] = tuple(file.array(name, "f", (None,)).tolist())
-    for name in ("class_names", "client_names"):
+    for name in NAMES:
         fields[name] = tuple(file.texts(name)) if name in file or name == "class_names" else ()
     return Arrays(**fields, note=file.attribute("note", str))
 
@@ -315,14 +328,17 @@ def verify(source: Source, file: Hdf5) -> None:
     own = file.attribute("own", bool)
     with file.reading("its content"):
         arrays = (file.dataset(name, "iuf") for name in ARRAYS if name in file)
-        found = digest(arrays, source if own else None)
+        found = digest(arrays, source, own)
     if found != source.sha256:
         digests = f"its content has the sha256 {found[:12]}, and {source.sha256[:12]} was written"
         raise UserError(f"--data is {file.path}, which is damaged: {digests}; make it anew")
 
 
-def digest(stored: Iterable[Any], own: Arrays | Source | None = None) -> str:
-    """Return the SHA-256 of arrays in memory or in a file; of `own` data also of their facts."""
+def digest(stored: Iterable[Any], facts: Arrays | Source, own: bool = False) -> str:
+    """Return the SHA-256 of arrays in memory or in a file, and of the groups of clients.
+
+    Of `own` data it is also of the facts that change numbers.
+    """
     sha = hashlib.sha256()
     for values in stored:
         sha.update(str(values.shape).encode())
@@ -331,8 +347,10 @@ def digest(stored: Iterable[Any], own: Arrays | Source | None = None) -> str:
             piece = piece if piece.ndim > 1 else piece.astype(np.int64)
             sha.update(np.ascontiguousarray(piece).data)
     if own:
-        numbers = (list(map(float, values)) for values in (own.mean, own.std))
-        sha.update(json.dumps([list(own.class_names), *numbers, own.vocabulary]).encode())
+        numbers = (list(map(float, values)) for values in (facts.mean, facts.std))
+        sha.update(json.dumps([list(facts.class_names), *numbers, facts.vocabulary]).encode())
+    if facts.client_groups:  # the oracle chooses by them
+        sha.update(json.dumps(facts.client_groups).encode())
     return sha.hexdigest()
 
 

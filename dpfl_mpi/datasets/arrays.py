@@ -13,9 +13,10 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import memory, open_regular
 
 OWN_DATA = True
-SOURCE = "an npz file with x, y and optionally client, test (or x_test, y_test, client_test)"
+SOURCE = "an npz file with x, y and optionally client, group, test (or x_test, y_test, client_test)"
 NO_DOWNLOAD = "these are your own arrays: name them with --source PATH"
-KNOWN = ("x", "y", "client", "test", "x_test", "y_test", "client_test")
+COLUMNS = ("x", "y", "client", "group")
+KNOWN = (*COLUMNS, "test", *(f"{name}_test" for name in COLUMNS))
 
 
 def read(source: Path) -> Arrays:
@@ -30,22 +31,22 @@ def read(source: Path) -> Arrays:
     if not {"x", "y"} <= set(found):
         names = ", ".join(sorted(found)) or "nothing"
         raise UserError(f"{source} holds {names}; x and y are needed")
-    tests = {"x_test", "y_test"} & set(found)
-    if len(tests) == 1 or (tests and "test" in found):
+    tests = {name for name in found if name.endswith("_test")}
+    if tests and ("test" in found or not {"x_test", "y_test"} <= tests):
         raise UserError(f"{source}: allowed are x_test and y_test, or test, a flag per sample")
     if tests:
         found = join_test(str(source), found)
-    client, test = found.get("client"), found.get("test")
-    return arrays_of(found["x"], found["y"], client, test, str(source))
+    return arrays_of(where=str(source), **found)  # type: ignore[arg-type]
 
 
 def join_test(where: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return x, y and client with the test samples behind the others, and test."""
-    if ("client" in found) != ("client_test" in found):
-        raise UserError(f"{where}: client and client_test must both be there or neither")
+    """Return the `COLUMNS` with the test samples behind the others, and test."""
+    for name in COLUMNS[2:]:
+        if (name in found) != (f"{name}_test" in found):
+            raise UserError(f"{where}: {name} and {name}_test must both be there or neither")
     lengths = [len(found["x"]), len(found["x_test"])]
     out = {"test": np.repeat([False, True], lengths)}
-    for name in ("x", "y", "client"):
+    for name in COLUMNS:
         if name not in found:
             continue
         train, test = found[name], found[f"{name}_test"]

@@ -17,7 +17,7 @@ from test_prepare import stage, unstaged
 
 from dpfl_mpi import describe
 from dpfl_mpi.data.own import arrays_of, numbered
-from dpfl_mpi.data.source import ARRAYS, check, in_file, made_by, open_source
+from dpfl_mpi.data.source import ARRAYS, NAMES, check, in_file, in_memory, made_by, open_source
 from dpfl_mpi.datasets import flbench, pfllib
 from dpfl_mpi.datasets._pickles import unpickle
 from dpfl_mpi.errors import UserError
@@ -109,7 +109,21 @@ def test_clients_are_counted_by_number(tmp_path):
         assert np.array_equal(np.bincount(out.train_clients), np.full(12, 2))
         assert np.array_equal(out.train_clients, np.sort(out.train_clients))
     named = arrays_of(np.zeros((36, 3)), y, client=np.array(["é", "b", "a"])[np.arange(36) % 3])
-    assert named.client_names == ("a", "b", "é")
+    assert named.client_names == ("a", "b", "é") and named.client_groups == ()
+    client, group = np.array(["é", "b", "a"])[np.arange(36) % 3], np.arange(36) % 3 // 2
+    grouped = arrays_of(np.zeros((36, 3)), y, client, group=group)
+    assert grouped.client_groups == ("1", "0", "0")
+    hashes = [in_memory(arrays).sha256 for arrays in (named, grouped)]
+    assert hashes[0] != hashes[1]  # the oracle chooses by groups
+    of = "group of the client é is False and True; give one"
+    refused(of, arrays_of, np.zeros((36, 3)), y, client, group=np.arange(36) > 2)
+    refused("has group without client", arrays_of, np.zeros((36, 3)), y, group=group)
+    refused(
+        "client_groups has 1 texts; allowed are 3",
+        check,
+        replace(named, client_groups=("a",)),
+        "it",
+    )
     in_bytes = np.array([b"a", "é".encode()])[y]  # as HDF5 and npz may have them
     assert arrays_of(np.zeros((36, 3)), y, client=in_bytes).client_names == ("a", "é")
     which, names = numbered("f", "client", np.array([1e19, 2e19, 3, 3]), 4)
@@ -235,7 +249,7 @@ def test_the_hash_of_own_data_is_over_names_and_normalisation(tmp_path):
     refused("which is damaged: its content has the sha256", in_file, tmp_path / "2.h5")
 
 
-DAMAGED = *ARRAYS, "class_names", "client_names", "mean", "std"
+DAMAGED = *ARRAYS, *NAMES, "mean", "std"
 MANY, LEADS = 2**40, h5py.ExternalLink("/tmp/other.h5", "x")
 NUMBERS = MANY, -1, np.full(48, MANY), np.full(48, -1), np.zeros((2, 2)), np.full(3, np.nan)
 ODD = *NUMBERS, b"text", LEADS, "rows", None
@@ -245,7 +259,8 @@ ODD = *NUMBERS, b"text", LEADS, "rows", None
 @pytest.mark.parametrize("value", ODD, ids=str)
 def test_a_damaged_prepared_file_is_one_sentence(tmp_path, name, value):
     path, y = tmp_path / "a.h5", np.arange(60)
-    write(arrays_of(np.arange(180.0).reshape(60, 3), y % 3, y % 5), "arrays", path, own=True)
+    x, groups = np.arange(180.0).reshape(60, 3), np.array(list("ABABA"))[y % 5]
+    write(arrays_of(x, y % 3, y % 5, group=groups), "arrays", path, own=True)
     with h5py.File(path, "r+") as file:
         del file[name]
         if isinstance(value, str):

@@ -286,7 +286,14 @@ def test_natural(tmp_path):
         assert sorted(pool) == np.flatnonzero(train == owner[k]).tolist()
         assert sorted(dealt.of("test", k)) == np.flatnonzero(test == owner[k]).tolist()
     assert len(set(owner)) == 4 and dealt.of_data.tolist() == owner
-    assert Partition.from_arrays(dealt.arrays()).of_data.tolist() == owner
+    again = Partition.from_arrays(dealt.arrays())
+    assert again.of_data.tolist() == owner
+    grouped = replace(source, client_groups=tuple("AABBCC"))
+    assert again.named(grouped) == {
+        "name": [f"f0{i}" for i in owner], "group": ["AABBCC"[i] for i in owner]
+    }  # fmt: skip
+    numbers = replace(source, client_names=tuple(map(str, range(6))))
+    assert deal(natural(clients=6), numbers).named(numbers) == {}
     dealt = [deal(natural(partition_seed=seed), source) for seed in range(12)]
     assert len({tuple(each.of("test", 0).tolist()) for each in dealt}) > 1  # drawn by seed
     source = writers(tmp_path, labels=6, each=60)

@@ -406,7 +406,7 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch):
     ),
     ({"x": 1.0, "x_test": 2.0, "y": [1], "y_test": [1]}, "allowed are [M, H, W, C]"),
     ({"client": np.arange(3)}, "client is int64 of (3,)"),
-    ({"clients": np.arange(10)}, "holds clients; allowed are x, y, client, test, x_test,"),
+    ({"clients": np.arange(10)}, "holds clients; allowed are x, y, client, group, test, x_test,"),
 ])  # fmt: skip
 def test_malformed_arrays(tmp_path, fields, text):
     whole = {"x": np.zeros((10, 4)), "y": np.arange(10) % 2} | fields
