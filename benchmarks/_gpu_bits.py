@@ -148,7 +148,7 @@ def arrays_of(device: torch.device, folder: Path) -> Iterator[tuple[str, np.ndar
     where = f"--device={device.type}", "--kernels=native", "--quiet", "--fresh", f"--out={out}"
     subprocess.run([sys.executable, "-m", "dpfl_mpi", *RUN, *where], check=True)
     with Result(out) as result:
-        names = [name for name in sorted(result.names()) if not name.startswith(EXEMPT)]
+        names = [name for name in sorted(result.arrays()) if not name.startswith(EXEMPT)]
         yield from ((f"run/{name}", result[name]) for name in names)
 
 

@@ -71,7 +71,7 @@ def copy_base(
             elif job.mixed and "mixed/test_acc" not in base:
                 problem = "holds no scores after mixing (--mixed)"
             else:
-                copied = {name: base[name] for name in base.names() if name.startswith(COPIED)}
+                copied = {name: base[name] for name in base.arrays() if name.startswith(COPIED)}
                 names = [*CLIENTS.values(), "client/diverged_round"]
                 names += ["client/stopped_round"] if parts.run.patience else []
                 clients = {name: base[name] for name in names}

@@ -126,6 +126,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         provenance=provenance | {"parameters": ensemble.size},
         head=run.found("model").HEAD,  # "" where its file names no last layer
         partition=partition,
+        named=partition.named(source),
         members=members,
         log=log,
         backend=backend,

@@ -241,6 +241,7 @@ def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:
     }
     if partition.of_data is not None:
         out["client/of_data"] = partition.of_data
+    out |= {f"client/{what}": np.array(texts) for what, texts in parts.named.items()}
     if run.attack:
         out["client/liars"] = limits.liars
     if run.newcomers:

@@ -48,6 +48,7 @@ class Parts:
     provenance: dict[str, str | int]  # what a result records of its data, partition and model
     head: str  # the name of the model's last layer, "" where its file names none
     partition: Partition
+    named: dict[str, list[str]]  # `Partition.named`
     members: Members
     log: Log
     backend: Backend
@@ -199,6 +200,8 @@ class Federation:
         self.reach = members.reach  # the senders that each client can reach; None: everyone
         self.n_train = parts.backend.clients.n_train  # [K]
         self.class_counts = parts.partition.class_counts  # training images of each class [N, C]
+        # of clients, such as domains, texts [N]; all are "" where the data have none
+        self.groups = np.array(parts.named.get("group", [""] * self.n))
         self.graphs = parts.graphs  # of --graphs, for rounds 0 to T
 
     round = fact("members", "round")  # the number of this round

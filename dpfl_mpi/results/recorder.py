@@ -109,6 +109,9 @@ class Recorder:
         """Write whole arrays by their path; they replace what is there."""
         for name, values in arrays.items():
             values = np.asarray(values)
+            if values.dtype.kind == "U":  # fixed lengths, which have a checksum
+                values = np.char.encode(values, "utf-8")
+                values = values.astype(h5py.string_dtype(length=max(1, values.itemsize)))
             if values.size:
                 self.write_rows(name, values, len(values))
             elif name not in self.file:

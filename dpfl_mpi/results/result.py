@@ -135,6 +135,23 @@ class Result(AbstractContextManager["Result"]):
         values = 100 * self[name][self.benign]
         return values[np.isfinite(values)]
 
+    @property
+    def names(self) -> np.ndarray:
+        """The clients' names, texts `[N]`; their numbers where the data have no names."""
+        if "client/name" in self:
+            return self["client/name"]
+        return np.arange(self.run.clients).astype(str)
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """The clients' groups, such as domains, texts `[N]`; None where the data have none."""
+        return self.rows("client/group") if "client/group" in self else None
+
+    def by_group(self) -> dict[str, np.ndarray]:
+        """Return each group's clients, bool `[N]`, in alphabetical order; empty without groups."""
+        groups = self.groups
+        return {} if groups is None else {str(g): groups == g for g in np.unique(groups)}
+
     def __contains__(self, name: str) -> bool:
         return name in self.hdf5
 
@@ -146,7 +163,7 @@ class Result(AbstractContextManager["Result"]):
     def rows(self, name: str, rows: slice | None = None) -> np.ndarray:
         """Return some rows of an array, or all of it; type, shape and range are checked."""
         if name not in ARRAYS or name not in self.hdf5:
-            raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.names()))}")
+            raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.arrays()))}")
         kinds, axes, low, high = ARRAYS[name]
         shape = schema.shape(axes, self.run, self.finished)
         return self.hdf5.array(name, kinds, shape, low, high, rows)
@@ -157,7 +174,7 @@ class Result(AbstractContextManager["Result"]):
         shape = schema.shape(layout.axes, self.run, self.finished)
         return self.hdf5.dataset(name, layout.kinds, shape)
 
-    def names(self) -> list[str]:
+    def arrays(self) -> list[str]:
         return self.hdf5.names()
 
     def fact(self, name: str) -> str:
@@ -262,7 +279,7 @@ class Result(AbstractContextManager["Result"]):
         `models_received` is over the whole run.
         """
         columns = {}
-        for name in self.names():
+        for name in self.arrays():
             group, _, rest = name.partition("/")
             if group in ("client", "best", "last") and name in ARRAYS and ARRAYS[name].axes == "N":
                 columns[rest if group == "client" else f"{group}_{rest}"] = self[name]
@@ -342,7 +359,7 @@ class Result(AbstractContextManager["Result"]):
 
         Provenance is exempt, and so is what --save_models or --mixed adds to one of them.
         """
-        names_a, names_b = ({n for n in r.names() if not n.startswith(EXEMPT)} for r in (a, b))
+        names_a, names_b = ({n for n in r.arrays() if not n.startswith(EXEMPT)} for r in (a, b))
         out = sorted(n for n in names_a ^ names_b if not n.startswith(ADDED))
         for name in sorted(names_a & names_b):
             x, y = a[name], b[name]

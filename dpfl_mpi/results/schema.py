@@ -76,6 +76,8 @@ client/class_counts        int    N C       0..    training and validation sampl
 client/diverged_round      int    N         -1..   round in which its weights became non-finite or
                                                    too large; -1: never
 client/of_data             int    N         0..    with --partition natural: row of client_names
+client/name                text   N                where the data name their clients, as is
+client/group               text   N                client/group where the data have groups
 client/flipped             bool   N                with flipped labels (--flip_share)
 client/liars               bool   N                with --attack
 client/newcomers           bool   N                with --newcomers
@@ -138,9 +140,9 @@ CHUNK = 2**20  # bytes of a chunk, which is read and checked as a whole
 # of a round, in the order in which they are shown
 PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
 # provenance: may differ between equal runs
-EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective")
+EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective", "client/name")
 ADDED = ("model/", "mixed/")  # by flags of a Job
-KINDS = {"int": "iu", "float": "f", "bool": "b", "lines": "OS"}  # NumPy's letters
+KINDS = {"int": "iu", "float": "f", "bool": "b", "lines": "OS", "text": "OS"}  # NumPy's letters
 ROUNDING = 1e-9  # by which a share may exceed 1
 COLUMNS = ((0, 27), (27, 34), (34, 44), (44, 51))  # of the table: name, type, axes, range
 

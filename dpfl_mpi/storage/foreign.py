@@ -204,6 +204,8 @@ class Hdf5(AbstractContextManager["Hdf5"]):
                 why = f"has {size} values, more than this machine's memory holds"
                 raise self.damaged(name, why)
             values = np.asarray(item[rows or ()])
+            if item.dtype.kind in "OS":
+                values = np.asarray(item.asstr()[rows or ()], str)
         if values.dtype.kind in "iuf" and ((values < low) | (values > high)).any():
             raise self.damaged(name, f"has values beyond {low:g} to {high:g}")
         return values

@@ -68,7 +68,7 @@ TRAINED = {
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_plan_has_the_steps_of_the_run(name, result_of):
     result, plan = result_of(FEW | TRAINED[name]), planned(FEW | TRAINED[name])
-    group = "finetune" if "finetune/gradient_steps" in result.names() else "round"
+    group = "finetune" if "finetune/gradient_steps" in result.arrays() else "round"
     assert result[f"{group}/gradient_steps"][-1] == plan.steps.sum()
 
 

@@ -35,7 +35,16 @@ FIELDS |= {"tau_init": 1, "tau_train": 2, "budget": 3, "seed": 9, "batch_size": 
 D = 64 * 64 + 64 + 640 + 10
 SIZES = {"T+1": T + 1, "N": N, "N+1": N + 1, "C": C, "D": D, "starts": 1, "3": 3, "4": 4}
 # what a Run without controls and fine-tuning does not write
-CONTROLS = ("of_data", "liars", "newcomers", "drifted", "drift_classes", "stopped_round")
+CONTROLS = (
+    "of_data",
+    "name",
+    "group",
+    "liars",
+    "newcomers",
+    "drifted",
+    "drift_classes",
+    "stopped_round",
+)
 ABSENT = {f"client/{name}" for name in CONTROLS}
 ABSENT |= {"traffic/bytes_sent", "round/there", "graph/repair_models", "graph/repair_evaluations"}
 GROUPS = ("finetune", "newcomers", "attack", "graph/reach", "network")
@@ -56,7 +65,7 @@ def result(path):
 
 
 def test_the_numbers_of_a_file_belong_together(result, digits_file):
-    found = set(result.names())
+    found = set(result.arrays())
     absent = {name for name in schema.ARRAYS if name.startswith(GROUPS)}
     assert found == set(schema.ARRAYS) - ABSENT - absent
     for name in found - {"graph/omega/senders", "graph/chosen/senders"}:
@@ -107,7 +116,7 @@ def test_any_difference_is_noticed(path, tmp_path, monkeypatch):
     # a flipped bit would make -2 of -1, which is refused
     others = {"meta/starts": json.dumps({"hosts": ["another"]}), "client/diverged_round": 1}
     with Result(path) as a:
-        for name in (name for name in a.names() if a.hdf5.dataset(name, "iufbOS").size):
+        for name in (name for name in a.arrays() if a.hdf5.dataset(name, "iufbOS").size):
             copy = shutil.copy(path, tmp_path / "copy.h5")
             with tiny_result.changing(copy) as file:
                 values = file[name][()]
@@ -209,7 +218,9 @@ def unfinished(tmp_path_factory):
     folder, paths = tmp_path_factory.mktemp("unfinished"), []
     y, owner = np.arange(240) % 4, np.arange(240) // 4 % 6
     x = np.random.default_rng(0).integers(0, 60, (240, 4, 4)) + 40 * y[:, None, None]
-    prepare.write(arrays_of(x.astype(np.uint8), y, owner), "arrays", folder / "data.h5", own=True)
+    group, owner = np.array(["é", "f"])[owner % 2], np.array(list("uvwxyz"))[owner]
+    arrays = arrays_of(x.astype(np.uint8), y, owner, group=group)
+    prepare.write(arrays, "arrays", folder / "data.h5", own=True)
     fields = {"dataset": "arrays", "data": str(folder / "data.h5"), "rounds": T, "budget": 3}
     fields |= {"tau_init": 1, "tau_train": 1, "finetune_epochs": 1, "patience": 3}
     fields |= {"churn": "0.2:0.6", "network": "phones", "staleness": 1, "codec": "topk:0.3"}
@@ -232,12 +243,13 @@ def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path,
     for t, path in enumerate(unfinished):
         with Result(path) as result:
             assert result.state.startswith("stopped") and result.last_round == min(t, T)
-            arrays = [result[name] for name in {*schema.OVER_ROUNDS} & {*result.names()}]
+            arrays = [result[name] for name in {*schema.OVER_ROUNDS} & {*result.arrays()}]
             assert {len(array) for array in arrays} == {min(t, T) + 1}
             assert len(result.by_round()["edges"]) == min(t, T) + 1
     with Result(unfinished[-1]) as result:
-        assert {name for name in result.names() if len(result[name].shape)} == set(schema.ARRAYS)
+        assert {name for name in result.arrays() if len(result[name].shape)} == set(schema.ARRAYS)
         assert result["round/there"].dtype == bool and not result["round/there"].all()
+        assert result.names.tolist() == list("uvwxyz") and result.groups.tolist() == list("éféféf")
     assert "stopped after round" in said(show.main, unfinished[2])
     for form, lines in (("csv", 1 + 3 * 3 * N), ("clients", 1 + N)):
         said(export.main, unfinished[2], "--format", form, "--out", tmp_path / form)
@@ -247,7 +259,8 @@ def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path,
     for name in schema.ARRAYS:
         with h5py.File(path, "r+") as file:
             values = file[name][()]
-        texts = np.zeros(values.shape) if name == "meta/starts" else np.full(values.shape, b"x")
+        is_text = schema.ARRAYS[name].kinds == schema.KINDS["text"]
+        texts = np.zeros(values.shape) if is_text else np.full(values.shape, b"x")
         for wrong in (values[None], texts, values.flat[0], values):
             with h5py.File(path, "r+") as file:
                 del file[name]

@@ -111,7 +111,7 @@ def test_a_source_without_an_end(tmp_path, dataset, said):
 
 def test_a_flipped_byte_is_an_error(tmp_path):
     path = tiny_result.make(tmp_path / "r.h5")
-    names = {*Result(path).names()} - {"meta/starts"}
+    names = {*Result(path).arrays()} - {"meta/starts"}
     with h5py.File(path) as file:
         filled = {name for name in names if file[name].size}
         assert all(file[name].chunks and file[name].fletcher32 for name in filled)

@@ -161,7 +161,7 @@ def result(folder: Path) -> Reader:
             kinds = {"state": str, "finished": bool, "test_acc": float, "last_round": int}
             assert all(isinstance(getattr(it, name), kind) for name, kind in kinds.items())
             assert it.benign.dtype == bool
-            assert all(isinstance(it[name], np.ndarray) for name in it.names())
+            assert all(isinstance(it[name], np.ndarray) for name in it.arrays())
             it.mean("round/test_acc"), it.omega(), it.graph(0), it.chosen(it.last_round)
             it.starts(), it.state_dict(1)
         summary(where / "r.h5")
