@@ -5,7 +5,8 @@ Personal: w_i.
 Scored: w_i after training, before averaging.
 
 Omega_k is the B_c - 1 reachable clients that share the most classes with client k; ties go to the
-larger p, then to the smaller number. A client that shares no class is left out. C_k = Omega_k.
+larger p, then to the smaller number. A client that shares no class is left out, and where the data
+have groups of clients, such as domains, one of another group. C_k = Omega_k.
 """
 
 import numpy as np
@@ -27,7 +28,8 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 def choose(fed: Federation, candidates: Candidates) -> CollaborationGraph:
     holds, room = fed.class_counts > 0, candidates.room
-    return fed.collect([best(k, candidates.of(k), holds, fed.p, room[k]) for k in fed.ids])
+    alike = lambda k: (among := candidates.of(k))[fed.groups[among] == fed.groups[k]]  # noqa: E731
+    return fed.collect([best(k, alike(k), holds, fed.p, room[k]) for k in fed.ids])
 
 
 def best(k: int, candidates: np.ndarray, holds: np.ndarray, p: np.ndarray, limit: int):

@@ -180,6 +180,9 @@ def test_oracle_of_disjoint_classes():
         expected = shared @ shared.T > 0
         np.fill_diagonal(expected, False)
         assert same(state["shared"]["omega"].matrix(), expected) and not expected.all()
+        fed.groups = np.arange(fed.n) % 2
+        alike = fed.groups[:, None] == fed.groups
+        assert same(oracle.init(fed)["shared"]["omega"].matrix(), expected & alike)
 
 
 def test_pairwise(tmp_path):
