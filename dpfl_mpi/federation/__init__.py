@@ -277,6 +277,7 @@ class Federation:
     evaluate = verb("scoring", Scoring.evaluate, collective=True, rows=1)
     losses = verb("scoring", Scoring.losses)
     training_losses = verb("scoring", Scoring.training_losses)
+    validation_losses = verb("scoring", Scoring.validation_losses)
 
     def outputs(self, w_kW: Tensor, images: Any) -> tuple[Tensor, Tensor]:
         """Return a `Predict`'s logits `[k, S, C]`, and the head's input `[k, S, F]`."""

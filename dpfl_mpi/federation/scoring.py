@@ -108,6 +108,10 @@ class Scoring:
         self.log.images[i] += len(w_mW) * self.backend.clients.n_train[i]
         return self.backend.training_losses(i, w_mW)
 
+    def validation_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
+        """Return the loss of m models on client i's images for the search, float64 `[m]`; count."""
+        return -self.reward(slice(i, i + 1), w_mW[None], np.ones(1, np.int64))[0]
+
     def reward(self, rows: slice, w_kmW: Tensor, counted: np.ndarray) -> np.ndarray:
         """Return R = -validation loss (equation 6) of m models per client, float64 `[k, m]`.
 

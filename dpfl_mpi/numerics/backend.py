@@ -48,7 +48,7 @@ class Backend:
         k = len(clients)
         size = block_size or (1 if ensemble.device.type == "cpu" else max(k, 1))
         self.blocks = [slice(i, min(i + size, k)) for i in range(0, k, size)]
-        self._validation: dict[tuple[int, int], list[tuple[Any, Tensor, Tensor]]] = {}
+        self._validation: dict[tuple[int, int, int], list[tuple[Any, Tensor, Tensor]]] = {}
 
     def groups(self, chosen: np.ndarray) -> Iterator[Rows]:
         """Yield the rows of the chosen clients, bool `[K]`, that are computed together."""
@@ -219,18 +219,19 @@ class Backend:
         Each is scored on those of its client's validation images that the greedy search sees.
         """
         k, m, _ = w_kmW.shape
-        if (rows.start, m) not in self._validation:  # prepared once while a block is searched
-            if len(self.blocks) > 1 and k == 1:
-                self._validation.clear()  # a CPU goes through its clients one by one
+        key = rows.start, k, m
+        if key not in self._validation:  # prepared once while a block is searched
+            if k == 1:
+                self._validation.clear()  # clients come one by one
             prepare = self.ensemble.prepare_images
-            self._validation[rows.start, m] = [
+            self._validation[key] = [
                 (prepare(x), y.repeat_interleave(m, 0), mask.repeat_interleave(m, 0))
                 for x, y, mask in self.clients.scored_samples(rows, True, SCORED_IMAGES)
             ]
         w = w_kmW.view(k * m, -1)
         total = torch.zeros(k * m, dtype=torch.float64, device=self.ensemble.device)
         with torch.no_grad():
-            for prepared, y, mask in self._validation[rows.start, m]:
+            for prepared, y, mask in self._validation[key]:
                 models = self.ensemble.prepare_rows(w[: len(y)])
                 logits = self.ensemble.logits_of(models, prepared)
                 losses = torch.where(mask, cross_entropy(logits, y), 0)

@@ -408,6 +408,29 @@ def twin_dac(tw, o, weighted=False):
     return tw.peers(mix)
 
 
+def twin_fedfomo(tw, o):
+    """By the formula: theta + sum of w_n (theta_n - theta), w_n relative first-order gains."""
+    g, w = np.zeros((N, N)), [tw.start] * N
+    yield w
+    for t in range(1, ROUNDS + 1):
+        old, w = w, [tw.local(k, w[k], (t - 1) * TAU) for k in range(N)]
+        yield w
+        new = []
+        for i in range(N):
+            chosen = tw.draw(i, t, others(i))
+            if keyed(tw.run.seed, 15, i, t).random() >= o["epsilon"]:
+                chosen = sorted(chosen, key=lambda j, i=i: -g[i, j])
+            weight = {}
+            for n in (i, *chosen[: tw.most]):
+                gain = tw.R[i](w[n].numpy()) - tw.R[i](old[i].numpy())
+                weight[n] = gain / float((w[n] - old[i]).double().norm())
+                g[i, n] += weight[n]
+            total = sum(max(x, 0) for x in weight.values())
+            pull = sum(max(x, 0) * (w[n].double() - old[i]) for n, x in weight.items())
+            new.append((old[i] + pull / total).float() if total else w[i])
+        w = new
+
+
 def twin_fedsim(tw, o):
     return twin_dac(tw, o, weighted=True)
 

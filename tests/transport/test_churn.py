@@ -16,9 +16,8 @@ SAME_ROUND = "sends more than models, of the same round: allowed is 0"
 SERVER = "waits for all: allowed is 0"
 LATE = dict.fromkeys(names("method"), SERVER)  # what a method says of --staleness
 LATE |= dict.fromkeys(["dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest"], SAME_ROUND)
-LATE |= dict.fromkeys(
-    ["dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle", "pens", "pfedsv", "local"], WORKS
-)
+CHOOSE = ["dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle"]
+LATE |= dict.fromkeys([*CHOOSE, "pens", "pfedsv", "fedfomo", "local"], WORKS)
 del LATE["replay"]  # whose graphs are given
 GRAPH = [name for name in LATE if find("method", name).topology == "graph"]
 MORE = {
