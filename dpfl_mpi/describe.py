@@ -22,6 +22,7 @@ from dpfl_mpi.mpi.node import node_memory
 from dpfl_mpi.plan import needs
 from dpfl_mpi.plan.needs import Needs, duration, megabytes
 from dpfl_mpi.plugins import short
+from dpfl_mpi.results.result import limit_text
 from dpfl_mpi.results.summary import WIDTH, fitted
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.command_line import Parser
@@ -154,9 +155,7 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) ->
 
 def plan_text(run: Resolved, plan: Needs) -> str:
     ranks, nodes = len(plan.clients), int(plan.node.max()) + 1
-    method = short(run.method)
-    if run.found("method").topology == "graph":
-        method += f", B_c = {run.typed_budget}"
+    method = ", ".join(filter(None, [short(run.method), limit_text(run)]))
     size = f"{run.rounds} rounds, {plan.parameters} parameters per model"
     largest = int(plan.memory.argmax())
     parts = ("data", "models", "results", "window")

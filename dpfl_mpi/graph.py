@@ -1,6 +1,7 @@
 """The directed collaboration graph: who receives from whom."""
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -12,6 +13,9 @@ from dpfl_mpi.errors import UserError
 Senders = Sequence[int] | np.ndarray  # clients, in an order that may matter
 # gains of a candidate in the greedy search by adding it (a) and removing it (b), and the decision
 CASES = ("a > 0, b = 0: add", "a = 0, b > 0: remove", "a = b = 0: add", "a > 0, b > 0: coin")
+
+
+NAMED = ("ring", "grid", "complete")  # see `named`
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +95,19 @@ class CollaborationGraph:
         out = np.zeros((self.n, self.n), bool)
         out[self.receivers(), self.senders] = True
         return out
+
+
+def named(name: str, n: int) -> CollaborationGraph:
+    """Return one of the graphs `NAMED` of n clients, whose edges go both ways.
+
+    The grid has rows of about sqrt(n) clients, in their order, and ends at its borders.
+    """
+    k = np.arange(n)
+    row, column = np.divmod(k, math.ceil(math.sqrt(n)))
+    apart = np.abs(k[:, None] - k)
+    steps = np.abs(row[:, None] - row) + np.abs(column[:, None] - column)
+    near = {"ring": (apart == 1) | (apart == n - 1), "grid": steps == 1, "complete": apart > 0}
+    return CollaborationGraph.from_edges(n, *np.nonzero(near[name] & (apart > 0)))
 
 
 def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> CollaborationGraph:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.graph import CollaborationGraph, named
 
 
 @settings(max_examples=60, deadline=None)
@@ -31,6 +31,17 @@ def test_graph_operations_are_those_of_lists(seed, n):
     assert [list(among.of(k)) for k in range(n)] == remaining
     assert g.within(other) == all(set(a) <= set(b) for a, b in zip(mine, theirs, strict=True))
     assert among.within(g) and CollaborationGraph.empty(n).within(other)
+
+
+def test_named_graphs():
+    def lists(name, n):
+        return [named(name, n).of(k).tolist() for k in range(n)]
+
+    assert lists("ring", 4) == [[1, 3], [0, 2], [1, 3], [0, 2]]
+    assert lists("ring", 2) == [[1], [0]] and lists("ring", 1) == lists("grid", 1) == [[]]
+    # 0 1 2 / 3 4 5 / 6
+    assert lists("grid", 7) == [[1, 3], [0, 2, 4], [1, 5], [0, 4, 6], [1, 3, 5], [2, 4], [3]]
+    assert lists("complete", 3) == [[1, 2], [0, 2], [0, 1]]
 
 
 def test_a_few_edges_are_found_in_a_graph_of_all_without_a_copy_of_it():

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -56,6 +57,9 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     if world.root:  # which has read a file of budgets
         warn(budget_of_one(run), job, world)
     limits, graphs = limits_of(run, world), graphs_of(run, world)
+    if method.given:
+        most = np.max([graph.degrees() for graph in {id(g): g for g in graphs}.values()], 0)
+        limits = replace(limits, most_senders=np.minimum(limits.most_senders, most))
     device = pick_device(job.device, run.precision, world.local_rank, world.node.size)
     tell_devices(job, world, device)
     # each rank keeps its own clients, as `Members` places them

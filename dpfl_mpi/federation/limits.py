@@ -3,16 +3,19 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
 from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.graph import NAMED, CollaborationGraph, named
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.settings.values import Text, nearest
+from dpfl_mpi.settings.values import Text, nearest, whole
+from dpfl_mpi.storage.foreign import Unreadable, read_text, refused_as
 
 
 @dataclass(frozen=True)
@@ -122,25 +125,60 @@ def reach_graph(reach: Text, n: int, rng: np.random.Generator) -> CollaborationG
 
 
 def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
-    """Return the graphs of rounds 0 to T in the result of --graphs, or none. Collective."""
+    """Return the graphs of rounds 0 to T that --graphs names, or none. Collective."""
 
     def on_root() -> dict[str, np.ndarray]:
-        with Result(str(run.graphs)) as result:
-            n, rounds = len(result["client/p"]), result.last_round
-            if n != run.clients or rounds < run.rounds:
-                has = f"with graphs of {n} clients in rounds 0 to {rounds}"
-                wants = f"this run has {run.clients} clients and {run.rounds} rounds"
-                raise UserError(f"--graphs is {run.graphs}, {has}; {wants}")
-            if result.run.ggc_period > 1 and result.run.ggc_off_rounds == "skip":
-                why = "which did not average in every round (--ggc_off_rounds skip)"
-                raise UserError(f"--graphs is {run.graphs}, {why}")
-            graphs = [result.chosen(t) for t in range(run.rounds + 1)]
+        if Path(str(run.graphs)).suffix not in (".h5", ".hdf5"):
+            graphs, of_round = graphs_in_text(str(run.graphs), run.clients, run.rounds)
+        else:
+            graphs, of_round = graphs_in_result(run), np.arange(run.rounds + 1)
         senders = np.concatenate([graph.senders for graph in graphs])
-        return {"indptr": np.stack([graph.indptr for graph in graphs]), "senders": senders}
+        indptr = np.stack([graph.indptr for graph in graphs])
+        return {"indptr": indptr, "senders": senders, "of_round": of_round}
 
     if run.graphs is None:
         return []
+    if run.graphs in NAMED:
+        return [named(run.graphs, run.clients)] * (run.rounds + 1)
     arrays = world.share(on_root)
     ends = np.cumsum(arrays["indptr"][:, -1])
     senders = np.split(arrays["senders"], ends[:-1])
-    return [CollaborationGraph(*both) for both in zip(arrays["indptr"], senders, strict=True)]
+    graphs = [CollaborationGraph(*both) for both in zip(arrays["indptr"], senders, strict=True)]
+    return [graphs[i] for i in arrays["of_round"]]
+
+
+def graphs_in_result(run: Resolved) -> list[CollaborationGraph]:
+    """Return the graphs of rounds 0 to T of the result that --graphs names."""
+    with Result(str(run.graphs)) as result:
+        n, rounds = len(result["client/p"]), result.last_round
+        if n != run.clients or rounds < run.rounds:
+            has = f"with graphs of {n} clients in rounds 0 to {rounds}"
+            wants = f"this run has {run.clients} clients and {run.rounds} rounds"
+            raise UserError(f"--graphs is {run.graphs}, {has}; {wants}")
+        if result.run.ggc_period > 1 and result.run.ggc_off_rounds == "skip":
+            why = "which did not average in every round (--ggc_off_rounds skip)"
+            raise UserError(f"--graphs is {run.graphs}, {why}")
+        return [result.chosen(t) for t in range(run.rounds + 1)]
+
+
+def graphs_in_text(path: str, n: int, rounds: int) -> tuple[list[CollaborationGraph], np.ndarray]:
+    """Return the graphs in a text file, and the number of that of each round, `[T+1]`.
+
+    Its lines are `from to`, or `round from to`: a graph holds until the next round in the file.
+    """
+    with refused_as(f"--graphs is {path}, which is not a readable text file", (Unreadable,)):
+        rows = read_text(Path(path)).splitlines()
+    lines = [words for row in rows if (words := row.replace(",", " ").split())]
+    right = {len(words) for words in lines} in ({2}, {3}) and all(map(whole, chain(*lines)))
+    edges = np.array(lines if right else [[n, n]], np.int64)
+    sent, received = edges[:, -2:].T
+    if edges[:, -2:].max() >= n or (sent == received).any():
+        numbers = f"two client numbers from 0 to {n - 1}, unlike"
+        must = f"which must hold lines 'from to' of {numbers}, or 'round from to'"
+        raise UserError(f"--graphs is {path}, {must}")
+    edges = np.unique(np.pad(edges, ((0, 0), (3 - edges.shape[1], 0))), axis=0)
+    begins = np.unique(edges[:, 0])
+    parts = (edges[edges[:, 0] == t] for t in begins)
+    graphs = [CollaborationGraph.from_edges(n, part[:, 2], part[:, 1]) for part in parts]
+    of_round = np.searchsorted(begins, np.arange(rounds + 1), side="right") - 1
+    return graphs, np.maximum(of_round, 0)

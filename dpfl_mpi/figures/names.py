@@ -14,7 +14,7 @@ import pandas as pd
 from dpfl_mpi.figures import paper
 from dpfl_mpi.plugins import CODE, find, shipped, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import declared
+from dpfl_mpi.results.result import declared, limit_text
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
@@ -27,16 +27,18 @@ def method_name(run: Run) -> str:
 
 
 def row_name(run: Resolved) -> str:
-    """Return the name of a table row: the method and, where it has a graph, its budget.
+    """Return the name of a table row: the method and, where it has a graph, its budget or name.
 
     The budget is written as the user typed it. With as many clients as in the paper, a budget that
     equals one of the paper's is written as the paper's share of N.
     """
-    if declared(run).topology != "graph":
+    if not (limit := limit_text(run)):
         return method_name(run)
     share = f"{budget_order(run) / run.clients:.3g}N"
     as_in_paper = run.clients == paper.CLIENTS and share in paper.BUDGETS
-    return f"{method_name(run)} (B_c = {share if as_in_paper else run.typed_budget})"
+    if as_in_paper and not declared(run).given:
+        limit = f"B_c = {share}"
+    return f"{method_name(run)} ({limit})"
 
 
 def own_data(run: Resolved) -> bool:

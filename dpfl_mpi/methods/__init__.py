@@ -32,7 +32,8 @@ PARAMETERS = {
 }
 OPTIONAL = ("finetune_gradient", "newcomer")
 OWN_GRAPH = ("omega_period", "graphs")  # settings that a graph drawn anew in each round ignores
-OF_GRAPHS = {"budget", "budget_counts_self", "reach", "flipped_run_ggc", *OWN_GRAPH}
+OF_BUDGET = {"budget", "budget_counts_self"}
+OF_GRAPHS = {*OF_BUDGET, "reach", "flipped_run_ggc", *OWN_GRAPH}
 OF_SEARCH = {"ggc_period", "ggc_off_rounds", "ggc_repeats"}
 OPTIMIZERS = ("sgd", "adam", "adamw")
 MOST = 1000  # models per client, or calls of fed.every_row, in a round
@@ -60,6 +61,7 @@ class Method:
     searches: bool = True  # of a graph: the greedy search chooses it, so ggc_* are read
     asks_all: bool = False  # of a graph: a choice receives and scores every model in reach, whole
     ignores: tuple[str, ...] = ()  # of a graph: settings of OWN_GRAPH that it does not read
+    given: bool = False  # of a graph: that of --graphs, so the budget is what it takes
     preprocesses: bool = False  # init trains tau_init epochs, and a run has two rounds fewer
     finetunes: bool = True  # only the rows are scored, so +FT may train them
     models: int = 1  # that each client trains in a round, tau_train epochs each
@@ -86,6 +88,8 @@ class Method:
             out.add("tau_init")
         if self.topology != "graph":
             out |= OF_GRAPHS
+        if self.given:
+            out |= OF_BUDGET
         if self.topology == "none":
             out.add("staleness")
         if self.topology != "graph" or not self.searches:
@@ -118,6 +122,7 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "searches": SWITCH,
     "asks_all": SWITCH,
     "ignores": subset(OWN_GRAPH),
+    "given": SWITCH,
     "preprocesses": SWITCH,
     "finetunes": SWITCH,
     "models": whole(1),

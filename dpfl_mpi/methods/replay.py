@@ -62,5 +62,9 @@ def check(fed: Federation, graph: CollaborationGraph, what: str) -> None:
         allowed = f"--budget lets client {k} receive {fed.most_senders[k]} models"
         needed = f"{what} has {degrees[k]} for it: raise --budget, or set it to inf"
         raise UserError(f"{allowed}; {needed}")
+    check_reach(fed, graph, what)
+
+
+def check_reach(fed: Federation, graph: CollaborationGraph, what: str) -> None:
     if fed.reach is not None and not graph.within(fed.reach):
         raise UserError(f"--graphs is {fed.run.graphs}: {what} goes beyond --reach")

@@ -47,6 +47,7 @@ class Declared:
     topology: str = "graph"
     searches: bool = True
     finetunes: bool = True
+    given: bool = False
     models: int = 1
     unread: list[str] = field(default_factory=list)
 
@@ -57,8 +58,8 @@ def declared(run: Any) -> Declared:
     known = run.declared["method"]
     if "look" not in known:  # of an older result
         known = known | {"look": f"{known['colour']} {known['line']} {known['marker']}"}
-    facts = {name: known[name] for name in defaults}
-    valid = all(type(facts[name]) is type(default) for name, default in defaults.items())
+    facts = {name: known[name] for name in defaults if name in known or name != "given"}
+    valid = all(type(facts[name]) is type(defaults[name]) for name in facts)
     if not valid or not 1 <= facts["models"] <= 1000:
         raise ValueError(f"the method declares {facts}")
     return Declared(**facts)
@@ -375,10 +376,17 @@ class Result(AbstractContextManager["Result"]):
 
 def title(result: Result) -> str:
     """Return the settings that matter most, as one line."""
-    run = result.run
-    budget = f"B_c = {run.typed_budget}, " if result.method.topology == "graph" else ""
-    where = f"{short(run.method)} on {short(run.dataset)}, {run.partition}"
-    return f"{where}, {run.clients} clients, {budget}{run.rounds} rounds, seed {run.seed}"
+    run, limit = result.run, limit_text(result.run)
+    where = f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients"
+    return f"{where}, {limit and f'{limit}, '}{run.rounds} rounds, seed {run.seed}"
+
+
+def limit_text(run: Resolved) -> str:
+    """Return what names a Run's graph: B_c, or the --graphs that decide it; "" without one."""
+    about = declared(run)
+    if about.topology != "graph":
+        return ""
+    return Path(str(run.graphs)).stem if about.given else f"B_c = {run.typed_budget}"
 
 
 def data_frame(columns: Mapping[str, Any], index: str) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.graph import NAMED
 from dpfl_mpi.plugins import find
 from dpfl_mpi.settings.values import SHAPES, is_file
 from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, refused_as, sha256
@@ -28,7 +29,7 @@ def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -
     with "file:". Data at the default path are left out, unless they are the user's own.
     """
     paths = {name: filled[name].path for name in TEXTS if filled[name]}
-    paths["graphs"] = filled["graphs"]
+    paths["graphs"] = None if filled["graphs"] in NAMED else filled["graphs"]
     own = getattr(dataset, "OWN_DATA", False) and (is_file(filled["data"]) or "data" in gone)
     if filled["data"] != dataset.DATA or own:
         paths["data"] = filled["data"]

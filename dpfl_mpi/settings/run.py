@@ -15,6 +15,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Literal, Self
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.graph import NAMED
 from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
 from dpfl_mpi.settings import fields as schema
 from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields
@@ -107,7 +108,8 @@ class Run:
         1, "m: searches per choice; the one with the best reward counts", low=1, high=999)
     omega_period: Any = GRAPH("inf", "P: search Omega again every P rounds")
     candidates: Any = GRAPH("inf", "M: search Omega among only the M most similar clients")
-    graphs: str | None = GRAPH(None, "result whose graphs replay and random_graph use")
+    graphs: str | None = GRAPH(
+        None, "of dpsgd, replay, random_graph: ring, grid, complete, a file of edges or a result")
 
     reach: Any = LIMITS(
         None, "whom a client can receive from: geometric:R, sites:S, groups:0,1;2,3 or a file")
@@ -190,8 +192,8 @@ class Run:
         code = {kind: sha256 for kind, sha256 in code.items() if sha256}
         known = contents(filled, dataset, gone)
         if known.get("graphs") == "":
-            why = "there is no such file (a result with graphs)"
-            raise UserError(f"--graphs is {filled['graphs']}; {why}")
+            allowed = f"allowed are {', '.join(NAMED)}, a file of edges or a result"
+            raise UserError(f"--graphs is {filled['graphs']}; there is no such file, {allowed}")
         declared = facts(filled, code, method, dataset)
         if budget.kind == "fraction":
             declared["budget"] = {"name": budget.text}
@@ -333,6 +335,8 @@ def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     filled["options"] = options
     unread = [f for f in fields(run) if f.name in method.unread]
     filled |= {f.name: UNREAD.get(f.name, f.default) for f in unread}
+    if method.given:
+        filled |= {"budget": "inf", "graphs": filled["graphs"] or NAMED[0]}
     return filled | {"partition": parse("partition", filled["partition"])}
 
 

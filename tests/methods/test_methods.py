@@ -15,12 +15,25 @@ from twins import FIELDS, HEAD, TAU, play
 
 from dpfl_mpi import methods, models
 from dpfl_mpi.engine.checks import check_state
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.federation.training import learning_rate
+from dpfl_mpi.figures import names as names_of_rows
 from dpfl_mpi.graph import CollaborationGraph, rewired
-from dpfl_mpi.methods import Method, dac, dfedpgp, oracle, pairwise, pfedsv, random_graph, replay
+from dpfl_mpi.methods import (
+    Method,
+    dac,
+    dfedpgp,
+    dpsgd,
+    oracle,
+    pairwise,
+    pfedsv,
+    random_graph,
+    replay,
+)
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import title
 from dpfl_mpi.settings import Run, option
 
 same = np.array_equal
@@ -252,6 +265,35 @@ def test_a_replay_and_dpfl_choice_are_dpfl(plain, tmp_path):
     refused("is not a readable HDF5 file", init, text_file(tmp_path / "text.h5", "no result"))
 
 
+def test_a_graph_of_ones_own(tmp_path):
+    """Senders 1 and 2 of client 0, 0 of client 1, then from round 3 on 3 of client 2."""
+    text = "1 1 0\n1,2,0\n1 1 0\n\n1 0 1\n3 3 2\n"
+    fields = small("dpsgd", graphs=text_file(tmp_path / "a.txt", text), budget=1)
+    first, second = [[1, 2], [0], [], [], [], [], []], [[], [], [3], [], [], [], []]
+    with federation(fields) as fed:
+        lists = [[graph.of(k).tolist() for k in range(N)] for graph in fed.graphs]
+        assert lists == [first, first, first, second, second]
+        assert fed.most_senders.tolist() == [2, 1, 1, 0, 0, 0, 0]
+        a = dpsgd.weights(np.arange(2), fed.graphs[0])
+    expected = np.zeros((2, 7))
+    expected[0, :3], expected[1, :2] = 1 / 3, (1 / 3, 2 / 3)
+    assert a == pytest.approx(expected)
+    with Result(run_here(tmp_path / "a.h5", fields)) as result:
+        assert [same(result.graph(t), fed.graphs[t].matrix()) for t in range(1, 5)] == [True] * 4
+        assert title(result).endswith("7 clients, a, 4 rounds, seed 42")
+        assert names_of_rows.row_name(result.run) == "D-PSGD (a)"
+    for text in ("", "0 7\n", "0 0\n", "0 1\n0 1 2\n", "0 1 2 3\n", "a b\n", "-1 2\n"):
+        fields = small("dpsgd", graphs=text_file(tmp_path / "b.txt", text))
+        with pytest.raises(UserError, match="which must hold lines 'from to'"), federation(fields):
+            pass
+    again = Run(**small("dpsgd", budget=3)), Run(**small("dpsgd", graphs="ring"))
+    assert again[0].key() == again[1].key() != Run(**small("dpsgd", graphs="grid")).key()
+    refused(
+        "--graphs is rong; there is no such file, allowed are ring, grid",
+        Run(**small("dpsgd", graphs="rong")).resolve,
+    )
+
+
 def test_rewiring_reaches_every_graph_of_these_degrees():
     ring = CollaborationGraph.from_lists([[1], [2], [3], [0]])
     rng = np.random.default_rng(0)
@@ -363,9 +405,10 @@ def test_values_of_fed_tell_come_from_everyone_and_cost_their_bytes():
 def test_what_the_methods_declare(tmp_path, monkeypatch):
     found = {name: find("method", name) for name in names("method")}
     graphs = {"dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "replay", "nearest"}
+    graphs |= {"dpsgd"}
     rivals = {"pens", "dac", "fedfomo", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch"}
     assert {n for n, m in found.items() if m.topology == "graph"} == rivals | graphs
-    assert {n for n, m in found.items() if m.preprocesses} == graphs
+    assert {n for n, m in found.items() if m.preprocesses} == graphs - {"dpsgd"}
     assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread
     assert all(m.citation.startswith("@") for n, m in found.items() if n != "local")
     # Without a declaration it reads every field of a Run but tau_init.

@@ -36,6 +36,8 @@ CASES = [
     ("pens", None, {"budget": 1}),
     ("dac", {"tau": 3.0}, {"budget": 2}),
     ("dac", {"similarity": "l2"}, {"budget": 3}),
+    ("dpsgd", None, {}),
+    ("dpsgd", {"peers": 1}, {"graphs": "ring"}),
     ("fedfomo", {"epsilon": 0.5}, ALIKE | {"budget": 3}),
     ("fedsim", None, {"budget": 3}),
     ("fedsim", {"similarity": "update"}, {"budget": 3}),

@@ -408,6 +408,18 @@ def twin_dac(tw, o, weighted=False):
     return tw.peers(mix)
 
 
+def twin_dpsgd(tw, o):
+    """Along the ring 0-1-2-3 by W, or with `peers` one neighbour drawn by each."""
+    ring = {k: sorted([(k - 1) % N, (k + 1) % N]) for k in range(N)}
+
+    def mix(w, t):
+        near = {k: tw.draw(k, t, ring[k])[: o["peers"] or 2] for k in ring}
+        third = 1 / (1 + (o["peers"] or 2))  # everybody has as many
+        return [tw.over([k, *near[k]], w, dict.fromkeys(ring, third)) for k in ring]
+
+    return tw.peers(mix)
+
+
 def twin_fedfomo(tw, o):
     """By the formula: theta + sum of w_n (theta_n - theta), w_n relative first-order gains."""
     g, w = np.zeros((N, N)), [tw.start] * N

@@ -17,7 +17,7 @@ SERVER = "waits for all: allowed is 0"
 LATE = dict.fromkeys(names("method"), SERVER)  # what a method says of --staleness
 LATE |= dict.fromkeys(["dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest"], SAME_ROUND)
 CHOOSE = ["dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle"]
-LATE |= dict.fromkeys([*CHOOSE, "pens", "pfedsv", "fedfomo", "local"], WORKS)
+LATE |= dict.fromkeys([*CHOOSE, "pens", "pfedsv", "fedfomo", "dpsgd", "local"], WORKS)
 del LATE["replay"]  # whose graphs are given
 GRAPH = [name for name in LATE if find("method", name).topology == "graph"]
 MORE = {
