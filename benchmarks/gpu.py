@@ -13,7 +13,7 @@ one that fails or is stopped keeps what it has and does not stop the next:
   DPFL, against the reference.
 - sanitize: races and wrong addresses in the steps of two clients, by compute-sanitizer.
 - rate: client-steps per second of the paper's CNN, 100 clients of unequal sizes (lognormal, mean
-  400), by a plain loop, by each team and cluster, and recorded and compiled (`recorded.py`).
+  400), by a plain loop, and by each team and cluster.
 - paper: `python -m dpfl_mpi --dataset cifar10 --budget 10`: its clocks, and each client's accuracy
   against the one of `reproduction/`.
 - ncu: what bounds one launch of `train`, by Nsight Compute.
@@ -57,7 +57,6 @@ from dpfl_mpi.numerics.gpu import TEAM, Gpu
 from dpfl_mpi.numerics.gpu_backend import USUAL, GpuBackend
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.native import describe
-from dpfl_mpi.numerics.recorded import RecordedBackend
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import slowest_seconds
 
@@ -277,9 +276,6 @@ def rate(args: Args, report: Report) -> None:
             measure(f"{title}, the largest client", one, args.seconds / 3)
         except Exception as error:  # a size that does not fit
             report.say(f"{title}: {short(str(error))}")
-    for form in ("recorded", "compiled") if on_gpu else ():
-        parts = clients.ensemble, clients.clients, PAPER_SGD, 0, form == "compiled"
-        measure(form, functools.partial(train, RecordedBackend(*parts), k))
 
 
 def plain_loop(device: torch.device) -> Callable[[], int]:
@@ -310,28 +306,24 @@ def paper(args: Args, report: Report) -> None:
         return report.say("skipped: no --data")
     flags = ["--dataset=cifar10", f"--data={args.data}"] if args.data else []
     flags += ["--budget=10"] if on_gpu else ["--clients=8", "--rounds=2", "--tau_init=1"]
-    for kernels in ("native", "auto"):
-        out, start = args.prepared / f"paper-{kernels}.h5", time.perf_counter()
-        how = [f"--device={args.device}", f"--kernels={kernels}", "--fresh", f"--out={out}"]
-        text = output([sys.executable, "-m", "dpfl_mpi", *flags, *how], end - time.monotonic())
-        wall = time.perf_counter() - start
-        try:
-            with Result(out) as result:
-                clocks = {phase: s.sum() for phase, s in slowest_seconds(result).items()}
-                got = np.where(result.benign, result.score("accuracy"), np.nan)
-                run, state = result.run.slug().rpartition("-")[2], result.state
-        except UserError as error:
-            report.say(f"--kernels {kernels}: {error}; {short(text)}", **{kernels: text})
-            continue
-        seconds = ", ".join(f"{phase} {s:.1f}" for phase, s in clocks.items())
-        line = f"--kernels {kernels}, {state}: {wall:.1f} s ({seconds})"
-        line += f", {100 * np.nanmean(got):.4f} %"
-        wanted = stored(run)
-        if len(wanted) == len(got):
-            same = np.isclose(got, wanted, rtol=0, atol=1e-12, equal_nan=True).sum()
-            line += f"; {same} of {len(got)} clients as stored, {100 * np.nanmean(wanted):.4f} %"
-        values = {"wall": wall, **clocks, "test_acc": got.tolist(), "output": text}
-        report.say(line, **{kernels: values})
+    out, start = args.prepared / "paper.h5", time.perf_counter()
+    how = [f"--device={args.device}", "--kernels=native", "--fresh", f"--out={out}"]
+    text = output([sys.executable, "-m", "dpfl_mpi", *flags, *how], end - time.monotonic())
+    wall = time.perf_counter() - start
+    try:
+        with Result(out) as result:
+            clocks = {phase: s.sum() for phase, s in slowest_seconds(result).items()}
+            got = np.where(result.benign, result.score("accuracy"), np.nan)
+            run, state = result.run.slug().rpartition("-")[2], result.state
+    except UserError as error:
+        return report.say(f"{error}; {short(text)}", output=text)
+    seconds = ", ".join(f"{phase} {s:.1f}" for phase, s in clocks.items())
+    line = f"{state}: {wall:.1f} s ({seconds}), {100 * np.nanmean(got):.4f} %"
+    wanted = stored(run)
+    if len(wanted) == len(got):
+        same = np.isclose(got, wanted, rtol=0, atol=1e-12, equal_nan=True).sum()
+        line += f"; {same} of {len(got)} clients as stored, {100 * np.nanmean(wanted):.4f} %"
+    report.say(line, wall=wall, **clocks, test_acc=got.tolist(), output=text)
 
 
 def stored(run: str) -> np.ndarray:

@@ -186,7 +186,7 @@ def baseline(task: Task, model: nn.Module, fused: bool = False) -> float:
     border = (BORDER, BORDER)
     padded = np.pad(images, ((0, 0), border, border, (0, 0))) if augment else images
     ensemble = ensemble_of(subject, copy.deepcopy(model))
-    x = ensemble.module_input(ensemble.normalise(torch.from_numpy(images)[None]))[0]
+    x = ensemble.module_input(ensemble.normalise(torch.from_numpy(images)))
     x = x.contiguous(memory_format=layout)
     start = time.process_time()
     for step in range(steps):
@@ -231,7 +231,7 @@ def ours(task: Task, form: str) -> float:
     block = Block(ensemble, w, torch.zeros_like(w), slice(0, 1))
     local = LocalEpochs(steps * S // n, np.zeros(1, np.int64), 0.01)
     if form == "torch":
-        backend = Backend(ensemble, clients, PAPER_SGD, 1)
+        backend = Backend(ensemble, clients, PAPER_SGD)
     else:
         backend = NativeBackend(ensemble, clients, PAPER_SGD, form)
     start = time.process_time()

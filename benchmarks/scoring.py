@@ -153,7 +153,7 @@ def main() -> None:
     ensemble, clients = one_client(args.model, args.images)
     rng = np.random.default_rng(0)
     pair = torch.stack([ensemble.initial_row("kaiming", rng) for _ in range(2)])[None]
-    backends: dict[str, Backend] = {"torch": Backend(ensemble, clients, PAPER_SGD, 1)}
+    backends: dict[str, Backend] = {"torch": Backend(ensemble, clients, PAPER_SGD)}
     for form in forms():
         if form != "portable":
             backends[form] = NativeBackend(ensemble, clients, PAPER_SGD, form)

@@ -60,7 +60,7 @@ ATTACK = (
 )
 # what is allowed: the last flag of each line has another value
 ALLOWED = {
-    "a whole number of at least 0": "rounds -1, tau_init -1, min_per_class -1, block -1, "
+    "a whole number of at least 0": "rounds -1, tau_init -1, min_per_class -1, "
     "patience -1, finetune_epochs -1",
     "a whole number of at least 1": "clients 0, clients many, clients 2.5, tau_train 0, "
     "ggc_period 0, classes_per_client 0, "

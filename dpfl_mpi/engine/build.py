@@ -93,7 +93,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     )
     computed = ensemble, clients, optimiser_of(run)
     threads = job.threads_per_client
-    backend, slower = select_backend(job.kernels, job.block, world, *computed, threads)
+    backend, slower = select_backend(job.kernels, world, *computed, threads)
     warn(slower, job, world)
     warn_of_few_cores(job, world)
     log = Log(len(members.ids), synchronise=device.type == "cuda")

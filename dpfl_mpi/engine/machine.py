@@ -46,7 +46,6 @@ def describe_start(parts: Parts) -> dict[str, Any]:
         "cpu": cpuinfo().get("model name", platform.machine()),
         "processor": processor(),
         "threads": torch.get_num_threads(),
-        "block": max((b.stop - b.start for b in backend.blocks), default=0),
         "commit": output(git, GIT_S).partition("\n")[0],  # "" where this is no checkout
         "versions": {"dpfl_mpi": VERSION, "python": platform.python_version()} | libraries,
     }

@@ -101,7 +101,7 @@ class Parts:
         if 0 < self.drift_round <= number:
             self.drift_round = 0
             drifted = np.flatnonzero(self.members.limits.drifted[self.ids])
-            self.backend.exchange_classes(drifted, *self.drift_classes.tolist())
+            self.backend.clients.exchange_classes(drifted, *self.drift_classes.tolist())
             self.scoring.forget_best(self.members.alive)
             self.scoring.stale[:] = 0
 

@@ -1,7 +1,6 @@
 """The models, one file each, by the contract of docs/own-model.md.
 
-What a model may not do is in `numerics/model_check.py`. A method `stacked()` of a module's own
-class is for speed alone: kernels that compute many clients' models at once.
+What a model may not do is in `numerics/model_check.py`.
 """
 
 import dataclasses

@@ -6,8 +6,6 @@ Colour images: 6 and 16 channels, 120 and 84 units (62,006 parameters at 32x32).
 (FEMNIST): 4 and 12 channels, 120 and 100 units. Convolutions are 5x5, with a 2x2 max-pool.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from dpfl_mpi.errors import UserError
@@ -38,12 +36,6 @@ class CNN(nn.Module):
         x = self.fc1(x.flatten(1)).relu()
         x = self.fc2(x).relu()
         return self.head(x)
-
-    def stacked(self, bfloat16_products: bool) -> Any:
-        """Return the kernels of many clients at once."""
-        from dpfl_mpi.models._cnn_stacked import StackedCNN
-
-        return StackedCNN(bfloat16_products)
 
 
 def build(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -217,6 +217,6 @@ def all_or_none(world: World) -> Iterator[None]:
             world.abort(2, f"error: {error}; make room, and {again}")
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported yet
             full = f"the GPU's memory is full ({str(error).split('. ')[0]})"
-            how = "more ranks on more GPUs, a smaller --block, --kernels torch"
+            how = "more ranks on more GPUs, --kernels torch"
             world.abort(2, f"error: {full}; allowed: {how}, a smaller --batch_size")
         world.abort(1, f"rank {world.rank} of {world.size}:\n{traceback.format_exc()}")

@@ -1,18 +1,18 @@
 """`Backend`: what computes a rank's clients, here in PyTorch: training, scores, the search's sums.
 
-Subclasses compute the same in other ways: `NativeBackend` in C on a CPU, `RecordedBackend` by CUDA
-graphs. Axes: K clients on this rank, k of them in a block, m models scored on one client's images,
-S images, W row width, H W C an image, C classes, F what the last layer reads, M training samples.
+PyTorch computes one client after the other, on any device. Subclasses compute the same by the
+native kernels: `NativeBackend` on a CPU, `GpuBackend` blocks of many clients on a GPU. Axes: K
+clients on this rank, k of them in a block, m models scored on one client's images, S images, W row
+width, H W C an image, C classes, F what the last layer reads, M training samples.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from dpfl_mpi.numerics.clients import Batch, Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
@@ -42,13 +42,11 @@ class Backend:
     name = "torch"
     native: Any = None  # the CPU kernels, where they compute
 
-    def __init__(self, ensemble: Ensemble, clients: Clients, optimiser: SGD, block_size: int = 0):
-        """Compute `block_size` clients as one tensor program; 0: one on a CPU, all on a GPU."""
+    def __init__(self, ensemble: Ensemble, clients: Clients, optimiser: SGD, block_size: int = 1):
+        """Compute `block_size` clients in one call."""
         self.ensemble, self.clients, self.optimiser = ensemble, clients, optimiser
-        k = len(clients)
-        size = block_size or (1 if ensemble.device.type == "cpu" else max(k, 1))
+        k, size = len(clients), block_size
         self.blocks = [slice(i, min(i + size, k)) for i in range(0, k, size)]
-        self._validation: dict[tuple[int, int, int], list[tuple[Any, Tensor, Tensor]]] = {}
 
     def groups(self, chosen: np.ndarray) -> Iterator[Rows]:
         """Yield the rows of the chosen clients, bool `[K]`, that are computed together."""
@@ -110,11 +108,14 @@ class Backend:
 
         In step `step` of a mini-batch, the first `k` rows still train.
         """
-        return self.clients.batches(rows, epochs, first_epoch, self.optimiser.batch_size)
+        i = client_of(rows)
+        return self.clients.batches(i, epochs, int(first_epoch[i]), self.optimiser.batch_size)
 
     def gradient(self, block: Block, batch: Batch) -> Tensor:
         """Write the gradient of a mini-batch's mean loss into `block.g`; return the losses."""
-        return self.ensemble.gradient(block, batch.x, batch.y, batch.weight, batch.key)
+        g, loss = self.ensemble.gradient(block.w[0], batch.x, batch.y, batch.key)
+        block.g = g[None]
+        return loss[None]
 
     def zero_momentum(self, k: int) -> Tensor:
         """Return the momentum rows of k clients before their first step."""
@@ -167,29 +168,18 @@ class Backend:
         A client's validation images come first, then its test images, then padding.
         """
         out = []
-        for x, y, _ in self.clients.scored_samples(rows, False, SCORED_IMAGES):
-            w = w_kW[: len(y)]
-            if predict:
-                logits = predict(slice(rows.start, rows.start + len(y)), w, x)
-            else:
-                logits = self.ensemble.logits(w, x)
-            behind = (0, 0, 0, len(w_kW) - len(y))  # rows of clients without images left
-            of_images = cross_entropy(logits, y), logits.argmax(2), y
-            out.append([pad(values, behind) for values in of_images])
+        for x, y in self.clients.scored_samples(client_of(rows), False, SCORED_IMAGES):
+            logits = predict(rows, w_kW, x) if predict else self.ensemble.logits(w_kW, x)
+            out.append((cross_entropy(logits, y[None]), logits.argmax(2), y[None]))
         losses, predicted, labels = (
             torch.cat(part, 1).cpu().numpy() for part in zip(*out, strict=True)
         )
         return losses.astype(np.float64), predicted, labels
 
-    def exchange_classes(self, clients: np.ndarray, a: int, b: int) -> None:
-        """Exchange the labels a and b of these local clients."""
-        self.clients.exchange_classes(clients, a, b)
-        self._validation.clear()
-
     def outputs(self, w_kW: Tensor, images: Any, head: str) -> tuple[Tensor, Tensor]:
         """Return logits `[k, S, C]` of a `Predict`'s images, and what `head` reads `[k, S, F]`."""
-        logits = self.ensemble.logits(w_kW, images)
-        return logits, self.ensemble.features(w_kW, images, head)
+        features = self.ensemble.features(w_kW[0], images, head)
+        return self.ensemble.logits(w_kW, images), features[None]
 
     def training_features(
         self, i: int, w_1W: Tensor, most: int, head: str
@@ -197,46 +187,21 @@ class Backend:
         """Return what `head` reads of client i's first `most` training samples, and the labels."""
         x, y = self.clients.training_samples(i, most)
         parts = x.split(max(1, PREPARED_NUMBERS // max(1, x[0].numel())))
-        return torch.cat([self.ensemble.features(w_1W, part[None], head)[0] for part in parts]), y
+        return torch.cat([self.ensemble.features(w_1W[0], part, head) for part in parts]), y
 
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
         """Return the mean loss of m models on local client i's training samples, float64 `[m]`."""
         x, y = self.clients.training_samples(i)
-        total = np.zeros(len(w_mW))
-        with torch.no_grad():
-            rows = self.ensemble.prepare_rows(w_mW)
-            parts = x.split(SCORED_IMAGES), y.split(SCORED_IMAGES)
-            for images, labels in zip(*parts, strict=True):
-                prepared = self.ensemble.prepare_images(images[None])
-                logits = self.ensemble.logits_of(rows, prepared)
-                losses = cross_entropy(logits, labels.expand(len(w_mW), -1))
-                total += losses.double().sum(1).cpu().numpy()
-        return total / len(y)
+        parts = x.split(SCORED_IMAGES), y.split(SCORED_IMAGES)
+        return mean_losses(self.ensemble, w_mW, zip(*parts, strict=True))
 
     def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
         """Return the mean validation loss of m models per client `[k, m, W]`, float64 `[k, m]`.
 
         Each is scored on those of its client's validation images that the greedy search sees.
         """
-        k, m, _ = w_kmW.shape
-        key = rows.start, k, m
-        if key not in self._validation:  # prepared once while a block is searched
-            if k == 1:
-                self._validation.clear()  # clients come one by one
-            prepare = self.ensemble.prepare_images
-            self._validation[key] = [
-                (prepare(x), y.repeat_interleave(m, 0), mask.repeat_interleave(m, 0))
-                for x, y, mask in self.clients.scored_samples(rows, True, SCORED_IMAGES)
-            ]
-        w = w_kmW.view(k * m, -1)
-        total = torch.zeros(k * m, dtype=torch.float64, device=self.ensemble.device)
-        with torch.no_grad():
-            for prepared, y, mask in self._validation[key]:
-                models = self.ensemble.prepare_rows(w[: len(y)])
-                logits = self.ensemble.logits_of(models, prepared)
-                losses = torch.where(mask, cross_entropy(logits, y), 0)
-                total[: len(y)] += losses.double().sum(1)
-        return total.cpu().numpy().reshape(k, m) / self.clients.n_search[rows, None]
+        parts = self.clients.scored_samples(client_of(rows), True, SCORED_IMAGES)
+        return mean_losses(self.ensemble, w_kmW[0], parts)[None]
 
     # the greedy search --------------------------------------------------------------------------
     def candidate(
@@ -266,6 +231,24 @@ class Backend:
         It counts them in `cases`, float64 `[k, 4]`, by which of their two gains is above 0.
         """
         return None
+
+
+def client_of(rows: Rows) -> int:
+    """Return the local number of a block's only client."""
+    return int(rows.start if isinstance(rows, slice) else rows[0])
+
+
+def mean_losses(
+    ensemble: Ensemble, w_mW: Tensor, parts: Iterable[tuple[Tensor, Tensor]]
+) -> np.ndarray:
+    """Return the mean loss of m models on parts of images and labels, float64 `[m]`."""
+    total, count = torch.zeros(len(w_mW), dtype=torch.float64, device=w_mW.device), 0
+    with torch.no_grad():
+        for x, y in parts:
+            losses = cross_entropy(ensemble.logits(w_mW, x), y.expand(len(w_mW), -1))
+            total += losses.double().sum(1)
+            count += len(y)
+    return total.cpu().numpy() / count
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ tokens `[L]`; the comments speak of images.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,20 +20,17 @@ from dpfl_mpi.numerics.ensemble import Ensemble, Rows
 
 TARGET = 0  # the class that a backdoor leads to
 Images = TypeVar("Images", np.ndarray, Tensor)
-# fetched at once for training: what fits a core's cache, or 100 MB of a GPU
-GATHERED_IMAGES = {"cpu": 256, "cuda": 2**15}
+GATHERED_IMAGES = 256  # fetched at once for training: what fits a core's cache
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One training step of the first k clients of a block."""
+class Batch(NamedTuple):
+    """One mini-batch of one client."""
 
-    k: int
-    step: int  # counted from 0 for each block
-    x: Tensor  # [k, S, H, W, C] float32
-    y: Tensor  # [k, S] int64
-    weight: Tensor  # [k, S] float32: 1 / size of the mini-batch, 0 for padding
-    key: Tensor | None = None  # [k] int64, of the model's dropout, if it has any
+    step: int  # counted from 0
+    x: Tensor  # [S, H, W, C] float32
+    y: Tensor  # [S] int64
+    key: Tensor | None = None  # int64, of the model's dropout, if it has any
+    k: int = 1  # clients that still train
 
 
 class Clients:
@@ -100,50 +96,24 @@ class Clients:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batches(
-        self,
-        block: Rows,
-        epochs: int,
-        first_epoch: np.ndarray,
-        batch_size: int,
-        padded: bool = False,
-    ) -> Iterator[Batch]:
-        """Yield the steps of `epochs` local epochs of these rows, from `first_epoch` `[K]` on.
+    def batches(self, i: int, epochs: int, first_epoch: int, batch_size: int) -> Iterator[Batch]:
+        """Yield the mini-batches of local client i in `epochs` local epochs from `first_epoch` on.
 
-        Clients that have finished leave from the end. A mini-batch of one client has its true size;
-        those of several, or `padded` ones, are filled up with weight 0.
+        The last one of an epoch has what is left.
         """
-        rows = np.arange(len(self))[block]
-        steps = epochs * -(-self.n_train[rows] // batch_size)
-        most = int(steps.max(initial=0))
-        shape = (len(rows), most, batch_size)
-        sample = np.repeat(self.start[rows], most * batch_size).reshape(shape)
-        crop, weight = np.zeros((3, *shape), np.uint8), np.zeros(shape, np.float32)
-        # views [..., k, steps * S]
-        flat = [part.reshape(*part.shape[:-2], -1) for part in (sample, crop, weight)]
-        keys = None
+        order, crops = self.schedule(i, epochs, first_epoch)
+        step, stride = 0, max(1, GATHERED_IMAGES // batch_size) * batch_size
         if self.ensemble.draws.layers:
-            keys = self.dropout_keys(rows, epochs, first_epoch, batch_size)
-        stride = max(1, GATHERED_IMAGES[self.x.device.type] // (len(rows) * batch_size))
-        for first in range(0, most, stride):
-            k, end = int((steps > first).sum()), min(first + stride, most)
-            for j in range(k):  # draw the epochs that begin now, while a GPU computes earlier steps
-                i, of_epoch = int(rows[j]), int(steps[j]) // epochs
-                for e in range(-(-first // of_epoch), min(epochs, -(-end // of_epoch))):
-                    order, crops = self.schedule(i, 1, int(first_epoch[i]) + e)
-                    at = e * of_epoch * batch_size
-                    for part, drawn in zip(flat, (order[0], crops[:, 0], 1), strict=True):
-                        part[..., j, at : at + order.size] = drawn
-            of_steps = weight[:k, first:end]
-            mean = self.ensemble.put(of_steps / np.maximum(of_steps.sum(2, keepdims=True), 1))
-            x, y = self._gather(sample[:k, first:end], crop[:, :k, first:end])
-            for j, step in enumerate(range(first, end)):
-                k, size = int((steps > step).sum()), batch_size
-                if len(rows) == 1 and not padded:
-                    size = int(np.count_nonzero(weight[0, step]))
-                images = self.ensemble.normalise(x[:k, j, :size])
-                key = None if keys is None else keys[:k, step]
-                yield Batch(k, step, images, y[:k, j, :size], mean[:k, j, :size], key)
+            first = np.zeros(len(self), np.int64) + first_epoch
+            keys = self.dropout_keys(np.array([i]), epochs, first, batch_size)[0]
+        for e in range(epochs):
+            for at in range(0, order.shape[1], stride):
+                now = slice(at, at + stride)
+                parts = self._gather(order[e, now], crops[:, e, now])
+                for x, y in zip(*(part.split(batch_size) for part in parts), strict=True):
+                    key = keys[step] if self.ensemble.draws.layers else None
+                    yield Batch(step, self.ensemble.normalise(x), y, key)
+                    step += 1
 
     def schedule(self, i: int, epochs: int, first_epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what local client i trains on: samples, int32 `[epochs, n]`, and their crops.
@@ -179,8 +149,8 @@ class Clients:
                 y[was_a], y[was_b] = b, a
 
     def _gather(self, sample: np.ndarray, crop: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return stored images `[k, steps, S, H, W, C]`, cropped and flipped, and their labels."""
-        index = self.ensemble.put(sample)
+        """Return stored images `[n, H, W, C]`, cropped and flipped, and their labels."""
+        index = self.ensemble.put(sample).long()
         if not self.augment:
             return self.x[index], self.y[index]
         dy, dx, flipped = self.ensemble.put(crop).long()
@@ -189,8 +159,7 @@ class Clients:
         strides = (h + 2 * BORDER) * line, line, c, line, 1
         windows = self.x.as_strided((len(self.x), offsets, offsets, h, w * c), strides)
         x = windows[index, dy, dx].view(-1, h, w, c)
-        x = torch.where(flipped.view(-1, 1, 1, 1) > 0, x.flip(2), x)
-        return x.view(*sample.shape, h, w, c), self.y[index]
+        return torch.where(flipped.view(-1, 1, 1, 1) > 0, x.flip(2), x), self.y[index]
 
     def training_samples(self, i: int, most: int | None = None) -> tuple[Tensor, Tensor]:
         """Return local client i's first `most` training images as scored, and their labels.
@@ -203,25 +172,19 @@ class Clients:
         return self.ensemble.normalise(x[:, inner, inner] if self.augment else x), y
 
     def scored_samples(
-        self, block: slice, search_only: bool, most: int
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield normalised images `[n, S, H, W, C]`, labels and a mask of padding, both `[n, S]`.
+        self, i: int, search_only: bool, most: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield normalised images `[S, H, W, C]` of local client i, and their labels.
 
-        These are the block's validation and test images, or with `search_only` those that the
-        search sees, in parts of at most `most`. They are of the block's first n clients; those
-        behind have no images left.
+        They are its validation and test images, or with `search_only` those that the search sees,
+        in parts of at most `most`.
         """
-        counts = (self.n_search if search_only else self.n_val + self.n_test)[block]
-        starts = self.scored[:-1][block]
-        total = int(counts.max(initial=0))
-        size = -(-total // max(1, -(-total // most)))  # equal parts: a small one costs no less
-        for first in range(0, total, max(size, 1)):
-            at = np.arange(first, min(first + size, total))
-            n = int(np.flatnonzero(counts > first)[-1]) + 1
-            mask = at < counts[:n, None]
-            index = self.ensemble.put(starts[:n, None] + np.where(mask, at, 0))
-            images = self.ensemble.normalise(self.score_x[index])
-            yield images, self.score_y[index], self.ensemble.put(mask)
+        count = int((self.n_search if search_only else self.n_val + self.n_test)[i])
+        size = -(-count // max(1, -(-count // most)))  # equal parts: a small one costs no less
+        first = int(self.scored[i])
+        for start in range(first, first + count, max(size, 1)):
+            rows = slice(start, min(start + size, first + count))
+            yield self.ensemble.normalise(self.score_x[rows]), self.score_y[rows]
 
 
 def mark(images: Images) -> Images:

@@ -42,9 +42,6 @@ def pick_device(wanted: str, precision: str, local_rank: int = 0, ranks: int = 1
         if precision == "tf32":
             raise UserError("--precision is tf32; only a GPU has it (on a CPU: float32 or bf16)")
         return torch.device("cpu")
-    if precision == "bf16" and "dtype" not in torch.ops.aten.bmm.overloads():
-        needs = "a GPU needs PyTorch 2.8 or newer for it (allowed: float32 or tf32)"
-        raise UserError(f"--precision is bf16; {needs}")
     device = torch.device("cuda", place_of(local_rank, ranks, torch.cuda.device_count()))
     torch.cuda.set_device(device)
     tf32 = precision == "tf32"  # cuDNN's default is True

@@ -1,8 +1,8 @@
 """Dropout with masks keyed by client, epoch, step and layer.
 
 PyTorch's masks come from one generator, which all clients of a rank would share. Here a mask is a
-hash of its key and of each element's place: the same bits on any number of ranks, in any block of
-clients, on a CPU and on a GPU. The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+hash of its key and of each element's place: the same bits on any number of ranks, on a CPU and on a
+GPU. The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 """
 
 import math

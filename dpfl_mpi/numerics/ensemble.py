@@ -5,7 +5,7 @@ to 64 bytes; the padding stays zero. An average is a weighted sum of rows, a mes
 Samples are images `[H, W, C]`, vectors `[F]` or tokens `[L]`; the comments speak of images.
 
 Axes: k rows of a block, W row width, S images of a mini-batch or scored at once, H W C an image,
-m models scored on one client's images.
+m models scored on one client's images, C classes. PyTorch computes one row after the other.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
 from dpfl_mpi.numerics.normalising import scaling
 
-# attention as matrix products, which vmap knows; the fused forms have other bits, some at each call
+# attention as matrix products: the fused forms have other bits, some at each call
 torch.backends.mha.set_fastpath_enabled(False)
 torch.backends.cuda.enable_flash_sdp(False)
 torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -58,10 +58,6 @@ class Block:
     @functools.cached_property
     def g(self) -> Tensor:
         return torch.zeros_like(self.w)
-
-    @functools.cached_property
-    def layers(self) -> Layers:
-        return self.ensemble.layers(self.w)
 
     def first(self, k: int) -> Block:
         """Return the block of the first k rows.
@@ -141,10 +137,6 @@ class Ensemble:
         self.width = -(-self.size // 16) * 16
         self.scale, self.shift = (values.to(device) for values in scaling(mean, std, dtype))
         self.bfloat16_products = precision == "bf16"
-        own = "stacked" in vars(type(module))  # a subclass may compute something else
-        self.kernels: Any = None  # of many models at once
-        if own:
-            self.kernels = module.stacked(self.bfloat16_products)  # type: ignore[operator]
 
     def zeros(self, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return k rows of zeros."""
@@ -158,6 +150,10 @@ class Ensemble:
             out[name] = w_kW[:, start : start + size].view(len(w_kW), *shape)
             start += size
         return out
+
+    def row_layers(self, w_W: Tensor) -> Layers:
+        """Return the layers of one row."""
+        return {name: layer[0] for name, layer in self.layers(w_W[None]).items()}
 
     def put(self, values: np.ndarray) -> Tensor:
         """Return an array on the device; copies to a GPU do not wait for it."""
@@ -223,94 +219,47 @@ class Ensemble:
             return x.long()
         return torch.addcmul(self.shift, x.float(), self.scale)
 
-    def module_input(self, x_kSHWC: Tensor) -> Tensor:
+    def module_input(self, x_SHWC: Tensor) -> Tensor:
         """Return normalised samples as a module takes them: images with channels first, a view."""
-        return x_kSHWC.movedim(-1, 2) if x_kSHWC.dim() == 5 else x_kSHWC
+        return x_SHWC.movedim(-1, 1) if x_SHWC.dim() == 4 else x_SHWC
 
-    def logits(self, w_rW: Tensor, x_kSHWC: Tensor) -> Tensor:
-        """Return `logits_of` rows and normalised images that are used once."""
-        return self.logits_of(self.prepare_rows(w_rW), self.prepare_images(x_kSHWC))
+    def logits(self, w_mW: Tensor, x_SHWC: Tensor) -> Tensor:
+        """Return logits `[m, S, C]` of each row's model for the same normalised images."""
+        images = self.module_input(x_SHWC)
+        return torch.stack([self._call(self.module, self.row_layers(w), images) for w in w_mW])
 
-    def prepare_rows(self, w_rW: Tensor) -> Any:
-        """Return rows as `logits_of` takes them: work that all their images share."""
-        layers = self.layers(w_rW)
-        return self.kernels.prepare_rows(layers) if self.kernels else layers
-
-    def prepare_images(self, x_kSHWC: Tensor) -> Any:
-        """Return normalised images as `logits_of` takes them: work that all models share."""
-        return self.kernels.prepare_images(x_kSHWC) if self.kernels else self.module_input(x_kSHWC)
-
-    def logits_of(self, rows: Any, images: Any) -> Tensor:
-        """Return logits `[r, S, classes]` of r = k m rows: m consecutive ones per client."""
-        if self.kernels:
-            return self.kernels.logits(rows, images)
-        models = len(rows[self.names[0]]) // len(images)
-        if len(images) == 1:
-            each = ({name: layer[i] for name, layer in rows.items()} for i in range(models))
-            return torch.stack([self._call(self.module, row, images[0]) for row in each])
-        scorer = functools.partial(self._call, self.module)
-        return vmap(scorer)(rows, images.repeat_interleave(models, 0))
-
-    def features(self, w_kW: Tensor, x_kSHWC: Tensor, head: str) -> Tensor:
-        """Return what the layer named `head` reads of each row's images, `[k, S, F]`."""
-        x, layers, inputs = self.module_input(x_kSHWC), self.layers(w_kW), list[Tensor]()
-
-        def read(row: Layers, images: Tensor) -> Tensor:
-            call(self.module, self.first_names, row, images)
-            return inputs.pop()
-
+    def features(self, w_W: Tensor, x_SHWC: Tensor, head: str) -> Tensor:
+        """Return what the layer named `head` reads of a row's images, `[S, F]`."""
+        inputs = list[Tensor]()
         layer = self.module.get_submodule(head)
         with layer.register_forward_pre_hook(lambda _, values: inputs.append(values[0])):
-            if len(x) == 1:
-                return read({name: layer[0] for name, layer in layers.items()}, x[0])[None]
-            return vmap(read)(layers, x)
+            images = self.module_input(x_SHWC)
+            call(self.module, self.first_names, self.row_layers(w_W), images)
+        return inputs.pop()
 
     def gradient(
-        self, block: Block, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, key_k: Any = None
-    ) -> Tensor:
-        """Write the gradient of each row's weighted sum of losses into `block.g`; return the sums.
-
-        The sums are `[k]`. Dropout draws from `key_k`.
-        """
-        block.g, losses = self.gradient_of(block.layers, x_kSHWC, y_kS, weight_kS, key_k)
-        return losses
-
-    def gradient_of(
-        self, layers: Layers, x_kSHWC: Tensor, y_kS: Tensor, weight_kS: Tensor, key_k: Any
+        self, w_W: Tensor, x_SHWC: Tensor, y_S: Tensor, key: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return rows of gradients `[k, W]`, and the weighted sums of losses `[k]`."""
-        if self.kernels:
-            grads, losses = self.kernels.gradient(layers, x_kSHWC, y_kS, weight_kS)
-        else:
-            batch = [self.module_input(x_kSHWC), y_kS, weight_kS]
-            if key_k is not None:
-                batch.append(key_k)
-            if len(x_kSHWC) == 1:
-                leaves = {name: v[0].detach().requires_grad_() for name, v in layers.items()}
-                with torch.enable_grad():
-                    loss = self._loss(leaves, *(part[0] for part in batch))
-                    gradients = torch.autograd.grad(loss, list(leaves.values()))
-                grads, losses = dict(zip(leaves, gradients, strict=True)), loss.detach()[None]
-            else:
-                grads, losses = vmap(grad_and_value(self._loss))(layers, *batch)
-        k = len(y_kS)
-        parts = [grads[name].reshape(k, -1) for name in self.names]
-        return torch.cat([*parts, parts[0].new_zeros(k, self.width - self.size)], 1), losses
+        """Return the gradient `[W]` of a mini-batch's mean loss, and that loss.
+
+        Dropout draws from the `key`, int64.
+        """
+        layers = self.row_layers(w_W)
+        leaves = {name: layer.detach().requires_grad_() for name, layer in layers.items()}
+        self.draws.begin(key)
+        with torch.enable_grad():
+            logits = self._call(self.learner, leaves, self.module_input(x_SHWC))
+            losses = nn.functional.cross_entropy(logits, y_S, reduction="none")
+            loss = (losses * (1 / len(y_S))).sum()
+            gradients = torch.autograd.grad(loss, list(leaves.values()))
+        padding = w_W.new_zeros(self.width - self.size)
+        return torch.cat([*(g.reshape(-1) for g in gradients), padding]), loss.detach()
 
     def _call(self, module: nn.Module, layers: Layers, x: Tensor) -> Tensor:
         """Return one model's logits."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16_products):
             logits = call(module, self.first_names, layers, x)
             return logits.float() if self.bfloat16_products else logits
-
-    def _loss(
-        self, layers: Any, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None
-    ) -> Tensor:
-        """Return one model's weighted sum of losses over a mini-batch."""
-        self.draws.begin(key)
-        logits = self._call(self.learner, layers, x)
-        self.draws.begin(None)  # torch.compile lets no key of a vmap outlive it
-        return (nn.functional.cross_entropy(logits, y, reduction="none") * weight).sum()
 
 
 def cross_entropy(logits_kSC: Tensor, y_kS: Tensor) -> Tensor:

@@ -284,17 +284,16 @@ class GpuBackend(Backend):
         ensemble: Ensemble,
         clients: Clients,
         optimiser: SGD,
-        block_size: int = 0,
         make: Callable[..., Any] = Gpu,
         cluster: int = 0,
     ):
-        """Compute blocks of so many clients, 0: all at once; `make` is that of `Kernels`.
+        """Compute all clients at once; `make` is that of `Kernels`.
 
         A team that trains has `cluster` blocks; 0: what these clients' sizes ask for.
 
         `UserError`: the kernels cannot compute here.
         """
-        super().__init__(ensemble, clients, optimiser, block_size or max(len(clients), 1))
+        super().__init__(ensemble, clients, optimiser, max(len(clients), 1))
         cluster = cluster or cluster_of(clients.n_train, multiprocessors(ensemble.device))
         self.kernels = Kernels(ensemble, clients.shape, len(clients), make, cluster)
         self._train = self.kernels.images(clients.x, clients.y)
@@ -520,13 +519,14 @@ class GpuBackend(Backend):
         return self.kernels.read_by(int(column))
 
 
-def try_gpu(
-    block_size: int, ensemble: Ensemble, clients: Clients, optimiser: SGD
-) -> tuple[GpuBackend | None, str]:
+def try_gpu(ensemble: Ensemble, clients: Clients, optimiser: SGD) -> tuple[GpuBackend | None, str]:
     """Return the kernels on a GPU; else None, and why they cannot compute here."""
     try:
-        backend = GpuBackend(ensemble, clients, optimiser, block_size)
+        backend = GpuBackend(ensemble, clients, optimiser)
+        torch.use_deterministic_algorithms(False)  # PyTorch lacks them for layers it compares here
         check_against_pytorch(backend.kernels, ensemble)
         return backend, ""
     except UserError as error:
         return None, str(error)
+    finally:
+        torch.use_deterministic_algorithms(True)

@@ -1,7 +1,7 @@
 """Whether a module can be a model here: it is tried on two samples before anything is trained.
 
 What is refused would silently give wrong numbers: a forward that mixes the samples of a mini-batch
-(blocks are padded), that draws random numbers of its own (they would depend on the number of
+(scores come in parts), that draws random numbers of its own (they would depend on the number of
 ranks), or that changes a buffer (a row holds parameters).
 """
 

@@ -26,23 +26,20 @@ class SGD:
         return width
 
     def step(
-        self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None
+        self, w: Tensor, g: Tensor, m: Tensor, lr: float, trained: Tensor | None = None
     ) -> None:
-        """Step rows `[k, W]` in place; what is not `trained` (bool `[W]` or `[k, 1]`) is frozen."""
+        """Step rows `[k, W]` in place; columns not `trained` (bool `[W]`) are frozen."""
         self._clip(g, trained)
         g.add_(w, alpha=self.weight_decay)
         if trained is None:
             m.mul_(self.momentum).add_(g)
         else:  # the same operations on every trained column: a mask of ones changes no bit
             torch.where(trained, (m * self.momentum).add_(g), m, out=m)
-        if isinstance(lr, Tensor):
-            w.sub_(m * (lr if trained is None else lr * trained))
-        else:
-            w.add_(m if trained is None else m * trained, alpha=-lr)
+        w.add_(m if trained is None else m * trained, alpha=-lr)
 
     def _clip(self, g: Tensor, trained: Tensor | None) -> None:
         """Set frozen columns to 0, then scale each row to a norm of at most `clip_norm`."""
-        if trained is not None and trained.dim() == 1:  # a frozen row is in no other row's norm
+        if trained is not None:
             g.mul_(trained)
         if self.clip_norm:
             norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
@@ -73,7 +70,7 @@ class Adam(SGD):
         return out.astype(np.float32)
 
     def step(
-        self, w: Tensor, g: Tensor, m: Tensor, lr: float | Tensor, trained: Tensor | None = None
+        self, w: Tensor, g: Tensor, m: Tensor, lr: float, trained: Tensor | None = None
     ) -> None:
         """Step rows in place. `m` holds the mean gradient, the mean square and the steps taken.
 
@@ -100,7 +97,7 @@ class Adam(SGD):
             step.add_(decayed, alpha=self.weight_decay)
         if trained is not None:
             step.mul_(trained)
-        w.add_(step, alpha=-float(lr))
+        w.add_(step, alpha=-lr)
 
 
 def optimiser_of(run: Resolved) -> SGD:

@@ -1,5 +1,7 @@
 """Which `Backend` computes a run's clients."""
 
+from functools import partial
+
 import torch
 
 from dpfl_mpi.errors import UserError
@@ -11,66 +13,66 @@ from dpfl_mpi.numerics.gpu_backend import try_gpu
 from dpfl_mpi.numerics.native import FORMS
 from dpfl_mpi.numerics.native_backend import try_native
 from dpfl_mpi.numerics.optimiser import SGD
-from dpfl_mpi.numerics.recorded import RecordedBackend, check_several
-
-AUTO_ON_GPU = False  # whether `auto` takes the native kernels on a GPU
 
 
 def select_backend(
     kernels: str,
-    block: int,
     world: World,
     ensemble: Ensemble,
     clients: Clients,
     optimiser: SGD,
     threads: int = 1,
 ) -> tuple[Backend, str]:
-    """Return what computes the clients, alike on all ranks, by --kernels and --block. Collective.
+    """Return what computes the clients, alike on all ranks, by --kernels. Collective.
 
-    It is the native kernels, else PyTorch: recorded steps on a GPU. Where PyTorch takes the place
-    of the native kernels, a warning comes with it; else "". `UserError`: they cannot be used, or
-    --threads_per_client is more than 1, and they are not the native kernels of a CPU.
+    It is the native kernels, else PyTorch. Where PyTorch takes their place, a warning comes with
+    it; else "". `UserError`: what is asked for cannot compute, or --threads_per_client is more than
+    1 and it is not the native kernels of a CPU.
     """
     parts, gpu = (ensemble, clients, optimiser), ensemble.device.type == "cuda"
-    if kernels == "compiled" and not gpu:
-        mend = "on a CPU the native kernels are faster than either"
-        raise UserError(f"--kernels is compiled, which needs a GPU; {mend}")
     if kernels in FORMS and gpu:
-        allowed = "allowed on a GPU are auto, native, torch and compiled"
+        allowed = "allowed on a GPU are auto, native and torch"
         raise UserError(f"--kernels is {kernels}, a form of a CPU; {allowed}")
     alone = f"--threads_per_client is {threads}; allowed is 1"
-    if threads > 1 and world.agree(gpu):
+    if threads > 1 and world.agree(gpu):  # nodes may differ
         raise UserError(f"{alone} on a GPU")
-    rounds = ensemble.bfloat16_products or (gpu and torch.backends.cuda.matmul.allow_tf32)
-    wanted = (
-        kernels == "native" or (kernels == "auto" and (AUTO_ON_GPU or not gpu)) or kernels in FORMS
-    )
-    if world.agree(rounds or not wanted or (block > 1 and not gpu)):  # nodes may differ
-        if kernels not in ("auto", "torch", "compiled"):
-            only = "compute in float32 and, on a CPU, one client after the other (--block 1)"
-            raise UserError(f"--kernels is {kernels}; the native kernels {only}")
-        if threads > 1:
-            raise UserError(f"{alone} where PyTorch computes")
-        return by_torch(kernels, block, *parts), ""
-    native, why = try_gpu(block, *parts) if gpu else try_native(kernels, *parts, threads)
-    missing = world.agree(native is None)
-    if native and not missing:
-        return native, ""
-    if kernels != "auto":
-        raise UserError(why or "--kernels: another rank's node has no native kernels")
-    why = why or "a node has no native kernels"
+    native: Backend | None = None
+    why = ""
+    if kernels != "torch":
+        rounds = ensemble.bfloat16_products or (gpu and torch.backends.cuda.matmul.allow_tf32)
+        if world.agree(rounds):
+            why = "the native kernels compute in float32, the default of --precision"
+        else:
+            native, why = try_gpu(*parts) if gpu else try_native(kernels, *parts, threads)
+        if not world.agree(native is None) and native:
+            return native, ""
+        why = why or "another rank's node has no native kernels"
+    if kernels not in ("auto", "torch"):
+        raise UserError(why)
     if threads > 1:
-        raise UserError(f"{alone} where PyTorch computes: {why}")
-    return by_torch(kernels, block, *parts), f"PyTorch computes, several times slower: {why}"
+        raise UserError(f"{alone} where PyTorch computes" + (f": {why}" if why else ""))
+    if gpu:
+        check_deterministic(ensemble, clients)
+    many = "hundreds of" if gpu else "several"
+    return Backend(*parts), f"PyTorch computes, {many} times slower: {why}" if why else ""
 
 
-def by_torch(
-    kernels: str, block: int, ensemble: Ensemble, clients: Clients, optimiser: SGD
-) -> Backend:
-    """Return what computes in PyTorch; `UserError`: it cannot compute several clients at once."""
-    parts, gpu = (ensemble, clients, optimiser), ensemble.device.type == "cuda"
-    if block > 1 or gpu:
-        check_several(ensemble, clients, 1 if block == 1 else 2)
-    if gpu and kernels != "torch":
-        return RecordedBackend(*parts, block, kernels == "compiled")
-    return Backend(*parts, block)
+def check_deterministic(ensemble: Ensemble, clients: Clients) -> None:
+    """Raise `UserError` for a module whose gradient has other bits at each call on a GPU.
+
+    That of some layers has, such as `nn.AdaptiveAvgPool2d(7)`.
+    """
+    zeros = partial(torch.zeros, device=ensemble.device)
+    key = zeros((), dtype=torch.int64)
+    x = ensemble.normalise(zeros(1, *clients.shape))
+    try:
+        ensemble.gradient(ensemble.zeros(1)[0], x, zeros(1, dtype=torch.int64), key)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if "deterministic implementation" not in str(error):
+            raise
+        name = str(error).split()[0]
+        fails = f"{name}, which it needs, has other bits at each call on a GPU"
+        mend = "allowed are pools of fixed windows, such as nn.AvgPool2d, or --device cpu"
+        raise UserError(f"--model: {fails}; {mend}") from error

@@ -256,9 +256,9 @@ def one_client(
     )
     ids, sgd = np.zeros(1, np.int64), optimiser_of(run)
     clients = Clients(drawn, partition, ids, run.seed, run.augment, ensemble)
-    by_torch = ensemble.bfloat16_products or job.block > 1 or job.kernels == "torch"
+    by_torch = ensemble.bfloat16_products or job.kernels == "torch"
     native = None if by_torch else try_native(job.kernels, ensemble, clients, sgd)[0]
-    return native or Backend(ensemble, clients, sgd, 1), -(-n // run.batch_size)
+    return native or Backend(ensemble, clients, sgd), -(-n // run.batch_size)
 
 
 def fastest(action: Callable[[], object], seconds: float) -> float:

@@ -37,7 +37,7 @@ def log_name(text: str) -> bool:
 class Job:
     """Where and how a Run is computed. `fields.check` checks it.
 
-    On CPUs nothing here changes more than the last bits (`kernels`, `block`).
+    On CPUs nothing here changes more than the last bits (`kernels`).
     """
 
     # fmt: off
@@ -50,12 +50,8 @@ class Job:
         None, "keep each client's best model (default: if small, 1 MB each, 100 MB in all)")
     mixed: bool = JOB(False, "score the averaged models, too (/mixed)")
     fresh: bool = JOB(False, "compute again although there is a result")
-    block: int = JOB(
-        0, "clients per tensor program (0: all on a GPU); 2 or more: PyTorch, "
-        "and the last bits depend on the ranks", low=0)
-    kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable", "compiled"] = JOB(
-        "auto", "CPU: native (C), torch, or one form of native; auto: native if it can. "
-        "GPU: native, torch, compiled, or auto: recorded")
+    kernels: Literal["auto", "native", "torch", "avx512", "avx2", "portable"] = JOB(
+        "auto", "native, torch (PyTorch), auto: native if it can; on a CPU also a form of native")
     threads_per_client: int = JOB(
         1, "threads of a rank that compute one client together, by the native kernels on a CPU; "
         "each needs a core", low=1, high=64)

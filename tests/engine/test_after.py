@@ -184,8 +184,3 @@ def test_newcomers_of_dpfl_choose_among_the_frozen(result_of):
         # the sum of five, up to five candidates, the chosen two
         assert (in_phases >= 5 + 2).all() and (in_phases <= 5 + 5 + 2).all()
         assert (received[fed.row_of[~new]] == 0).all()
-    # kNN-Per: a block with all must not remember with a model before its training.
-    fields = {"method": "knnper", "clients": 8, "rounds": 1, "newcomers": 0.25}
-    np.testing.assert_allclose(
-        *[result_of(fields, kernels="torch", block=block)["newcomers/test_acc"] for block in (2, 8)]
-    )

@@ -147,18 +147,6 @@ def test_a_round_that_does_not_choose(tmp_path, digits_file, off):
         assert result["traffic/models_received"].any(1).tolist() == [True, off == "reuse"] * 2
 
 
-def test_blocks_of_clients(tmp_path, fields, computed):
-    for kind in ("base", "cnn"):
-        path = run_here(tmp_path / f"{kind}.h5", fields[kind], block=4)
-        with Result(computed[1][kind]) as a, Result(path) as b:
-            assert b.starts()[0]["block"] == 4
-            for exact in ("graph/chosen/indptr", "graph/chosen/senders", "round/gradient_steps"):
-                assert np.array_equal(a[exact], b[exact])
-            for loss in ("round/val_loss", "round/train_loss"):
-                np.testing.assert_allclose(a[loss], b[loss], rtol=1e-4)
-            np.testing.assert_allclose(a["round/test_acc"], b["round/test_acc"], atol=0.02)
-
-
 EPYC = {"vendor_id": "AuthenticAMD", "cpu family": "25", "model": "17", "stepping": "1"}
 EPYC |= {"model name": "AMD EPYC", "flags": "fpu sse2 avx2 fma avx512f smep"}
 ARM = {"CPU implementer": "0x41", "CPU architecture": "8", "CPU part": "0xd40", "CPU revision": "1"}

@@ -41,20 +41,18 @@ def test_the_threads_reach_the_kernels():
 
 def test_where_the_native_kernels_do_not_compute(monkeypatch):
     one = "--threads_per_client is 2; allowed is 1"
-    for kernels in ({"kernels": "torch"}, {"block": 2}):
-        refused(
-            f"{one} where PyTorch computes", federation, FIELDS, threads_per_client=2, **kernels
-        )
+    by_torch = f"{one} where PyTorch computes"
+    refused(by_torch, federation, FIELDS, threads_per_client=2, kernels="torch")
 
     def missing():
         raise native_backend.UserError("the CPU kernels were not built")
 
     monkeypatch.setattr(native_backend, "load", missing)
-    why = f"{one} where PyTorch computes: the CPU kernels were not built"
+    why = f"{by_torch}: the CPU kernels were not built"
     refused(why, federation, FIELDS, threads_per_client=2)
     gpu = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False)
-    for kernels in ("auto", "native", "torch", "compiled"):
-        of = kernels, 0, SimpleNamespace(agree=bool), gpu, [], None, 2
+    for kernels in ("auto", "native", "torch"):
+        of = kernels, SimpleNamespace(agree=bool), gpu, [], None, 2
         refused(f"{one} on a GPU", selection.select_backend, *of)
 
 

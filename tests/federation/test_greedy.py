@@ -18,11 +18,11 @@ from dpfl_mpi.settings.search import Rule
 N = 7
 
 
-@pytest.fixture(scope="module", params=[1, 3], ids=["block1", "block3"])
+@pytest.fixture(scope="module", params=["native", "torch"])
 def fed(request, digits_file):
     fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp"}
     fields |= {"clients": N, "augment": False}
-    with federation(fields, block=request.param) as fed:
+    with federation(fields, kernels=request.param) as fed:
         yield fed
 
 

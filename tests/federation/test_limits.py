@@ -223,12 +223,6 @@ def test_a_mean_is_over_those_present():
         received = fed.notes["models_received"]
         assert len(present) == 4 and (received[fed.row_of[present]] == 2).all()
         assert received.sum() == 8
-    rows = []
-    for block in (1, 4):
-        with federation(SMALL | {"method": "local", "participation": 0.5}, block=block) as fed:
-            fed.begin_round(1)
-            rows.append(fed.local_opt(fed.common_row(), 2))
-    assert torch.allclose(rows[0], rows[1], rtol=0, atol=1e-5)
 
 
 def test_flipped_labels():
@@ -279,9 +273,9 @@ def test_motivation_sets_are_runs(tmp_path):
     assert len({r["round/test_loss"][-1, 0] for r in results.values()}) == 4
 
 
-@pytest.mark.parametrize("block", [1, 3])
-def test_the_search_has_the_same_mean(block):
-    with federation(SMALL | {"metric": "batch", "batch_size": 7}, block=block) as fed:
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_the_search_has_the_same_mean(kernels):
+    with federation(SMALL | {"metric": "batch", "batch_size": 7}, kernels=kernels) as fed:
         fed.begin_round(1)
         w = fed.local_opt(fed.common_row(), 1)
         rows = fed.backend.blocks[0]

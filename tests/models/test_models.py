@@ -1,9 +1,8 @@
 """Models of any kind: where they start, keyed dropout, what is refused, the shipped ones."""
 
+import copy
 import math
 import re
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -12,20 +11,20 @@ import own
 import pytest
 import starts
 import torch
-from launch import federation, refused, run_here, run_many, script, text_file
+from launch import federation, refused, run_here, run_many, text_file
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.checkpoint import checkpoint
 
 from dpfl_mpi import streams
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import in_memory
 from dpfl_mpi.models import make, mlp, resnet, text
-from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
-from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.model_check import check_module
-from dpfl_mpi.numerics.recorded import RecordedBackend, check_several
+from dpfl_mpi.numerics.select_backend import check_deterministic
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.testing import checks
@@ -60,7 +59,7 @@ def test_what_kaiming_does_not_speak_of_starts_as_it_was_built(init):
     module = Mixed()
     ensemble = ensemble_of(module)
     row = ensemble.initial_row(init, np.random.default_rng(0))
-    w = {name: v[0] for name, v in ensemble.layers(row[None]).items()}
+    w = ensemble.row_layers(row)
     assert w["norm.weight"].tolist() == [1] * 4 and w["norm.bias"].tolist() == [0] * 4
     assert w["gain"].unique().tolist() == [1.5]
     assert torch.equal(w["conv.weight"], module.conv.weight) is (init == "own")
@@ -147,34 +146,28 @@ def gap(a, b):
 
 def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeypatch):
     monkeypatch.setattr(mlp, "build", lambda shape, classes: Dropping())
-    fields, rows = LOCAL | {"batch_size": 16, "seed": 3}, []
-    for block in (1, 2, 4):
-        with federation(fields, kernels="torch", block=block) as fed:
-            rows.append(fed.local_opt(fed.common_row(), 2))
-            fed.evaluate(rows[-1])
-            scores = fed.notes["test_acc"].copy()
-            fed.evaluate(rows[-1])
-            assert np.array_equal(scores, fed.notes["test_acc"])
-        assert gap(rows[0], rows[-1]) < 1e-5
+    fields = LOCAL | {"batch_size": 16, "seed": 3}
+    with federation(fields, kernels="torch") as fed:
+        w = fed.local_opt(fed.common_row(), 2)
+        fed.evaluate(w)
+        scores = fed.notes["test_acc"].copy()
+        fed.evaluate(w)
+        assert np.array_equal(scores, fed.notes["test_acc"])
     steps, client = -(-int(fed.clients.n_train[0]) // 16), int(fed.ids[0])
 
     def draw(e):
         return streams.stream(3, streams.DROPOUT, client, e).integers(0, 2**63, steps)
 
-    batches = fed.clients.batches(slice(0, 1), 2, np.full(4, 4), 16)
-    assert [int(batch.key[0]) for batch in batches] == [*draw(4), *draw(5)]
-    block = Block(fed.ensemble, rows[0][:1].clone())
-    batch = next(iter(fed.clients.batches(slice(0, 1), 1, np.zeros(4, int), 16)))
-    of_batch = batch.x, batch.y, batch.weight
-    with torch.no_grad():
-        loss = fed.ensemble.gradient(block, *of_batch, batch.key)
-        other = fed.ensemble.gradient(block, *of_batch, batch.key + 1)
+    assert [int(batch.key) for batch in fed.clients.batches(0, 2, 4, 16)] == [*draw(4), *draw(5)]
+    batch = next(fed.clients.batches(0, 1, 0, 16))
+    _, loss = fed.ensemble.gradient(w[0], batch.x, batch.y, batch.key)
+    _, other = fed.ensemble.gradient(w[0], batch.x, batch.y, batch.key + 1)
     draws = Draws()
-    draws.begin(batch.key[0])
-    w = {name: v[0] for name, v in fed.ensemble.layers(rows[0][:1]).items()}
-    h = F.linear(batch.x[0].flatten(1), w["fc.weight"], w["fc.bias"]).relu()
+    draws.begin(batch.key)
+    w = fed.ensemble.row_layers(w[0])
+    h = F.linear(batch.x.flatten(1), w["fc.weight"], w["fc.bias"]).relu()
     h = torch.where(draws.take((len(h), 32)) >= 2**23, h * 2, 0.0)  # p = 1/2
-    plain = F.cross_entropy(F.linear(h, w["head.weight"], w["head.bias"]), batch.y[0])
+    plain = F.cross_entropy(F.linear(h, w["head.weight"], w["head.bias"]), batch.y)
     assert float(loss) == pytest.approx(float(plain), rel=1e-5) and float(other) != float(loss)
 
 
@@ -288,9 +281,17 @@ def test_a_budget_of_one_is_said_to_be_local(tmp_path, capsys):
     assert warning in capsys.readouterr().err
 
 
-# several clients at a time: goes with numerics/recorded.py ----------------------------------------
-TWO = SimpleNamespace(shape=IMAGE[0])  # clients with images
-ONE_AT_A_TIME = """
+def test_a_layer_whose_gradient_changes_on_a_gpu_is_refused(monkeypatch):
+    ensemble, clients = ensemble_of(Mixed()), SimpleNamespace(shape=IMAGE[0])
+    check_deterministic(ensemble, clients)
+    name = "adaptive_avg_pool2d_backward_cuda"
+    fails = RuntimeError(f"{name} does not have a deterministic implementation, but you set")
+    monkeypatch.setattr(ensemble, "gradient", Mock(side_effect=fails))  # PyTorch 2.11 on an H200
+    sentence = f"--model: {name}, which...allowed are pools of"
+    refused(sentence, check_deterministic, ensemble, clients)
+
+
+RECURRENT = """
 from torch import nn
 
 class Last(nn.GRU):
@@ -303,20 +304,9 @@ def build(shape, classes):
 """
 
 
-def test_what_cannot_run_for_several_clients_is_refused_before_it_does(monkeypatch, tmp_path):
-    path = text_file(tmp_path / "gru.py", ONE_AT_A_TIME)
-    module = script(Path(path)).build(IMAGE[0], 10)
-    check_module("mine", module, *IMAGE, 10, "")
-    ensemble = ensemble_of(module)
-    sentence = "--model: forward does not run for several clients at once ("
-    assert "no nn.GRU; --block 1 does" in refused(sentence, check_several, ensemble, TWO)
-    (check,) = checks(path, block=1)  # as it advises
+def test_a_recurrent_network_trains(tmp_path):
+    (check,) = checks(text_file(tmp_path / "gru.py", RECURRENT))
     assert check.complaint() == ""
-    name = "adaptive_avg_pool2d_backward_cuda"
-    fails = RuntimeError(f"{name} does not have a deterministic implementation, but you set")
-    monkeypatch.setattr(ensemble, "gradient", Mock(side_effect=fails))  # PyTorch 2.11 on an H200
-    sentence = f"--model: {name}, which...allowed are pools of"
-    refused(sentence, check_several, ensemble, TWO)
 
 
 TWICE = nn.PReLU()
@@ -332,39 +322,27 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("module", RIGHT.values(), ids=RIGHT)
-def test_modules_that_are_right_pass_and_train_in_blocks(module):
+def test_modules_that_are_right_pass_and_have_their_own_gradient(module):
     check_module("mine", module, *IMAGE, 10, "")
-    ensemble = ensemble_of(module)
-    check_several(ensemble, TWO)
+    ensemble, own = ensemble_of(module), [p.clone() for p in module.parameters()]
     rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.integers(0, 256, (2, 5, 8, 8, 1)).astype(np.uint8))
-    batch = [ensemble.normalise(x), torch.from_numpy(rng.integers(0, 10, (2, 5)))]
-    batch += [torch.full((2, 5), 0.2)] + [torch.tensor([7, 8])] * bool(ensemble.draws.layers)
-    rows = [ensemble.initial_row("torch", np.random.default_rng(i)) for i in range(2)]
-    both, own = Block(ensemble, torch.stack(rows)), [p.clone() for p in module.parameters()]
+    x = ensemble.normalise(torch.from_numpy(rng.integers(0, 256, (5, 8, 8, 1)).astype(np.uint8)))
+    y, key = torch.from_numpy(rng.integers(0, 10, 5)), torch.tensor(7)
+    row = ensemble.initial_row("torch", rng)
+    g, loss = ensemble.gradient(row, x, y, key)
     with torch.no_grad():
-        losses = ensemble.gradient(both, *batch)
-        for i in range(2):
-            one, now = Block(ensemble, rows[i][None]), slice(i, i + 1)
-            loss = ensemble.gradient(one, *(part[now] for part in batch))
-            torch.testing.assert_close(losses[now], loss, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(both.g[now], one.g, rtol=1e-4, atol=1e-6)
-        ensemble.logits(rows[0][None], batch[0][:1])
+        logits = ensemble.logits(row[None], x)[0]
     assert all(map(torch.equal, own, module.parameters()))  # no row stays in a layer
-
-
-@pytest.mark.parametrize("model", ["dropping", "text"])
-def test_recorded_steps_draw_the_same(model, monkeypatch, help_texts):
-    monkeypatch.setattr(mlp, "build", lambda shape, classes: Dropping())
-    fields = text_fields(help_texts) | {"method": "local"} if model == "text" else LOCAL
-    rows = []
-    # traced, without a compiler
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    for kind in (Backend, RecordedBackend, partial(RecordedBackend, compiled=True)):
-        with federation(fields, kernels="torch", block=3) as fed:
-            fed.training.backend = kind(fed.ensemble, fed.clients, fed.backend.optimiser, 3)
-            rows.append(fed.local_opt(fed.common_row(), 1))
-        assert gap(rows[0], rows[-1]) < 1e-5 < gap(rows[0], fed.common_row())
+    learner = keyed(copy.deepcopy(module), draws := Draws())
+    vector_to_parameters(row[: ensemble.size], learner.parameters())
+    draws.begin(key)
+    right = F.cross_entropy(learner.train()(ensemble.module_input(x)), y)
+    gradients = torch.autograd.grad(right, list(learner.parameters()))
+    torch.testing.assert_close(loss, right.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        g[: ensemble.size], parameters_to_vector(gradients), rtol=1e-4, atol=1e-6
+    )
+    torch.testing.assert_close(logits, learner.eval()(ensemble.module_input(x)).detach())
 
 
 def test_resnet_by_hand_and_attention_of_pytorch():

@@ -52,9 +52,8 @@ def test_a_stream_depends_on_its_key_alone():
 
 
 def seen(fed, i, epochs, first):
-    every = np.full(len(fed.ids), first)
-    batches = fed.clients.batches(slice(i, i + 1), epochs, every, fed.run.batch_size)
-    return [(batch.x[0], batch.y[0], batch.weight[0]) for batch in batches]
+    batches = fed.clients.batches(i, epochs, first, fed.run.batch_size)
+    return [(batch.x, batch.y) for batch in batches]
 
 
 def test_every_sample_once_an_epoch(plain):
@@ -65,16 +64,15 @@ def test_every_sample_once_an_epoch(plain):
         steps = -(-n // 8)
         batches = seen(plain, i, 3, 0)
         sizes = [8] * (steps - 1) + [n - 8 * (steps - 1)]
-        assert [len(labels) for _, labels, _ in batches] == 3 * sizes
+        assert [len(labels) for _, labels in batches] == 3 * sizes
         orders = []
         for e in range(3):
             parts = zip(*batches[e * steps : (e + 1) * steps], strict=True)
-            images, labels, weights = parts
+            images, labels = parts
             order = streams.stream(3, streams.ORDER, int(k), e).permutation(n)
             assert sorted(order) == list(range(n))
             assert torch.equal(torch.cat(images), x[order])
             assert torch.equal(torch.cat(labels), y[order])
-            assert all(torch.equal(w, torch.full((len(w),), 1 / len(w))) for w in weights)
             orders.append(tuple(order))
         assert len(set(orders)) == 3
 
@@ -105,7 +103,7 @@ def test_augmentation_against_a_plain_loop(augmented, colour_file):
             expected += [crop_and_flip(own[order[s]], *offsets[:, s], flips[s]) for s in range(n)]
             assert len(np.unique(offsets)) == 9 and set(flips) == {0, 1}  # all of them occur
         twin = augmented.ensemble.normalise(torch.from_numpy(np.stack(expected)))
-        assert torch.equal(torch.cat([x for x, _, _ in seen(augmented, i, 2, 2)]), twin)
+        assert torch.equal(torch.cat([x for x, _ in seen(augmented, i, 2, 2)]), twin)
 
 
 def test_schedules_of_several_clients_are_those_of_each(augmented):
@@ -121,6 +119,6 @@ def test_schedules_of_several_clients_are_those_of_each(augmented):
 
 def test_scoring_does_not_augment(augmented):
     clients = augmented.clients
-    scored = next(clients.scored_samples(slice(0, 1), True, 1000))[0]
+    scored, _ = next(clients.scored_samples(0, True, 1000))
     own = clients.score_x[: int(clients.n_val[0])]
-    assert torch.equal(scored[0], augmented.ensemble.normalise(own))
+    assert torch.equal(scored, augmented.ensemble.normalise(own))

@@ -24,7 +24,7 @@ from dpfl_mpi.engine import build
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import gpu, gpu_backend, native
 from dpfl_mpi.numerics import select_backend as selection
-from dpfl_mpi.numerics.backend import LocalEpochs, Proximal
+from dpfl_mpi.numerics.backend import Backend, LocalEpochs, Proximal
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.gpu_backend import GpuBackend
 from dpfl_mpi.numerics.lanes.declared import STRUCTURES, VERBS
@@ -331,7 +331,7 @@ def test_a_run_has_the_numbers_of_a_cpu(digits_file, tmp_path, monkeypatch, name
     by_cpu = run_here(tmp_path / "cpu.h5", fields, device="cpu")
     made = []
 
-    def select(kernels, block, world, *parts):
+    def select(kernels, world, *parts):
         made.append(GpuBackend(*parts, make=Emulated))
         return made[0], ""
 
@@ -412,24 +412,26 @@ def test_the_papers_network_compiles(compiler, arch):
 def test_who_computes_on_a_gpu(monkeypatch, request):
     ensemble = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False)
     alone, sgd, made = SimpleNamespace(agree=bool), SGDS["sgd"], SimpleNamespace(blocks=[])
-    why = "", "there is no such driver"
-    monkeypatch.setattr(selection, "by_torch", lambda *of: "PyTorch")
-    select = lambda kernels: selection.select_backend(kernels, 0, alone, ensemble, [], sgd)  # noqa: E731
-    for by_auto in (False, True):
-        monkeypatch.setattr(selection, "AUTO_ON_GPU", by_auto)
-        monkeypatch.setattr(selection, "try_gpu", lambda *of: (made, why[0]))
-        assert select("native") == (made, "")
-        assert select("auto") == (made if by_auto else "PyTorch", "")
-        assert select("torch") == select("compiled") == ("PyTorch", "")
-        monkeypatch.setattr(selection, "try_gpu", lambda *of: (None, why[1]))
-        warned = f"PyTorch computes, several times slower: {why[1]}" if by_auto else ""
-        assert select("auto") == ("PyTorch", warned)
-        refused(why[1], select, "native")
+    tried = []
+    monkeypatch.setattr(selection, "check_deterministic", lambda *of: tried.append(of))
+
+    def select(kernels):
+        backend, warned = selection.select_backend(kernels, alone, ensemble, range(3), sgd)
+        return "PyTorch" if type(backend) is Backend else backend, warned
+
+    monkeypatch.setattr(selection, "try_gpu", lambda *of: (made, ""))
+    assert select("native") == select("auto") == (made, "") and not tried
+    assert select("torch") == ("PyTorch", "") and tried == [(ensemble, range(3))]
+    monkeypatch.setattr(selection, "try_gpu", lambda *of: (None, "there is no such driver"))
+    slower = "PyTorch computes, hundreds of times slower: {}".format
+    assert select("auto") == ("PyTorch", slower("there is no such driver"))
+    refused("there is no such driver", select, "native")
     refused("--kernels is avx2, a form of a CPU; allowed on a GPU are auto", select, "avx2")
     request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False))
     torch.backends.cuda.matmul.allow_tf32 = True
-    assert select("auto") == ("PyTorch", "")
-    refused("--kernels is native; the native kernels compute in float32", select, "native")
+    float32 = "the native kernels compute in float32, the default of --precision"
+    assert select("auto") == ("PyTorch", slower(float32))
+    refused(float32, select, "native")
 
 
 def test_the_first_gradient_is_compared_with_pytorch(pair, monkeypatch):

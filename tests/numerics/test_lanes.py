@@ -272,8 +272,8 @@ def test_scores_of_several_rows(kind, n):
     scores = net.native.score(rows, net.images, numbers(order), logits=True, features=True)
     with torch.no_grad():
         x = net.ensemble.normalise(torch.from_numpy(net.pixels[order]))
-        logits = net.ensemble.logits(rows, x[None])
-        features = net.ensemble.features(rows, x.expand(3, *x.shape), "head")
+        logits = net.ensemble.logits(rows, x)
+        features = torch.stack([net.ensemble.features(row, x, "head") for row in rows])
     labels = torch.from_numpy(net.labels[order]).expand(3, n)
     losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     torch.testing.assert_close(torch.from_numpy(scores.logits), logits, rtol=2e-5, atol=2e-5)

@@ -16,7 +16,6 @@ from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.plan import Arena
 from dpfl_mpi.numerics.native import Epochs, Native, StepRule
 from dpfl_mpi.numerics.optimiser import SGD, Adam
@@ -145,7 +144,6 @@ def test_what_cannot_be_used_says_why(tmp_path):
         refused(f"the CPU kernels {end}", Native, *here, path=tmp_path / name)
     cumsum = "the CPU kernels have no layer for cumsum"
     refused(cumsum, native.describe, inherits, (16, 16, 3), "uint8")
-    assert Ensemble(inherits, (0.5,) * 3, (0.5,) * 3, torch.device("cpu")).kernels is None
 
 
 def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):

@@ -202,10 +202,10 @@ def test_the_name_says_what_it_is(tmp_path):
 def test_flags_become_fields():
     words = """--dataset cifar10 --budget 0.05N --no-augment --no-budget_counts_self --lr 1e-2
         --partition dirichlet --min_samples 30
-        --save_models --out x.h5 --block 4"""
+        --save_models --out x.h5"""
     fields = {"budget": 5, "augment": False, "budget_counts_self": False}
     run = Run("cifar10", **fields, partition="dirichlet", min_samples=30).resolve()
-    assert parse(words.split()) == (run, Job(save_models=True, out="x.h5", block=4))
+    assert parse(words.split()) == (run, Job(save_models=True, out="x.h5"))
 
 
 def test_print_config_and_config_are_inverse(said, tmp_path, monkeypatch):

@@ -10,18 +10,11 @@ from launch import refused
 from starts import script
 
 from dpfl_mpi.engine import build
-from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.mpi.node import gpus_in, installed_gpus, visible_gpus
-from dpfl_mpi.numerics import select_backend as selection
-from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.device import devices_line, name_of, pick_device, place_of, why_hidden
-from dpfl_mpi.numerics.optimiser import SGD
-from dpfl_mpi.numerics.recorded import RecordedBackend
-from dpfl_mpi.numerics.select_backend import select_backend
 from dpfl_mpi.settings import Job
 from dpfl_mpi.sweep import __main__ as sweep
 
-ALONE = SimpleNamespace(agree=bool)
 FOUR = "".join(f"GPU {i}: Fake H200 (UUID: GPU-{i}{i}{i}{i}-00)\n" for i in range(4))
 SPLIT = """GPU 0: Fake A100 (UUID: GPU-0000-00)
   MIG 3g.20gb     Device  0: (UUID: MIG-aaaa-00)
@@ -193,32 +186,6 @@ def test_one_line_says_which_ranks_have_which_gpu(monkeypatch):
         assert devices_line(names) == sentence
     many = devices_line([f"A100 (GPU-{i})" for i in range(20)])
     assert many.endswith("; 7 on A100 (GPU-7); 12 more devices")
-
-
-def test_a_gpu_computes_with_recorded_steps(monkeypatch):
-    """All clients of a rank are one block, launched as a recording unless that is switched off."""
-    ensemble = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False)
-    sgd = SGD(16, 0.9, 1e-3, 20.0)
-    tried = []
-    monkeypatch.setattr(selection, "check_several", lambda *of: tried.append(of))
-    kinds = {("auto", 0): RecordedBackend, ("torch", 0): Backend, ("auto", 2): RecordedBackend}
-    for (kernels, block), kind in kinds.items():
-        backend, _ = select_backend(kernels, block, ALONE, ensemble, range(3), sgd)
-        assert type(backend) is kind
-        assert backend.blocks == ([slice(0, 2), slice(2, 3)] if block else [slice(0, 3)])
-    assert len(select_backend("auto", 1, ALONE, ensemble, range(3), sgd)[0].blocks) == 3
-    assert tried == [(ensemble, range(3), 2)] * 3 + [(ensemble, range(3), 1)]
-    assert select_backend("compiled", 0, ALONE, ensemble, range(3), sgd)[0].name == "compiled"
-    ensemble.device = torch.device("cpu")
-    why = "--kernels is compiled, which needs a GPU"
-    refused(why, select_backend, "compiled", 0, ALONE, ensemble, [], sgd)
-    # Ranks with a GPU do not ask who has the native kernels: no rank may wait for them.
-    device, module = torch.device("cpu"), MLP(64, 10)
-    ensemble = SimpleNamespace(device=device, bfloat16_products=False, module=module)
-    asked = []
-    world = SimpleNamespace(agree=lambda flag: asked.append(flag) or True)  # another rank has a GPU
-    backend, _ = select_backend("auto", 0, world, ensemble, range(3), SGD(16, 0.9, 1e-3, 20.0))
-    assert type(backend) is Backend and asked == [False]
 
 
 def test_ranks_that_share_a_gpu_are_counted(capsys):
