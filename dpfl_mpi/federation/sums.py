@@ -192,11 +192,12 @@ class Sums:
 
         if self.native and received.arrived is not None:
             for b in self.blocks:
-                k = members.ids[b.start]
-                addresses = received.arrived.addresses(graph.of(k), b)
-                models = np.concatenate([rows_at(w_KW, b.start), addresses])
-                total = torch.empty(1, w_KW.shape[1], dtype=torch.int64)
-                self.native.fixed(models, np.concatenate([p[[k]], p[graph.of(k)]]), total[0])
+                total = torch.empty(b.stop - b.start, w_KW.shape[1], dtype=torch.int64)
+                for i, k in enumerate(members.ids[b], b.start):
+                    addresses = received.arrived.addresses(graph.of(k), slice(i, i + 1))
+                    models = np.concatenate([rows_at(w_KW, i), addresses])
+                    of_k = np.concatenate([p[[k]], p[graph.of(k)]])
+                    self.native.fixed(models, of_k, total[i - b.start])
                 yield b, from_fixed_point(total), p_sums(b)
             return
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics import BORDER
+from dpfl_mpi.numerics.cpu import load
 from dpfl_mpi.numerics.lanes.declared import DRAWS
-from dpfl_mpi.numerics.native import load
 from dpfl_mpi.streams import AUGMENT, DROPOUT, ORDER, stream
 
 CORNERS = 2 * BORDER + 1  # rows, and columns, where a crop can start

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError, complain
+from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.lanes.plan import Plan
 
@@ -32,6 +33,9 @@ TEAM = 512  # threads of a block, a multiple of 32: 128 registers for each
 UNROLLED = 24  # most layers of a network whose loops over layers are unrolled
 SHARE = 0.8  # of the memory that is free, for the teams' work
 DIGEST_BYTES = 32  # before a program in its file
+USUAL = "team_bytes", "gradient", "score", "train", "search"  # kernels that most runs need
+LONG = "train", "mix", "ahead", "search", "score"  # what a client's size makes long
+STEP_TIMES = {1: 1.0, 2: 0.8, 4: 0.5}  # of a team of so many blocks, measured on an H200
 IMPORTING = Lock()  # while one thread imports cuda.core, another one finds half of it
 INSTALL = "pip install 'dpfl_mpi[gpu]'"
 
@@ -169,22 +173,49 @@ def keep(path: Path, code: bytes) -> None:
 class Gpu:
     """The kernels of a network on a GPU, launched on PyTorch's stream."""
 
-    def __init__(self, header: str, device: torch.device, team: int = TEAM):
-        """Take the network of a `plan_header`, for blocks of so many threads."""
-        self.header, self.device, self.team = header, device, team
-        self.clusters: dict[str, int] = {}  # the blocks of a verb's team, where they are not 1
+    def __init__(
+        self, plan: Plan, ensemble: Ensemble, most: int, cluster: int = 1, team: int = TEAM
+    ):
+        """Compile a network, for at most so many teams at once.
+
+        A team is a block of `team` threads, or a `cluster` of so many where a client takes long.
+        `UserError`: there is no such program here.
+        """
+        self.header = plan_header(plan, ensemble.width, ensemble.scale, ensemble.shift)
+        self.device, self.put, self.most, self.team = ensemble.device, ensemble.put, most, team
+        self.clusters = dict.fromkeys(LONG, cluster)  # the blocks of a verb's team; of others 1
         self._kernels: dict[str, Any] = {}
         self._codes: list[Any] = []  # in which they lie
+        self.load(USUAL)
+        space = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.launch("team_bytes", 1, space)
+        self.team_bytes = int(space)
+        self.memory = torch.zeros(0, self.team_bytes, dtype=torch.uint8, device=self.device)
+
+    def run(self, verb: str, each: np.ndarray, sizes: np.ndarray | None = None) -> Tensor:
+        """Compute a task for each client, the largest of `sizes` `[k]` first.
+
+        Return them as they are left on the device, uint8 `[k, bytes]`.
+        """
+        count = len(each)
+        order = np.arange(count) if sizes is None else np.argsort(-sizes, kind="stable")
+        here = self.put(each[order].view(np.uint8).reshape(count, -1))
+        if len(self.memory) == 0:  # zeros: what lies around padded values stays so
+            most = min(self.most, self.teams("step"), self.room())
+            self.memory = self.memory.new_zeros(most, self.team_bytes)
+        following = torch.zeros(1, dtype=torch.int32, device=self.device)
+        teams = min(count, len(self.memory), self.teams(verb))
+        self.launch(verb, teams, here, count, following, self.memory, self.team_bytes)
+        return here if sizes is None else here[self.put(np.argsort(order))]
 
     def teams(self, verb: str) -> int:
         """Return how many teams may compute at once: a block has a multiprocessor's registers."""
-        has = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return max(1, has // self.clusters.get(verb, 1))
+        return max(1, multiprocessors(self.device) // self.clusters.get(verb, 1))
 
-    def room(self, team_bytes: int) -> int:
+    def room(self) -> int:
         """Return for how many teams there is memory, 1 or more."""
         free, _ = torch.cuda.mem_get_info(self.device)
-        return max(1, int(SHARE * free) // team_bytes)
+        return max(1, int(SHARE * free) // self.team_bytes)
 
     def load(self, verbs: Iterable[str]) -> None:
         """Compile kernels, at the same time, and load them.
@@ -237,3 +268,22 @@ class Current:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.handle
+
+
+def cluster_of(sizes: np.ndarray, device: torch.device) -> int:
+    """Return of how many blocks a team should be for clients of these training sizes, `[k]`.
+
+    The last client is done when the largest one is, or when all are, whichever takes longer.
+    """
+    if not len(sizes):
+        return 1
+    most = multiprocessors(device)
+    seconds = {
+        blocks: step * max(sizes.max(), sizes.sum() / max(1, most // blocks))
+        for blocks, step in STEP_TIMES.items()
+    }
+    return min(seconds, key=lambda blocks: seconds[blocks])
+
+
+def multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

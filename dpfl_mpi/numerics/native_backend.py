@@ -1,13 +1,15 @@
-"""`NativeBackend`: training and scoring by the CPU kernels, one client after the other.
+"""`NativeBackend`: training, scores and searches of clients by the kernels of `lanes/`.
 
-A client's epochs are one call. Axes: W row width, k = 1 client of a block, m models scored on one
-client's images, n images, C classes, F what the head reads.
+A call takes a block of clients, on a CPU or a GPU, with the same bits.
+
+Axes: W row width, k clients of a block, m models scored on one client's images, S images of the
+client that has most, C classes, F what the head reads.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,18 +19,29 @@ from torch.nn.utils import parameters_to_vector
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import Backend, Learn, LocalEpochs, Predict, Proximal, Starts
 from dpfl_mpi.numerics.clients import Clients
+from dpfl_mpi.numerics.cpu import FORMS, Cpu, load
 from dpfl_mpi.numerics.ensemble import X86, Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.native import (
-    FORMS,
-    Chooser,
-    Epochs,
+from dpfl_mpi.numerics.gpu import Gpu, cluster_of
+from dpfl_mpi.numerics.kernels import (
+    SEARCH,
+    TRAINING,
     Images,
-    MiniBatch,
-    Native,
-    StepRule,
-    load,
+    Kernels,
+    Searches,
+    Tasks,
+    field,
 )
 from dpfl_mpi.numerics.optimiser import SGD, Adam
+
+BLOCK_BYTES = 2**18  # of rows that a CPU computes in one call
+
+
+class Batch(NamedTuple):
+    """One mini-batch of each of the first k clients of a block."""
+
+    k: int
+    step: int
+    tasks: Tasks
 
 
 class NativeBackend(Backend):
@@ -39,113 +52,191 @@ class NativeBackend(Backend):
         ensemble: Ensemble,
         clients: Clients,
         optimiser: SGD,
-        form: str = "",
-        threads: int = 1,
+        make: Callable[..., Any] | None = None,
     ):
-        """Compute in the form that is named, or in the fastest; `UserError`: it cannot be used.
+        """Compute by what `make` makes, as of `Kernels`; None: by the fastest form, or the GPU.
 
-        So many `threads` compute a client together.
+        `UserError`: the kernels cannot compute here.
         """
-        super().__init__(ensemble, clients, optimiser)
-        self.native = Native(ensemble, clients.shape, form, members=threads)
-        self._train = self.native.images(clients.x, clients.y)
-        self._scored = self.native.images(clients.score_x, clients.score_y)
+        on_cpu, k = ensemble.device.type == "cpu", len(clients)
+        if make is None:
+            make = Cpu
+            if not on_cpu:
+                cluster = cluster_of(clients.n_train, ensemble.device)
+                make = partial(Gpu, most=k, cluster=cluster)
+        size = max(1, BLOCK_BYTES // (4 * ensemble.width)) if on_cpu else max(k, 1)
+        super().__init__(ensemble, clients, optimiser, size)
+        self.kernels = Kernels(ensemble, clients.shape, make)
+        if isinstance(self.kernels.machine, Cpu):
+            self.native = self.kernels.machine
+        each = clients.start[:-1], clients.n_train
+        self._train = self.kernels.images(clients.x, clients.y, *each)
+        starts = clients.scored[:-1]
+        each = starts, clients.scored[1:] - starts
+        self._scored = self.kernels.images(clients.score_x, clients.score_y, *each)
 
     # training -----------------------------------------------------------------------------------
     def train_epochs(
         self, block: Block, epochs: LocalEpochs, gradient: Any = None, trained: Any = None
     ) -> None:
-        rule = StepRule(self.optimiser, epochs.lr, trained)
-        if isinstance(gradient, Proximal):
-            towards = gradient.target(block.rows).view(-1)
-            rule = replace(rule, towards=towards, mu=gradient.mu)
-        elif gradient:  # a method's own: Python computes each step
+        if gradient and not isinstance(gradient, Proximal):  # a method's own: step by step
             return super().train_epochs(block, epochs, gradient, trained)
-        seen = self._epochs(block.rows, epochs, rule)
-        block.loss += self.native.train(block.w[0], block.momentum[0], seen)
-        block.steps += seen.steps
+        tasks, steps = self._epochs(block.rows, epochs)
+        self._follow(tasks, block.w, block.momentum, steps, epochs.lr, trained)
+        if gradient:
+            towards = gradient.target(block.rows)
+            tasks.each["sgd"]["towards"] = tasks.rows(towards.expand_as(block.w))
+            tasks.each["sgd"]["mu"] = gradient.mu
+        block.loss += field(self.kernels.run("train", tasks), TRAINING, "loss").float()
+        block.steps += steps
 
     def train_mixed(
         self, w: Block, v: Block, alpha_K1: Tensor, epochs: LocalEpochs, learn: Learn | None
     ) -> None:
         # the kernels take one number of steps so far, Adam's, for both
-        uneven = isinstance(self.optimiser, Adam) and w.momentum[0, -1] != v.momentum[0, -1]
+        last = w.momentum[:, -1], v.momentum[:, -1]
+        uneven = isinstance(self.optimiser, Adam) and not torch.equal(*last)
         if learn or uneven:
             return super().train_mixed(w, v, alpha_K1, epochs, learn)
-        seen = self._epochs(w.rows, epochs, StepRule(self.optimiser, epochs.lr))
-        pairs = [(block.w[0], block.momentum[0]) for block in (w, v)]
-        losses = self.native.mix(*pairs, float(alpha_K1[self._client(w.rows), 0]), seen)
-        for block, loss in zip((w, v), losses.tolist(), strict=True):
-            block.loss += loss
-            block.steps += seen.steps
+        tasks, steps = self._epochs(w.rows, epochs)
+        self._follow(tasks, w.w, w.momentum, steps, epochs.lr)
+        state = self.optimiser.state_size(tasks.width)
+        tasks.each["v"], tasks.each["m_v"] = tasks.rows(v.w), tasks.rows(v.momentum, width=state)
+        tasks.each["row"] = tasks.rows(torch.zeros_like(w.w))
+        tasks.each["share"] = alpha_K1[w.rows][:, 0].cpu().numpy()
+        here = self.kernels.run("mix", tasks)
+        for i, block in enumerate((w, v)):
+            block.loss += field(here, TRAINING, "losses")[:, i]
+            block.steps += steps
 
     def train_ahead(self, block: Block, inner: float, epochs: LocalEpochs) -> None:
-        seen = self._epochs(block.rows, epochs, StepRule(self.optimiser, epochs.lr))
-        block.loss += self.native.ahead(block.w[0], block.momentum[0], inner, seen)
-        block.steps += seen.steps // 2
+        tasks, steps = self._epochs(block.rows, epochs)
+        self._follow(tasks, block.w, block.momentum, np.maximum(steps // 2, 1), epochs.lr)
+        tasks.each["row"], tasks.each["share"] = tasks.rows(torch.zeros_like(block.w)), inner
+        block.loss += field(self.kernels.run("ahead", tasks), TRAINING, "losses")[:, 0]
+        block.steps += steps // 2
 
-    def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[MiniBatch]:
-        local = LocalEpochs(epochs, first_epoch, 0.0)
-        seen, step = self._epochs(rows, local, StepRule(self.optimiser, 0.0)), 0
-        for epoch in range(epochs):
-            for start in range(0, seen.order.shape[1], seen.batch_size):
-                now = slice(start, start + seen.batch_size)
-                key = None if seen.keys is None else seen.keys[step : step + 1]
-                crop = None if seen.crop is None else seen.crop[:, epoch, now]
-                yield MiniBatch(seen.images, seen.order[epoch, now], crop, key, step)
-                step += 1
+    def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Batch]:
+        tasks, steps = self._epochs(rows, LocalEpochs(epochs, first_epoch, 0.0))
+        each, size, of_epoch = tasks.each, self.optimiser.batch_size, steps // max(epochs, 1)
+        order, crop, keys = (each["images"][name].astype(int) for name in ("order", "crop", "keys"))
+        for step in range(int(steps.max(initial=0))):
+            k = int(np.count_nonzero(steps > step))
+            now, n = tasks.first(k), each["n"][:k]
+            epoch, at = np.divmod(step, of_epoch[:k])
+            first = epoch * n + at * size
+            now.each["n"], seen = np.minimum(size, n - at * size), now.each["images"]
+            seen["order"] = order[:k] + 4 * first
+            if crop[0]:
+                seen["crop"] = crop[:k] + first
+            if keys[0]:
+                seen["keys"] = keys[:k] + 8 * step
+            yield Batch(k, step, now)
 
-    def gradient(self, block: Block, batch: MiniBatch) -> Tensor:  # type: ignore[override]
-        return torch.tensor([self.native.gradient(block.w[0], block.g[0], batch)])
+    def gradient(self, block: Block, batch: Batch) -> Tensor:  # type: ignore[override]
+        return self.kernels.gradient(batch.tasks, block.w, block.g)
 
     def descend(self, block: Block, rate: float, loss: Tensor | None = None) -> None:
-        w, plain = block.w[0], SGD(0, 0, 0, 0)
-        self.native.step(w, torch.zeros_like(w), block.g[0], StepRule(plain, rate))
+        plain = SGD(0, 0, 0, 0)
+        self._step(block, torch.zeros_like(block.w), plain, rate)
         self._count(block, loss)
 
     def descents(  # type: ignore[override]
-        self, block: Block, batch: MiniBatch, steps: int, rate: float, towards: Tensor, pull: float
+        self, block: Block, batch: Batch, steps: int, rate: float, towards: Tensor, pull: float
     ) -> None:
-        how = pull, rate, steps, batch, block.loss
-        self.native.descents(block.w[0], towards[0], *how)
+        tasks, each = batch.tasks, batch.tasks.each
+        each["w"], each["epochs"] = tasks.rows(block.w), steps
+        each["sgd"]["lr"], each["sgd"]["mu"] = rate, pull
+        each["sgd"]["towards"] = tasks.rows(towards.expand_as(block.w))
+        each["losses"][:, 0] = block.loss.cpu().numpy()
+        block.loss.copy_(field(self.kernels.run("descents", tasks), TRAINING, "losses")[:, 0])
         block.steps += steps
 
     def step(self, block: Block, loss: Tensor, lr: float, trained: Tensor | None = None) -> None:
         self._count(block, loss)
-        rule = StepRule(self.optimiser, lr, trained)
-        self.native.step(block.w[0], block.momentum[0], block.g[0], rule)
+        self._step(block, block.momentum, self.optimiser, lr, trained)
+
+    def _step(
+        self, block: Block, momentum: Tensor, by: SGD, lr: float, trained: Tensor | None = None
+    ) -> None:
+        tasks = Tasks(np.zeros(len(block.w), TRAINING), self.ensemble.width)
+        self._follow(tasks, block.w, momentum, np.ones(len(block.w), np.int64), lr, trained, by)
+        tasks.each["g"] = tasks.rows(block.g)
+        self.kernels.run("step", tasks)
+
+    def _epochs(self, rows: Rows, epochs: LocalEpochs) -> tuple[Tasks, np.ndarray]:
+        """Return structures with what clients see in their local epochs, and their steps `[k]`."""
+        clients, size = self.clients, self.optimiser.batch_size
+        which = np.arange(len(clients))[rows]
+        n, e, keys = clients.n_train[which], epochs.number, None
+        if self.ensemble.draws.layers:
+            keys = clients.dropout_keys(which, e, epochs.first, size)
+        drawn = clients.schedules(rows, e, epochs.first)
+        return self.kernels.schedule(self._train, drawn, size, keys), e * -(-n // size)
+
+    def _follow(
+        self,
+        tasks: Tasks,
+        w: Tensor,
+        m: Tensor,
+        steps: np.ndarray,
+        lr: float,
+        trained: Tensor | None = None,
+        by: SGD | None = None,
+    ) -> None:
+        """Write into structures which rows are trained, how, and in how many steps `[k]`."""
+        by, each, sgd = by or self.optimiser, tasks.each, tasks.each["sgd"]
+        each["w"], each["m"] = tasks.rows(w), tasks.rows(m, width=by.state_size(tasks.width))
+        sgd["lr"], sgd["momentum"], sgd["decay"] = lr, by.momentum, by.weight_decay
+        sgd["clip"] = by.clip_norm
+        if trained is not None:
+            sgd["trained"] = tasks.rows(trained.expand_as(w), torch.bool)
+        if isinstance(by, Adam):
+            (first, second), done = by.betas, m[:, -1].cpu().numpy()
+            for taken in np.unique(done):  # a table for all who have taken as many
+                alike = done == taken
+                table = self.ensemble.put(by.corrections(int(taken), int(steps[alike].max())))
+                sgd["corrections"][alike] = tasks.parts(table, np.zeros(1, np.int64))
+            sgd["take"], sgd["keep"], sgd["add"] = 1 - first, second, 1 - second
+            sgd["eps"], sgd["decoupled"] = by.eps, by.decoupled
 
     # scores -------------------------------------------------------------------------------------
     def score(
         self, rows: slice, w_kW: Tensor, predict: Predict | None = None
     ) -> tuple[np.ndarray, ...]:
-        order = self._order(rows.start)
-        labels = self.clients.score_y[order[0] : order[-1] + 1].numpy()[None]
         if predict is None:
-            scores = self.native.score(w_kW, self._scored, order)
-            return scores.losses.astype(np.float64), scores.predicted, labels
-        logits = predict(rows, w_kW, order)
-        losses = cross_entropy(logits, torch.from_numpy(labels))
-        return losses.numpy().astype(np.float64), logits.argmax(2).numpy(), labels
+            scores = self.kernels.score(w_kW, self._scored, rows)
+            losses, predicted = scores["losses"].cpu(), scores["predicted"].cpu()
+        else:
+            logits = predict(rows, w_kW, rows).cpu()
+            predicted = logits.argmax(2)
+        labels, y = torch.zeros_like(predicted).numpy(), self.clients.score_y.cpu().numpy()
+        first, n = self.clients.scored[rows].tolist(), self._scored.n[rows].tolist()
+        for i in range(len(n)):
+            labels[i, : n[i]] = y[first[i] : first[i] + n[i]]
+        if predict:  # a loss has other bits by PyTorch on a GPU
+            losses = cross_entropy(logits, torch.from_numpy(labels))
+        return losses.numpy().astype(np.float64), predicted.numpy(), labels
 
-    def outputs(self, w_kW: Tensor, images: np.ndarray, head: str) -> tuple[Tensor, Tensor]:
-        self._read_by(head)
-        scores = self.native.score(w_kW, self._scored, images, logits=True, features=True)
-        return torch.from_numpy(scores.logits), torch.from_numpy(scores.features)
+    def outputs(self, w_kW: Tensor, images: slice, head: str) -> tuple[Tensor, Tensor]:
+        read = self._read_by(head)
+        scores = self.kernels.score(w_kW, self._scored, images, logits=True, read=read)
+        return scores["logits"], scores["features"]
 
     def training_features(
         self, i: int, w_1W: Tensor, most: int, head: str
     ) -> tuple[Tensor, Tensor]:
-        order = self._training_order(i)[:most]
-        self._read_by(head)
-        scores = self.native.score(w_1W, self._train, order, features=True)
-        return torch.from_numpy(scores.features)[0], self.clients.y[order[0] : order[-1] + 1]
+        one, first, read = slice(i, i + 1), int(self.clients.start[i]), self._read_by(head)
+        scores = self.kernels.score(w_1W, self._train, one, np.array([most]), read=read)
+        features = scores["features"][0]
+        return features, self.clients.y[first : first + len(features)]
 
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
-        return self._mean_losses(w_mW, self._train, self._training_order(i))
+        one = slice(i, i + 1)
+        return self._mean_losses(w_mW[None], self._train, one, self._train.n[one])[0]
 
     def validation_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
-        return self._mean_losses(w_kmW[0], self._scored, self._search_order(rows.start))[None]
+        return self._mean_losses(w_kmW, self._scored, rows, self.clients.n_search[rows])
 
     def candidate(
         self,
@@ -157,46 +248,34 @@ class NativeBackend(Backend):
         p_y: np.ndarray,
         pair: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        shares = float(p[0]), float(p_x[0]), float(p_y[0])
-        x, y = self.native.candidate(x_kW[0], y_kW[0], w_kW[0], *shares, pair[0])
-        return x[None], y[None]
+        tasks = Tasks(np.zeros(len(p), SEARCH), self.ensemble.width)
+        each, put, x, y = tasks.each, self.ensemble.put, x_kW.clone(), y_kW.clone()
+        each["x"], each["y"] = tasks.rows(x, torch.float64), tasks.rows(y, torch.float64)
+        each["p_x"], each["p_y"] = p_x, p_y
+        each["pair"] = tasks.rows(pair.view(len(p), -1), width=2 * tasks.width)
+        models = put(tasks.rows(w_kW).view(np.int64))
+        each["models"] = tasks.parts(models, np.arange(len(p)))
+        each["p"] = tasks.parts(put(p), np.arange(len(p)))
+        self.kernels.run("candidate", tasks)
+        return x, y
 
-    def chooser(self, rows: slice, start: Starts, cases: np.ndarray) -> Chooser:
-        x, y, averages, p_x, p_y = start
-        first = x[0], y[0], averages[0], float(p_x[0]), float(p_y[0])
-        order = self._search_order(rows.start)
-        return Chooser(self.native, self._scored, order, first, cases[0])
+    def chooser(self, rows: slice, start: Starts, cases: np.ndarray) -> Searches:
+        tasks = self.kernels.tasks(SEARCH, self._scored, rows, self.clients.n_search[rows])
+        return Searches(self.kernels, tasks, start, cases)
 
-    # --------------------------------------------------------------------------------------------
-    def _client(self, rows: Rows) -> int:
-        return int(rows.start if isinstance(rows, slice) else rows[0])
+    def _mean_losses(
+        self, w_kmW: Tensor, samples: Images, rows: slice, most: np.ndarray
+    ) -> np.ndarray:
+        losses = self.kernels.score(w_kmW, samples, rows, most)["losses"].cpu().numpy()
+        m = w_kmW.shape[1]
+        each = (of[: m * n].reshape(m, -1) for of, n in zip(losses, most, strict=True))
+        return np.array([[math.fsum(of_model) / len(of_model) for of_model in of] for of in each])
 
-    def _epochs(self, rows: Rows, epochs: LocalEpochs, rule: StepRule) -> Epochs:
-        """Return what a client's local epochs see."""
-        clients, size, keys, i = self.clients, self.optimiser.batch_size, None, self._client(rows)
-        order, crop = clients.schedule(i, epochs.number, int(epochs.first[i]))
-        if self.ensemble.draws.layers:
-            row = np.array([i])
-            keys = clients.dropout_keys(row, epochs.number, epochs.first, size)[0].numpy()
-        return Epochs(self._train, order, crop if clients.augment else None, size, rule, keys)
-
-    def _mean_losses(self, w_mW: Tensor, images: Images, order: np.ndarray) -> np.ndarray:
-        losses = self.native.score(w_mW, images, order).losses
-        return np.array([math.fsum(of_model) / len(order) for of_model in losses])  # in any order
-
-    def _read_by(self, head: str) -> None:
+    def _read_by(self, head: str) -> int:
+        """Return the number of the value that a dense layer reads."""
         weight = self.ensemble.layers(self.ensemble.zeros(1)).get(f"{head}.weight")
-        self.native.read_by(-1 if weight is None else weight.storage_offset())  # -1: refused
-
-    def _training_order(self, i: int) -> np.ndarray:
-        return np.arange(self.clients.start[i], self.clients.start[i + 1], dtype=np.int32)
-
-    def _order(self, i: int) -> np.ndarray:
-        """Return the numbers of a client's validation images, then test images."""
-        return np.arange(self.clients.scored[i], self.clients.scored[i + 1], dtype=np.int32)
-
-    def _search_order(self, i: int) -> np.ndarray:
-        return self._order(i)[: self.clients.n_search[i]]
+        column = -1 if weight is None else weight.storage_offset()
+        return self.kernels.read_by(int(column))
 
 
 def try_native(
@@ -204,29 +283,33 @@ def try_native(
 ) -> tuple[NativeBackend | None, str]:
     """Return the native kernels by --kernels; else None, and why they cannot compute here.
 
-    So many `threads` compute a client together.
+    So many `threads` of a CPU compute a client together.
     """
     try:
-        if kernels == "auto" and X86 and load().widest() == FORMS["portable"]:  # slow products
-            raise UserError("this processor has no fused multiply-add")
-        form = kernels if kernels in FORMS else ""
-        backend = NativeBackend(ensemble, clients, optimiser, form, threads)
-        check_against_pytorch(backend.native, ensemble)
+        make = None
+        if ensemble.device.type == "cpu":
+            if kernels == "auto" and X86 and load().widest() == FORMS["portable"]:  # slow products
+                raise UserError("this processor has no fused multiply-add")
+            make = partial(Cpu, form=kernels if kernels in FORMS else "", members=threads)
+        backend = NativeBackend(ensemble, clients, optimiser, make)
+        torch.use_deterministic_algorithms(False)  # PyTorch lacks them for layers it compares here
+        check_against_pytorch(backend.kernels, ensemble)
         return backend, ""
     except UserError as error:
         return None, str(error)
+    finally:
+        torch.use_deterministic_algorithms(ensemble.device.type == "cuda")
 
 
-def check_against_pytorch(kernels: Any, ensemble: Ensemble) -> None:
+def check_against_pytorch(kernels: Kernels, ensemble: Ensemble) -> None:
     """Compare gradient and scores of two samples of noise with PyTorch's, near the built weights.
 
-    `kernels` are a `Native` or a GPU's `Kernels`. `UserError`: a parameter's gradient differs by
-    more than a thousandth of it and 1e-5 of the whole in each of five draws; in one, a ReLU may be
-    at its kink.
+    `UserError`: a parameter's gradient differs by more than a thousandth of it and 1e-5 of the
+    whole in each of five draws; in one, a ReLU may be at its kink.
     """
     rng, y, key = np.random.default_rng(0), np.arange(2) % kernels.classes, np.zeros(1, np.int64)
     start = parameters_to_vector(ensemble.module.parameters()).detach()
-    levels = {"uint8": 256, "int32": kernels.vocabulary or 2**16}.get(ensemble.dtype)
+    levels = {"uint8": 256, "int32": kernels.plan.vocabulary or 2**16}.get(ensemble.dtype)
     shape, put = (2, *kernels.shape), ensemble.put
     padding = ensemble.width - ensemble.size
     sizes = [math.prod(shape) for shape in ensemble.shapes.values()] + [padding]

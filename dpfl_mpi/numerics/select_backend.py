@@ -8,9 +8,8 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Clients
+from dpfl_mpi.numerics.cpu import FORMS
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.gpu_backend import try_gpu
-from dpfl_mpi.numerics.native import FORMS
 from dpfl_mpi.numerics.native_backend import try_native
 from dpfl_mpi.numerics.optimiser import SGD
 
@@ -43,7 +42,7 @@ def select_backend(
         if world.agree(rounds):
             why = "the native kernels compute in float32, the default of --precision"
         else:
-            native, why = try_gpu(*parts) if gpu else try_native(kernels, *parts, threads)
+            native, why = try_native(kernels, *parts, threads)
         if not world.agree(native is None) and native:
             return native, ""
         why = why or "another rank's node has no native kernels"

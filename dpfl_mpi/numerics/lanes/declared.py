@@ -53,12 +53,7 @@ def functions(declaration: str, *files: str) -> dict[str, tuple[Any, list[Any]]]
 
 DRAWS = functions(r"(\w+)", "draws.h")  # in no form
 FUNCTIONS = functions(r"NAME\((\w+)\)", "calls.h", "averages.h")  # in each form
-# what computes a task for each client: the structure of the task, by the name of the verb
-VERBS: dict[str, Any] = {
-    name: STRUCTURES[task]
-    for name, task in re.findall(r"^VERB\((\w+), (\w+)\)", source("lanes.c"), re.MULTILINE)
-}
-FUNCTIONS |= {
-    name: (None, [POINTER(STRUCTURES["Net"]), POINTER(task), *3 * [ctypes.c_int64], c_void_p])
-    for name, task in VERBS.items()
-}
+# what computes a task for each client: (net, tasks, count, teams, members, memory)
+VERBS = re.findall(r"^VERB\((\w+), ", source("lanes.c"), re.MULTILINE)
+TAKEN = [POINTER(STRUCTURES["Net"]), c_void_p, *3 * [ctypes.c_int64], c_void_p]
+FUNCTIONS |= {verb: (None, TAKEN) for verb in VERBS}

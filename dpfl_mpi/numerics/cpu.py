@@ -1,0 +1,119 @@
+"""The kernels of `lanes/` on a CPU: the library, and one network's calls."""
+
+import ctypes
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.lanes.declared import FUNCTIONS, SOURCES
+from dpfl_mpi.numerics.lanes.plan import Plan
+
+LIBRARY = SOURCES / "_lanes.so"
+FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; all give the same results
+
+
+@functools.cache
+def load(path: Path = LIBRARY) -> Any:
+    """Return the library.
+
+    `UserError`: it was not built, is for another processor, or is older than its sources.
+    """
+    mend = "install again where there is a C compiler (pip install -e .)"
+    if not path.exists():
+        raise UserError(f"the kernels were not built: {path} is not there; {mend}")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UserError(f"the kernels cannot be loaded ({error}); {mend}") from error
+    library.source.restype = ctypes.c_char_p
+    # in the order of setup.py
+    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.c")], key=lambda file: file.name)
+    sources = b"".join(file.read_bytes() for file in files)
+    if hashlib.sha256(sources).hexdigest() != library.source().decode():
+        raise UserError(f"the kernels are of another version of their sources; {mend}")
+    return library
+
+
+def forms(path: Path = LIBRARY) -> list[str]:
+    """Return the forms that this processor can run and the library has, the fastest first."""
+    library, known = load(path), FORMS.items()
+    fit = [(name, bits) for name, bits in known if bits <= library.widest()]
+    return [name for name, bits in fit if hasattr(library, f"train_{bits}")]
+
+
+class Cpu:
+    """The kernels of a network in one form, with the work space of one client."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        ensemble: Ensemble,
+        form: str = "",
+        members: int = 1,
+        path: Path = LIBRARY,
+    ):
+        """Take a network in the form that is named, or in the fastest.
+
+        So many `members`, threads, compute a client together; their number changes no bit.
+        `UserError`: the library cannot be used, or has no such form here.
+        """
+        available = forms(path)
+        self.form, self.members = form or available[0], members
+        if self.form not in available:
+            found = ", ".join(available)
+            raise UserError(f"--kernels is {form}; this processor and library have {found}")
+        library, bits = load(path), FORMS[self.form]
+        self.calls: dict[str, Any] = {}
+        for name, (result, arguments) in FUNCTIONS.items():
+            call = self.calls[name] = getattr(library, f"{name}_{bits}")
+            call.restype, call.argtypes = result, arguments
+        self.net, self.width = plan.net, ensemble.width
+        self.net.width = ensemble.width
+        self._held = plan, ensemble.scale, ensemble.shift  # the library knows their addresses
+        if ensemble.dtype != "int32":
+            self.net.scale, self.net.shift = (t.data_ptr() for t in self._held[1:])
+        # zeros: what lies around padded values stays so
+        self.memory = np.zeros(self.calls["space"](self.net, members) + 64, np.uint8)
+        self._work = -(-self.memory.ctypes.data // 64) * 64
+
+    def run(self, verb: str, each: np.ndarray, sizes: Any = None) -> np.ndarray:
+        """Compute a task for each client, in place, one after the other; return them."""
+        self.calls[verb](self.net, each.ctypes.data, len(each), 1, self.members, self._work)
+        return each
+
+    def means(
+        self, models: np.ndarray, p: np.ndarray, ends: np.ndarray, whole: np.ndarray, out: Tensor
+    ) -> None:
+        """Write each row's average, sum p w / whole in float64, into `out` `[k, W]`.
+
+        Args:
+            models: where each model's row lies in memory, uint64 `[E]`.
+            p: its weight, float64 `[E]`.
+            ends: which models are a row's: from one of these to the next, int64 `[k + 1]`.
+            whole: float64 `[k]`; a row whose whole is 0 stays.
+        """
+        k, e = len(whole), int(ends[-1])
+        lists = address(models, "uint64", e), address(p, "float64", e)
+        rows = address(ends, "int64", k + 1), address(whole, "float64", k)
+        to = address(out.numpy(), "float32", k, self.width)
+        self.calls["means"](*lists, *rows, k, to, self.width)
+
+    def fixed(self, models: np.ndarray, p: np.ndarray, out: Tensor) -> None:
+        """Write the sum of `fixed_point` of models into `out`, int64 `[W]`; see `means`."""
+        lists = address(models, "uint64", len(p)), address(p, "float64", len(p))
+        to = address(out.numpy(), "int64", self.width)
+        self.calls["fixed"](*lists, len(p), to, self.width)
+
+
+def address(array: np.ndarray, dtype: str, *shape: int) -> int:
+    """Return where an array's memory starts; `ValueError`: another type, shape or order."""
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        is_now = f"{array.dtype} {array.shape}"
+        raise ValueError(f"an array {is_now}, not {dtype} {shape} without gaps")
+    return array.ctypes.data

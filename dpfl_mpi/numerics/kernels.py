@@ -1,0 +1,307 @@
+"""`Kernels`: the kernels of one network in `lanes/`, for many clients, on a CPU or a GPU.
+
+What a call is to do for a client is a structure of lanes/net.h. An array of them is filled field
+by field, and one call computes them all.
+
+Axes: W row width, k clients of a call, m models scored on one client's samples, S samples of the
+client that has most, M all samples, C classes, F what the head reads.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.numerics.backend import Starts
+from dpfl_mpi.numerics.draws import Schedules
+from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.lanes.declared import STRUCTURES
+from dpfl_mpi.numerics.lanes.joins import KNOWN
+from dpfl_mpi.numerics.lanes.plan import Plan, plan
+from dpfl_mpi.numerics.lanes.trace import Unknown, trace
+
+TRAINING, SCORING, SEARCH = (np.dtype(STRUCTURES[n]) for n in ("Training", "Scoring", "Search"))
+
+
+class Tasks:
+    """The structures of one call, `[k]`, and the arrays on the device that they point to."""
+
+    def __init__(self, each: np.ndarray, width: int, held: Iterable[Any] = ()):
+        self.each, self.width, self.held = each, width, list(held)
+        self._numbers = np.arange(len(each))
+
+    def first(self, k: int) -> "Tasks":
+        """Return copies of the first k structures."""
+        each = self.each[:k].view(np.uint8).copy()  # as bytes: four times as fast
+        return Tasks(each.view(self.each.dtype), self.width, self.held)
+
+    def rows(self, rows: Tensor, dtype: torch.dtype = torch.float32, width: int = 0) -> np.ndarray:
+        """Return where each of the rows `[k, ..., width]`, by default W, lies, int64 `[k]`.
+
+        They are held. `ValueError`: they have another type, shape or gaps.
+        """
+        k, width, now = len(self.each), width or self.width, rows.shape
+        if rows.dtype is not dtype or now[0] != k or now[-1] != width or rows.stride(-1) != 1:
+            was = f"{rows.dtype} {tuple(now)} with strides {rows.stride()}"
+            raise ValueError(f"rows that are {was}, not {k} of {width} {dtype} without gaps")
+        return self.parts(rows, rows.stride(0) * self._numbers)
+
+    def parts(self, array: Tensor, starts: np.ndarray) -> np.ndarray:
+        """Return where these numbers `[k]` of an array lie, int64 `[k]`; it is held."""
+        self.held.append(array)
+        return array.data_ptr() + array.element_size() * starts
+
+
+class Images(NamedTuple):
+    """The samples of clients, as they are stored."""
+
+    each: np.ndarray  # [K] `Images` in lanes/net.h: a client's, in the order in which they lie
+    n: np.ndarray  # of each client [K]
+    border: int  # around an image: its first and last lines and columns
+    held: tuple[Tensor, ...]  # samples, labels and the numbers of that order
+
+
+class Kernels:
+    """The kernels of one network, on tensors of a device."""
+
+    def __init__(self, ensemble: Ensemble, shape: tuple[int, ...], make: Callable[..., Any]):
+        """Plan the network for samples of `shape`.
+
+        `make(plan, ensemble)` returns the `Cpu` or `Gpu` that computes. `UserError`: neither does.
+        """
+        self.plan, self.classes = describe(ensemble.module, shape, ensemble.dtype)
+        self.ensemble, self.shape, self.width = ensemble, shape, ensemble.width
+        self.machine = make(self.plan, ensemble)
+
+    def run(self, verb: str, tasks: Tasks, sizes: np.ndarray | None = None) -> Any:
+        """Compute tasks, the largest of `sizes` `[k]` first; return them for `field`."""
+        return self.machine.run(verb, tasks.each, sizes)
+
+    def read_by(self, column: int) -> int:
+        """Return the number of the value that a dense layer reads, whose weight starts there."""
+        if column not in self.plan.features:
+            mend = "--kernels torch does"
+            raise UserError(f"the kernels do not show what the model's head reads; {mend}")
+        return int(self.plan.features[column])
+
+    def images(self, pixels: Tensor, labels: Tensor, starts: np.ndarray, n: np.ndarray) -> Images:
+        """Return the samples of clients: n `[K]` of each, from the numbers `starts` on.
+
+        Args:
+            pixels: `[M, *shape]`, images with or without a border.
+            labels: int64 `[M]`.
+
+        `ValueError`: they are not what the kernels would read.
+        """
+        m, border, stored, dtype = len(pixels), 0, self.shape, self.ensemble.dtype
+        if len(self.shape) == 3:
+            border = pixels.shape[1] - self.shape[0]
+            stored = self.shape[0] + border, self.shape[1] + border, self.shape[2]
+        for array, kind, shape in ((pixels, dtype, (m, *stored)), (labels, "int64", (m,))):
+            right = array.dtype is getattr(torch, kind) and array.shape == shape
+            if not right or not array.is_contiguous():
+                is_now = f"{array.dtype} {tuple(array.shape)}"
+                raise ValueError(f"an array {is_now}, not {kind} {shape} without gaps")
+        if border < 0:
+            raise ValueError(f"images of {stored[0]} rows; the model reads {self.shape[0]}")
+        if m and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
+            raise ValueError(f"a label that is not among the {self.classes} classes")
+        most = self.plan.vocabulary or 2**31
+        if m and dtype == "int32" and (int(pixels.min()) < 0 or int(pixels.max()) >= most):
+            raise ValueError(f"a token that is not below {most}")
+        if (starts < 0).any() or (starts + n > m).any():
+            raise ValueError(f"an image that is not among the {m} there are")
+        each, order = np.zeros(len(n), TRAINING["images"]), torch.arange(m, dtype=torch.int32)
+        order = order.to(pixels.device)
+        each["pixels"], each["labels"] = pixels.data_ptr(), labels.data_ptr()
+        rows, columns = pixels.shape[1:3] if len(self.shape) == 3 else (1, self.plan.net.wide)
+        each["rows"], each["columns"], each["corner"] = rows, columns, border // 2
+        each["order"] = order.data_ptr() + order.element_size() * starts
+        return Images(each, n, border, (pixels, labels, order))
+
+    def tasks(
+        self, kind: np.dtype, samples: Images, rows: slice, most: np.ndarray | None = None
+    ) -> Tasks:
+        """Return structures of clients, which see their first `most` `[k]` samples, or all."""
+        n = samples.n[rows] if most is None else np.minimum(samples.n[rows], most)
+        tasks = Tasks(np.zeros(len(n), kind), self.width, samples.held)
+        tasks.each["images"], tasks.each["n"] = samples.each[rows], n
+        return tasks
+
+    def schedule(
+        self, samples: Images, drawn: Schedules, batch: int, keys: Tensor | None = None
+    ) -> Tasks:
+        """Return structures of clients that train on what was drawn, in mini-batches.
+
+        `keys` are of dropout, for each mini-batch, int64 `[k, most steps]`. None: nothing is
+        dropped. `ValueError`: numbers that lead out of the samples.
+        """
+        order, crops, before, epochs = drawn
+        n, size, m = before[1:] - before[:-1], epochs * int(before[-1]), len(samples.held[0])
+        for array, dtype, numbers in ((order, np.int32, size), (crops, np.uint8, 3 * size)):
+            if array.dtype != dtype or array.shape != (numbers,):
+                raise ValueError(f"an order or crops of {array.dtype} {array.shape}")
+        if size and order.view(np.uint32).max() >= m:  # below 0 is large
+            raise ValueError(f"an image that is not among the {m} there are")
+        if crops.max(initial=0) > samples.border:
+            raise ValueError(f"a crop beyond the border of {samples.border}")
+        tasks, put = Tasks(np.zeros(len(n), TRAINING), self.width, samples.held), self.ensemble.put
+        each, first = tasks.each, epochs * before[:-1]
+        seen = each["images"]
+        each["images"], each["n"] = samples.each[:1], n
+        each["epochs"], each["batch"] = epochs, batch
+        seen["order"] = tasks.parts(put(order), first)
+        if samples.border:
+            seen["crop"], seen["stride"] = tasks.parts(put(crops), 3 * first), epochs * n
+        if keys is not None:
+            if keys.shape[1] < (steps := epochs * -(-int(n.max(initial=0)) // batch)):
+                raise ValueError(f"{keys.shape[1]} keys; a mini-batch each needs {steps}")
+            seen["keys"] = tasks.rows(keys, torch.int64, keys.shape[1])
+        return tasks
+
+    def gradient(self, tasks: Tasks, w: Tensor, g: Tensor) -> Tensor:
+        """Write the gradients at rows w of mini-batches' mean losses into g; return the losses."""
+        tasks.each["w"], tasks.each["g"] = tasks.rows(w), tasks.rows(g)
+        return field(self.run("gradient", tasks), TRAINING, "loss").float()
+
+    def sample(
+        self, row: Tensor, x: np.ndarray, y: np.ndarray, key: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Return a row's gradient `[W]` of the mean loss of samples, and their logits `[S, C]`."""
+        put, g, n = self.ensemble.put, row[None].clone(), len(y)
+        samples = self.images(put(x), put(y), np.zeros(1, np.int64), np.array([n]))
+        order, before = np.arange(n, dtype=np.int32), np.array([0, n])
+        drawn = Schedules(order, np.zeros(3 * n, np.uint8), before, 1)
+        self.gradient(self.schedule(samples, drawn, n, put(key[None])), row[None], g)
+        return g[0], self.score(row[None], samples, slice(0, 1), logits=True)["logits"][0]
+
+    def score(
+        self,
+        w: Tensor,
+        samples: Images,
+        rows: slice,
+        most: np.ndarray | None = None,
+        logits: bool = False,
+        read: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Score one model of each client, `[k, W]`, or m, `[k, m, W]`, on samples as of `tasks`.
+
+        Return "losses" and classes "predicted", `[k, m S]`, "logits" `[k, m S, C]` where asked
+        for, and the value number `read` as "features", `[k, m S, F]`. A client's are the first
+        m n, model after model.
+        """
+        tasks, m = self.tasks(SCORING, samples, rows, most), w.shape[1] if w.dim() == 3 else 1
+        each, n = tasks.each, tasks.each["n"]
+        each["rows"], each["stride"], each["r"] = tasks.rows(w), w.stride(-2), m
+        shape, device = (len(n), m * int(n.max(initial=0))), w.device
+        out = {
+            "losses": torch.zeros(shape, device=device),
+            "predicted": torch.zeros(shape, dtype=torch.int64, device=device),
+        }
+        if logits:
+            out["logits"] = torch.zeros(*shape, self.classes, device=device)
+        if read is not None:
+            each["read"], units = read, self.plan.values[read].units
+            out["features"] = torch.zeros(*shape, units, device=device)
+        for name, part in out.items():
+            each[name] = tasks.rows(part, part.dtype, part.shape[-1])
+        self.run("score", tasks, n)
+        return out
+
+
+def field(done: Any, kind: np.dtype, name: str) -> Tensor:
+    """Return a field of tasks after their call, as numbers on the device, `[k]` or `[k, ...]`."""
+    if isinstance(done, np.ndarray):
+        return torch.from_numpy(done[name])
+    of, start = kind.fields[name][:2]  # type: ignore[index]
+    dtype = {"f4": torch.float32, "f8": torch.float64}[of.base.str[1:]]
+    numbers = done.view(dtype)[:, start // dtype.itemsize :][:, : of.itemsize // dtype.itemsize]
+    return numbers if of.shape else numbers[:, 0]
+
+
+class Searches:
+    """X and Y of the greedy searches of a block's clients (`Search` in lanes/net.h).
+
+    The sums of its `start` are changed in place.
+    """
+
+    def __init__(self, kernels: Kernels, tasks: Tasks, start: Starts, cases: np.ndarray):
+        """Score on the samples of `tasks`.
+
+        `cases`, float64 `[k, 4]`, counts candidates by which of their two gains is above 0.
+        """
+        x, y, averages, p_x, p_y = start
+        self.kernels, self.tasks, self.cases = kernels, tasks, cases
+        each, n = tasks.each, int(tasks.each["n"].max(initial=0))
+        each["x"], each["y"] = (tasks.rows(sums, torch.float64) for sums in (x, y))
+        losses = torch.zeros(len(each), max(2 * n, 1), device=x.device)
+        each["pair"] = tasks.rows(averages.view(len(each), -1), width=2 * tasks.width)
+        each["losses"] = tasks.rows(losses, width=losses.shape[1])
+        each["p_x"], each["p_y"], each["cases"] = p_x, p_y, cases
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """R(X), float64 `[k]`."""
+        return self.tasks.each["r_x"].copy()
+
+    def decide(
+        self,
+        models: np.ndarray,
+        p: np.ndarray,
+        coins: np.ndarray,
+        counts: np.ndarray,
+        most: np.ndarray,
+    ) -> list[np.ndarray]:
+        """Decide candidates in their order until a client has added its `most`.
+
+        Args:
+            models: where each one's row of float32 `[W]` lies, uint64 `[c]`, client after client.
+            p: their weights, float64 `[c]`.
+            coins: in [0, 1), float64 `[c]`.
+            counts: how many of them are a client's, int64 `[k]`.
+            most: how many it may add, int64 `[k]`.
+
+        Returns:
+            Of each client's candidates that were decided, which were added, bool.
+        """
+        put, each, total = self.kernels.ensemble.put, self.tasks.each, int(counts.sum())
+        now = Tasks(each, self.tasks.width, self.tasks.held)
+        added, first = put(np.zeros(total, bool)), np.cumsum(counts) - counts
+        for name, of, dtype in (("models", models, "u8"), ("p", p, "f8"), ("coins", coins, "f8")):
+            if of.dtype != dtype or of.shape != (total,):
+                raise ValueError(f"{name} that are {of.dtype} {of.shape}, not {dtype} {(total,)}")
+            each[name] = now.parts(put(of.view("i8")), first)
+        each["added"], each["count"] = now.parts(added, first), counts
+        each["most"], each["decided"] = most, 0
+        done = self.kernels.run("search", now, counts * each["n"])
+        if isinstance(done, Tensor):  # else they are `each`
+            each[:] = done.cpu().numpy().view(SEARCH)[:, 0]
+        self.cases[:] = each["cases"]
+        which, ends = added.cpu().numpy(), first + each["decided"]
+        return [which[a:b] for a, b in zip(first, ends, strict=True)]
+
+
+def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Plan, int]:
+    """Return the plan of a network for samples of a shape and dtype, and its classes.
+
+    `UserError`: the kernels cannot compute it.
+    """
+    module = copy.deepcopy(module).cpu()  # what it does there is followed
+    try:
+        ops, logits, sample = trace(module, shape, dtype, KNOWN, True)
+        scores, *_ = trace(module, shape, dtype, KNOWN, False)
+        if [op.kind for op in ops if op.kind != "drop"] != [op.kind for op in scores]:
+            raise Unknown("a forward that does other things in training than in scoring")
+        classes = math.prod(logits.shape)
+        return plan(ops, logits, sample, shape, dtype, classes), classes
+    except Unknown as error:
+        raise UserError(f"the kernels have no layer for {error}") from error
+    except Exception as error:  # whatever it is, PyTorch computes the model
+        why = f"{type(error).__name__}: {error}"
+        model = type(module).__name__
+        raise UserError(f"the kernels cannot plan {model} ({why})") from error
