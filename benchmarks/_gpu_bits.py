@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from _samples import PAPER_SGD, S, clients_of
+from dpfl_mpi.numerics.gpu_backend import GpuBackend
 from local_training import SUBJECTS, Subject, scales
 
 from dpfl_mpi.models import cnn, resnet, text
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs, Proximal
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.gpu_backend import GpuBackend
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.results import Result

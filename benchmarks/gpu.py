@@ -45,6 +45,8 @@ import _gpu_bits
 import numpy as np
 import torch
 from _samples import CIFAR, PAPER_SGD, S
+from dpfl_mpi.numerics.gpu_backend import USUAL, GpuBackend
+from dpfl_mpi.numerics.native import describe
 from torch import nn
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
@@ -54,9 +56,7 @@ from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.gpu import TEAM, Gpu
-from dpfl_mpi.numerics.gpu_backend import USUAL, GpuBackend
 from dpfl_mpi.numerics.lanes.declared import SOURCES
-from dpfl_mpi.numerics.native import describe
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import slowest_seconds
 

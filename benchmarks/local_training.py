@@ -31,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from _samples import CIFAR, PAPER_SGD, S, clients_of
+from dpfl_mpi.numerics.native import forms
 from torch import nn
 
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
@@ -38,7 +39,6 @@ from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.native import forms
 from dpfl_mpi.numerics.native_backend import NativeBackend
 
 SAMPLES = 400

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from _samples import CIFAR, PAPER_SGD, clients_of
+from dpfl_mpi.numerics.native import FORMS, forms
 from torch import nn
 
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
@@ -33,7 +34,6 @@ from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.declared import STRUCTURES
-from dpfl_mpi.numerics.native import FORMS, forms
 from dpfl_mpi.numerics.native_backend import NativeBackend
 
 Calls = dict[str, Callable[[], object]]

@@ -1,9 +1,10 @@
 """`Backend`: what computes a rank's clients, here in PyTorch: training, scores, the search's sums.
 
-PyTorch computes one client after the other, on any device. Subclasses compute the same by the
-native kernels, blocks of several clients in a call. Axes: K
-clients on this rank, k of them in a block, m models scored on one client's images, S images, W row
-width, H W C an image, C classes, F what the last layer reads, M training samples.
+PyTorch computes one client after the other, on any device. `NativeBackend` computes the same by the
+native kernels, a block of clients in a call.
+
+Axes: K clients on this rank, k of them in a block, m models scored on one client's images, S
+images, W row width, H W C an image, C classes, F what the last layer reads, M training samples.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from _samples import clients_of
+from dpfl_mpi.numerics.gpu_backend import GpuBackend
+from dpfl_mpi.numerics.native import describe
 from launch import differences, refused, run_here
 from teams import emulator
 from torch import nn
@@ -26,9 +28,7 @@ from dpfl_mpi.numerics import gpu, gpu_backend, native
 from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs, Proximal
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.gpu_backend import GpuBackend
 from dpfl_mpi.numerics.lanes.declared import STRUCTURES, VERBS
-from dpfl_mpi.numerics.native import describe
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.plugins import names

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_clients import crop_and_flip
@@ -17,7 +18,6 @@ from torch import nn
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.ensemble import Ensemble, fixed_point
-from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from dpfl_mpi.numerics.native import Epochs, Native, StepRule
 from launch import ROOT, refused, script
 from setuptools import Distribution, Extension
 from test_lanes import FORMS, make, numbers, plan
@@ -17,7 +18,6 @@ from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.models.mlp import MLP
 from dpfl_mpi.numerics import native
 from dpfl_mpi.numerics.lanes.plan import Arena
-from dpfl_mpi.numerics.native import Epochs, Native, StepRule
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 SOURCE, SETUP = ROOT / "dpfl_mpi/numerics/lanes/lanes.c", script(ROOT / "setup.py")

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from dpfl_mpi.numerics.native import MiniBatch, Native
 from launch import refused
 from test_lanes import Setting, distance, numbers
 from torch import nn
@@ -16,7 +17,6 @@ from torch.nn import functional
 
 from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.native import MiniBatch, Native
 from dpfl_mpi.numerics.native_backend import check_against_pytorch, try_native
 from dpfl_mpi.numerics.optimiser import SGD
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import teams
 import torch
+from dpfl_mpi.numerics.native import Chooser, Epochs, MiniBatch, Native, StepRule
 from test_lanes import make, numbers
 from test_layers import IMAGE, NETS, TOKENS, Program, conv, row, trial
 from torch import nn
 
 from dpfl_mpi.models import text
 from dpfl_mpi.numerics import native
-from dpfl_mpi.numerics.native import Chooser, Epochs, MiniBatch, Native, StepRule
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 MEMBERS = [3, 8, 32]
