@@ -3,7 +3,7 @@
 csv: a row per client, round and set: client_id,round,set,loss,accuracy
   Accuracy is from 0 to 1, and empty where it is not recorded.
 clients: a row per client, of its best model by validation:
-    client_id,n_train,n_val,n_test,best_round,val_accuracy,
+    client_id,name,group,n_train,n_val,n_test,best_round,val_accuracy,
     accuracy,balanced_accuracy,macro_f1
   The last three are on its test images; balanced accuracy and macro F1, as
   defined by scikit-learn, are empty before the end of the run.
@@ -27,7 +27,10 @@ from dpfl_mpi.storage.files import check_apart, write_csv
 
 Row = tuple[Any, ...]
 ROUND_COLUMNS = ("client_id", "round", "set", "loss", "accuracy")
-CLIENT_COLUMNS = ("client_id", "n_train", "n_val", "n_test", "best_round", "val_accuracy", *METRICS)
+CLIENT_COLUMNS = (
+    *("client_id", "name", "group", "n_train", "n_val", "n_test"),
+    *("best_round", "val_accuracy", *METRICS),
+)
 
 
 def text(number: Any) -> str:
@@ -49,14 +52,21 @@ def of_rounds(result: Result) -> Iterator[Row]:
 
 
 def of_clients(result: Result) -> Iterator[Row]:
-    sizes = [result[f"client/n_{part}"].tolist() for part in PARTS]
+    absent_text = np.full(result.run.clients, "")
+    names = [result.named().get(what, absent_text) for what in ("name", "group")]
+    sizes = [result[f"client/n_{part}"] for part in PARTS]
     best_round = result["best/round"].tolist()
     absent = np.full(result.run.clients, np.nan)
     ended = "best/confusion" in result
     known = [result.score(m) if ended or m == "accuracy" else absent for m in METRICS]
     scores = [result["best/val_acc"], *known]
     for k in range(result.run.clients):
-        yield k, *(n[k] for n in sizes), best_round[k], *(text(score[k]) for score in scores)
+        yield (
+            k,
+            *(values[k] for values in (*names, *sizes)),
+            best_round[k],
+            *(text(score[k]) for score in scores),
+        )
 
 
 # columns, function that yields the rows, end of the file's name

@@ -137,6 +137,14 @@ def sparsity(adjacency: np.ndarray) -> float:
     return 1 - (int(adjacency.sum()) + n) / n**2
 
 
+def within(graph: CollaborationGraph, groups: np.ndarray) -> tuple[float, float]:
+    """Return the share of edges, and of all pairs, inside one of the groups `[N]`; nan for none."""
+    edges, sizes = len(graph.senders), np.unique(groups, return_counts=True)[1]
+    inside = int((groups[graph.receivers()] == groups[graph.senders]).sum())
+    pairs = int((sizes * (sizes - 1)).sum())
+    return inside / edges if edges else np.nan, pairs / max(graph.n * (graph.n - 1), 1)
+
+
 def asymmetry(adjacency: np.ndarray) -> tuple[float, float]:
     """Return the share of edges without their reverse, and of unordered pairs with A_ij != A_ji."""
     n, edges = len(adjacency), int(adjacency.sum())

@@ -6,12 +6,23 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
-from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.graph import asymmetry, sparsity, within
 from dpfl_mpi.plugins import CODE, find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import NBSP, WIDTH, entry, figures, folded, outcome, split, texts
+from dpfl_mpi.results.summary import (
+    NBSP,
+    WIDTH,
+    entry,
+    figures,
+    folded,
+    listed,
+    name_columns,
+    outcome,
+    split,
+    texts,
+)
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import as_dict, fields
@@ -21,12 +32,14 @@ CLASSES_WIDTH = 44  # columns for the classes of a client
 ROUNDS, CLIENTS = 8, 4  # shown: the last rounds, and the clients at either end
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDTH) -> str:
-    """Return the lines of a table, in parts no wider than `room`, each with the first column."""
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDTH, keys: int = 1
+) -> str:
+    """Return the lines of a table, in parts no wider than `room`, each with the first `keys`."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
     parts = []
-    for columns in split(widths, 1, room):
+    for columns in split(widths, keys, room):
         lines = ["".join(row[i].rjust(widths[i]) for i in columns) for row in cells]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
@@ -68,12 +81,12 @@ def rounds(result: Result) -> str:
 
 def clients(result: Result, room: int) -> str:
     """Return a table of the best and the worst clients by test accuracy."""
-    test = result["best/test_acc"]
-    classes = []
+    test, names = result["best/test_acc"], result.class_names
+    labels, classes = name_columns(result.named()), []
     for counts in result["client/class_counts"]:
         largest = [c for c in np.argsort(-counts, kind="stable") if counts[c]]
-        classes.append(" ".join(f"{c}({counts[c]})" for c in largest)[:CLASSES_WIDTH])
-    columns: dict[str, Any] = {
+        classes.append(listed([f"{names[c]}({counts[c]})" for c in largest], CLASSES_WIDTH))
+    columns: dict[str, Any] = labels | {
         "test %": percent(test, 1),
         "val %": percent(result["best/val_acc"], 1),
         "best round": result["best/round"],
@@ -86,12 +99,12 @@ def clients(result: Result, room: int) -> str:
     order = np.argsort(-test, kind="stable")
     shown = (*order[:CLIENTS], *order[max(CLIENTS, len(order) - CLIENTS) :])
     rows = [[k, *(column[k] for column in columns.values())] for k in shown]
-    return table(("client", *columns), rows, room)
+    return table(("client", *columns), rows, room, keys=2 if "name" in labels else 1)
 
 
 def graph(result: Result) -> str:
     """Return the figures of Omega, if the method has one, and of the last graph."""
-    last = result.last_round
+    last, groups = result.last_round, result.groups
     if not len(result["graph/chosen/senders"]):
         return "  no edges: no client chooses whose models it receives"
     shown = {f"round {last}": last}
@@ -103,9 +116,11 @@ def graph(result: Result) -> str:
         degree = edges.sum(1)
         degrees = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
         shares = percent([sparsity(edges), *asymmetry(edges)], 1)
-        rows.append([name, edges.sum(), shares[0], degrees, *shares[1:]])
-    header = ("graph", "edges", "sparsity %", "collaborators")
-    return table((*header, "edges one way %", "pairs one way %"), rows)
+        inside = [] if groups is None else percent(within(result.chosen(t), groups)[:1], 1)
+        rows.append([name, edges.sum(), shares[0], degrees, *shares[1:], *inside])
+    header = ["graph", "edges", "sparsity %", "collaborators", "edges one way %", "pairs one way %"]
+    header += [] if groups is None else ["edges inside a group %"]
+    return table(header, rows)
 
 
 def outcomes(result: Result) -> dict[str, str]:

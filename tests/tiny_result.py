@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 
 import h5py
 import numpy as np
@@ -32,10 +33,13 @@ def make(path, method="dpfl", seed=42, clients=4, best=None, graphs=None, **more
     """Write the result and return its path.
 
     Args:
-        more: fields of the Run, and `flipped`, `finished`, `sha` of the data.
+        more: fields of the Run, and `flipped`, `finished`, `sha` of the data, `named`: clients'
+            name and group.
     """
+    named = {what: np.array(texts) for what, texts in more.pop("named", {}).items()}
     flipped, finished = more.pop("flipped", None), more.pop("finished", True)
-    meta = {"data_sha256": more.pop("sha", "d"), "parameters": 10, "class_names": "[]"}
+    meta = {"data_sha256": more.pop("sha", "d"), "parameters": 10}
+    meta["class_names"] = json.dumps(more.pop("classes", []))
     fields = {"dataset": "digits", "classes_per_client": 3, "rounds": 2}
     fields |= {"method": method, "clients": clients, "seed": seed}
     run = Run(**fields | ({} if method == "local" else {"budget": 3}) | more).resolve()
@@ -47,6 +51,7 @@ def make(path, method="dpfl", seed=42, clients=4, best=None, graphs=None, **more
     full, ones, omega = np.ones(clients), np.ones(clients, int), graphs[0]
     of_clients = {"p": full / clients, "budget": 3 * ones, "class_counts": COUNTS[:clients]}
     of_clients |= {"n_train": 10 * ones, "n_val": 2 * ones, "n_test": 5 * ones}
+    of_clients |= named
     if flipped is not None:
         of_clients["flipped"] = np.array(flipped)
     recorder.write({f"client/{name}": values for name, values in of_clients.items()})
@@ -77,6 +82,11 @@ def make(path, method="dpfl", seed=42, clients=4, best=None, graphs=None, **more
     recorder.write({"best/round": 2 * full.astype(np.int32), "client/diverged_round": -ones})
     recorder.close("finished" if finished else "running")
     return path
+
+
+# groups of clients 0 and 2, and of 1 and 3: two of Omega's five edges are inside one, both edges of
+# round 1, and two of the three of round 2
+NAMED = {"name": ["site-1", "home", "site-2", "é"], "group": ["north", "east", "north", "east"]}
 
 
 def tiny(folder, name="a", *args, **fields):

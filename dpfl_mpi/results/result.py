@@ -148,10 +148,27 @@ class Result(AbstractContextManager["Result"]):
         """The clients' groups, such as domains, texts `[N]`; None where the data have none."""
         return self.rows("client/group") if "client/group" in self else None
 
-    def by_group(self) -> dict[str, np.ndarray]:
-        """Return each group's clients, bool `[N]`, in alphabetical order; empty without groups."""
-        groups = self.groups
-        return {} if groups is None else {str(g): groups == g for g in np.unique(groups)}
+    def named(self) -> dict[str, np.ndarray]:
+        """Return the clients' `name` and `group`, texts `[N]`, as far as the data have them."""
+        names = {name: f"client/{name}" for name in ("name", "group")}
+        return {name: self[array] for name, array in names.items() if array in self}
+
+    def by_group(self) -> dict[str, float]:
+        """Return the mean test accuracy of each group's benign clients, percent, in their order.
+
+        It is nan where none of them was scored, and empty where the data have no groups.
+        """
+        if (groups := self.groups) is None:
+            return {}
+        values = np.where(self.benign, 100 * self["best/test_acc"], np.nan)
+        return {str(g): float(mean(values[groups == g])) for g in np.unique(groups)}
+
+    @property
+    def class_names(self) -> list[str]:
+        """The names of the classes, their numbers where the result does not list names."""
+        classes = self["client/class_counts"].shape[1]
+        names = list(map(str, self.listed("class_names")))
+        return names if len(names) == classes else list(map(str, range(classes)))
 
     def __contains__(self, name: str) -> bool:
         return name in self.hdf5
@@ -276,10 +293,11 @@ class Result(AbstractContextManager["Result"]):
         """Return one row per client: every array of one number per client.
 
         `/client/NAME` is the column NAME, `/best/NAME` is best_NAME, `/last/NAME` is last_NAME.
+        name and group, where the data have them, come first.
         Accuracies are from 0 to 1. `collaborators` counts a client's senders in the last graph,
         `models_received` is over the whole run.
         """
-        columns = {}
+        columns = self.named()
         for name in self.arrays():
             group, _, rest = name.partition("/")
             if group in ("client", "best", "last") and name in ARRAYS and ARRAYS[name].axes == "N":

@@ -11,13 +11,17 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from dpfl_mpi.graph import within
 from dpfl_mpi.results.result import Result, title
 from dpfl_mpi.results.schema import PHASES
 
 WIDTH = 80  # columns of a terminal
+MOST_GROUPS = 12  # that are listed each
+MOST_NAME = 20  # columns of a client's name
 NBSP = "\xa0"  # a blank at which no line is broken
 # decimals of the figures of `outcome`; the others have one
 DECIMALS = dict.fromkeys(("test accuracy, %", "std over clients", "last round, %"), 2)
@@ -83,6 +87,7 @@ def figures(result: Result) -> list[str]:
     return [
         *accuracy(result, 100 * rounds["test_acc"][0]),
         *graph(rounds["edges"], rounds["models_received"]),
+        *groups(result),
         *sent(result, rounds),
         *controls(result),
         entry("seconds (slowest)", seconds),
@@ -115,6 +120,25 @@ def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
     each = received[1:].sum() / max(len(received) - 1, 1)
     before = f", {received[0]:.1f} to build Omega" if edges[0] or received[0] else ""
     return [*lines, entry("models received", f"{each:.2f} per client and round{before}")]
+
+
+def groups(result: Result) -> list[str]:
+    """Return lines about the groups of clients, if the data have any."""
+    if not (means := {g: value for g, value in result.by_group().items() if value == value}):
+        return []
+    shown, many = means, ""
+    if len(means) > MOST_GROUPS:
+        ascending = sorted(means, key=means.__getitem__)
+        shown = {g: means[g] for g in (ascending[0], ascending[-1])}
+        many = f"of {len(means)} groups: lowest and highest "
+    each = (f"{g} {value:.1f} %".replace(" ", NBSP) for g, value in shown.items())
+    lines = [entry("accuracy by group", many + ", ".join(each))]
+    graph = result.chosen(result.last_round)
+    if len(graph.senders):
+        of_edges, of_pairs = (100 * share for share in within(graph, result["client/group"]))
+        text = f"{of_edges:.1f} % of the edges at the end (of all pairs {of_pairs:.1f} %)"
+        lines.append(entry("inside a group", text))
+    return lines
 
 
 def coverage(result: Result) -> str:
@@ -191,6 +215,28 @@ def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
         break_on_hyphens=False,
     )
     return wrapper.fill(text).replace(NBSP, " ")
+
+
+def listed(words: Sequence[str], room: int) -> str:
+    """Return as many whole words as fit into `room` columns, and " ..." for the others."""
+    ends = list(itertools.accumulate(len(word) + 1 for word in words))
+    if not words or ends[-1] - 1 <= room:
+        return " ".join(words)
+    return " ".join([*words[: sum(end + 3 <= room for end in ends)], "..."])
+
+
+def name_columns(named: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the columns of a table of clients with their names and groups.
+
+    A long text ends in "...". There are no groups where each name begins with its own.
+    """
+    columns = {
+        what: [text if len(text) <= MOST_NAME else f"{text[: MOST_NAME - 3]}..." for text in texts]
+        for what, texts in named.items()
+    }
+    if len(columns) == 2 and all(map(str.startswith, named["name"], named["group"])):
+        del columns["group"]
+    return columns
 
 
 def split(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:

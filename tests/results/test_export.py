@@ -143,6 +143,25 @@ def test_show_prints_the_run(made, said, monkeypatch):
     assert fitted(one) == one
 
 
+def test_clients_have_names_and_groups(tmp_path, said):
+    """Of four clients 0 and 2 are in one group, with 80 and 100 %; 1 and 3 have 60 and 40 %."""
+    classes = ["maple tree", "birch", "a very long name of a class, of which a part fits nowhere"]
+    path = tiny_result.make(tmp_path / "a.h5", named=tiny_result.NAMED, classes=classes)
+    out = said(show.main, path)
+    assert "\n  accuracy by group    east 50.0 %, north 90.0 %\n" in out
+    assert "\n  inside a group       66.7 % of the edges at the end (of all pairs 33.3 %)\n" in out
+    lines = words_of(out)
+    assert ["2", "site-2", "north", "100.0"] in [words[:4] for words in lines]
+    assert ["2", "site-2", "1", "maple", "tree(4)", "birch(1)"] in lines
+    assert ["3", "é", "0", "..."] in lines  # no number is cut
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    said(export.main, path, "--format", "clients")
+    rows = rows_of(tmp_path / "a.clients.csv")
+    for what, texts in tiny_result.NAMED.items():
+        assert [row[what] for row in rows] == texts
+        assert list(Result(path).to_pandas()[what]) == texts
+
+
 def test_show_of_graphs_of_a_running_run_and_of_two(made, tmp_path, said):
     assert "no edges: no client chooses whose models it receives" in said(show.main, made["local"])
     running = tiny_result.make(tmp_path / "r.h5", finished=False)
