@@ -151,11 +151,12 @@ def measures(result: Result) -> pd.DataFrame:
 
 def lines_of(run: Run, result: Result, controls: bool = False) -> dict[str, pd.DataFrame]:
     """Return a Run's lines of each CSV file."""
+    of_client = ["classes", "name", "group"]
     curves = frames.curves(result).drop(columns="models_epochs").round(6)
     line = control_line(run, result) if controls else run_line(run, result)
     out = {
         "runs": pd.DataFrame([line]),
-        "clients": frames.clients(result).drop(columns="classes"),
+        "clients": frames.clients(result).drop(columns=of_client, errors="ignore"),
         "curves": curves.dropna(subset=["test_acc"]),  # most baselines score nothing in round 0
         "graphs": measures(result) if controls else graph_lines(result),
     }

@@ -56,9 +56,14 @@ OPTIONS = PAPER | {"score": SCORES}
 SHOWN = ("budget", "rounds", "finetune_epochs")  # settings that a row's name or a column shows
 
 
+def frame_of(score: str) -> tuple[str, str]:
+    """Return the frame and the column of a score."""
+    return ("clients", "test_acc") if score == "accuracy" else ("scores", score)
+
+
 def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
     """Return one line per setting and row: scores in percent, differences in points."""
-    name, column = ("clients", "test_acc") if score == "accuracy" else ("scores", score)
+    name, column = frame_of(score)
     out = []
     for where, rows in frames.rows.groupby("setting", sort=False):
         lines = frames.of(name, where)
@@ -127,6 +132,15 @@ def details(part: pd.DataFrame, score: str) -> pd.DataFrame:
     })  # fmt: skip
 
 
+def by_group(lines: pd.DataFrame, column: str) -> list[str]:
+    """Return a table of the mean score of each row and group of clients, if there are groups."""
+    if "group" not in lines or not lines["group"].notna().any():
+        return []
+    table = lines.pivot_table(column, "row", "group", sort=False, aggfunc="mean")
+    table = (100 * table[sorted(table)]).map(number).rename_axis("method").reset_index()
+    return [f"\nby group of clients\n\n{markdown(table)}"]
+
+
 def notes(part: pd.DataFrame, results: pd.Series) -> list[str]:
     """Return what makes the rows of one data set less comparable."""
     out = []
@@ -163,6 +177,8 @@ def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawin
     for where in settings:
         part = data[data["setting"] == where]
         parts.append(f"\n{where}\n\n{markdown(details(part, score))}")
+        frame, column = frame_of(score)
+        parts += by_group(frames.of(frame, where), column)
         parts += notes(part, frames.rows.loc[frames.rows["setting"] == where, "result"])
     parts.append(
         "\nvs Local: difference paired by client on the same partition, in points, with its 95 % "

@@ -3,8 +3,9 @@
     runs        one line per Run: its path, setting, row (name in tables), seed, and `line_of`
     rows        the first line of `runs` of each setting and row, in the order of tables
     files       one line per result file, in the order given; a Run may be there twice
-    [clients]   one line per Run and client: accuracies of its best model, sample counts, classes
-    [scores]    one line per Run and client: test scores (`METRICS`), of finished Runs
+    [clients]   one line per Run and client: accuracies of its best model, sample counts, classes,
+                name and group where the data have them
+    [scores]    one line per Run and client: test scores (`METRICS`), name, group, of finished Runs
     [curves]    one line per Run and round: means over clients, and epochs (of one and all models)
     [graphs]    one line per Run and recorded graph: t, and `graph`, a function that reads it
     [costs]     one line per Run and round: accuracy of the best models so far, percent, and costs
@@ -92,12 +93,12 @@ def clients(result: Result) -> pd.DataFrame:
         "p": result["client/p"],
     }
     columns |= {part: result[f"client/n_{part}"] for part in ("train", "val", "test")}
-    return pd.DataFrame(columns | {"classes": ranked_classes(result)})
+    return pd.DataFrame(columns | {"classes": ranked_classes(result)} | result.named())
 
 
 def scores(result: Result) -> pd.DataFrame:
     columns = {metric: accuracy(result, metric) for metric in METRICS}
-    return pd.DataFrame(columns).reset_index(names="client")
+    return pd.DataFrame(columns | result.named()).reset_index(names="client")
 
 
 def curves(result: Result) -> pd.DataFrame:
@@ -239,12 +240,16 @@ def with_graphs(frames: Frames) -> pd.DataFrame:
     return out
 
 
-def client_order(classes: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+def client_order(classes: Iterable[str], groups: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """Return clients sorted by their classes, and each one's most frequent class, int `[N]` each.
 
     `classes` are texts such as "3 5 7", as `ranked_classes` returns them. The most frequent classes
-    are in client order; -1 stands for a client without classes.
+    are in client order; -1 stands for a client without classes. With `groups` of clients, texts
+    `[N]`, they are sorted by these, and have the group's place in the alphabet.
     """
+    if groups is not None:
+        places = np.unique(np.asarray(groups, str), return_inverse=True)[1]
+        return np.argsort(places, kind="stable"), places
     ranked = [[*map(int, each.split())] or [-1] for each in classes]
     order = sorted(range(len(ranked)), key=ranked.__getitem__)
     return np.array(order), np.array([each[0] for each in ranked])

@@ -1,8 +1,9 @@
 """The collaboration graph over the rounds, as adjacency matrices: who is chosen, who is in Omega.
 
-Clients are ordered by their most frequent class (then the second, and so on), so that groups of
-similar clients are blocks on the diagonal. One run: every tenth round. Several runs: one row per
-run, with the first graph, the middle and the last. --rounds draws others.
+Clients are ordered by their groups where the data have any, else by their most frequent class (then
+the second, and so on), so that similar clients are blocks on the diagonal. One run: every tenth
+round. Several runs: one row per run, with the first graph, the middle and the last. --rounds draws
+others.
 """
 
 import argparse
@@ -22,9 +23,12 @@ from dpfl_mpi.figures.command import Drawing, cifar10, limit_panels
 from dpfl_mpi.figures.frames import Frames, client_order, with_graphs
 from dpfl_mpi.figures.names import labels, wrapped
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, patches
-from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.graph import asymmetry, sparsity, within
+from dpfl_mpi.results import Result
 
 RUNS = cifar10(budget=("inf", 20, 10, 5))
+# clients in the order of their blocks [N], each one's block [N], and the names of blocks
+Blocks = tuple[np.ndarray, np.ndarray, list[str]]
 CHOSEN, LEFT_OUT = BLUE, "#F2B48C"  # dark and pale: distinct in grey print too
 MEANING = {"chosen": CHOSEN, r"in $\Omega$, not chosen": LEFT_OUT, "the client itself": DARK}
 
@@ -85,21 +89,33 @@ def squares(
         spine.set(visible=True, linewidth=0.5)
 
 
-def matrix(
-    axes: Axes, chosen: np.ndarray, omega: np.ndarray, classes: Sequence[str], t: int
-) -> None:
-    """Draw round t's graph, bool `[N, N]`, with clients grouped by their most frequent class."""
-    order, most = client_order(classes)
+def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, blocks: Blocks, t: int) -> None:
+    """Draw round t's graph, bool `[N, N]`, with clients in blocks."""
+    order, block, block_names = blocks
     n = len(order)
-    starts = np.flatnonzero(np.diff(most[order], prepend=-2))
+    starts = np.flatnonzero(np.diff(block[order], prepend=-2))
+    upright = all(len(name) < 3 for name in block_names)
     names = {}
     for start, end in zip(starts, np.append(starts[1:], n), strict=True):
-        name = str(most[order[start]])
-        fits = (end - start) / n >= 0.04 * len(name)  # else names would overlap
+        name = dict(enumerate(block_names)).get(int(block[order[start]]), "-1")
+        fits = (end - start) / n >= 0.04 * (len(name) if upright else 1)  # else names would overlap
         names[(start + end - 1) / 2] = name if fits else ""
     cells = np.where(chosen, 2, np.where(omega, 1, 0))[np.ix_(order, order)]
     squares(axes, cells, ("white", LEFT_OUT, CHOSEN, DARK), starts[1:] - 0.5, names)
+    if not upright:  # long names are on the left of the figure alone
+        axes.tick_params(axis="x", labelrotation=90)
+        place = axes.get_subplotspec()
+        axes.tick_params(axis="y", labelleft=place is not None and place.is_first_col())
     axes.set_title(f"{round_name(t)}\nsparsity {100 * sparsity(chosen):.1f} %", fontsize=7, pad=3)
+
+
+def blocks_of(clients: pd.DataFrame, result: Result | None) -> Blocks:
+    """Return the blocks of a Run's clients, of groups or most frequent classes."""
+    order, block = client_order(clients["classes"], groups := clients.get("group"))
+    if groups is not None:
+        return order, block, sorted(set(groups))
+    names = list(map(str, range(block.max() + 1)))  # CSV files have no others
+    return order, block, result.class_names if result else names
 
 
 def draw_rounds(
@@ -154,35 +170,44 @@ def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
         ends = sorted({first, max(first, last // 2), last})
         asked = rounds or (["every"] if not several else list(map(str, ends)))
         shown.append(rounds_to_show(first, last, asked, r.run))
-    classes = {run: list(part["classes"]) for run, part in frames["clients"].groupby("run")}
+    lines_of = frames["clients"].groupby("run")
+    clients = {run: part.dropna(axis="columns", how="all") for run, part in lines_of}
+    blocks = {r.run: blocks_of(clients[r.run], getattr(r, "result", None)) for r in lines}
 
     def panel(axes: Axes, i: int, t: int) -> None:
         line, of_run = lines[i], graphs[lines[i].run]
         chosen = of_run[t]().matrix()
         recorded = 0 in of_run and t < line.omega_until  # else this round's Omega is another
         omega = of_run[0]().matrix() if recorded else np.zeros_like(chosen)
-        matrix(axes, chosen, omega, classes[line.run], t)
+        matrix(axes, chosen, omega, blocks[line.run], t)
 
     figure = draw_rounds(shown, names if several else [""], panel)
-    figure.supxlabel("sender, by most frequent class", fontsize=7)
-    figure.supylabel("receiver, by most frequent class", fontsize=7)
+    kinds = {"group" if "group" in clients[r.run] else "most frequent class" for r in lines}
+    figure.supxlabel(f"sender, by {' or '.join(sorted(kinds))}", fontsize=7)
+    figure.supylabel(f"receiver, by {' or '.join(sorted(kinds))}", fontsize=7)
     pads = {"w_pad": 0.01, "h_pad": 0.02, "wspace": 0.02, "hspace": 0.02}
     figure.get_layout_engine().set(**pads)  # type: ignore[union-attr]
     patches(figure, MEANING)
     data = []
     for r, ts, name in zip(lines, shown, names, strict=True):
-        sets = [set(each.split()) for each in classes[r.run]]
+        sets = [set(each.split()) for each in clients[r.run]["classes"]]
         shared = np.array([[bool(a & b) for b in sets] for a in sets])
         shared &= ~np.eye(len(sets), dtype=bool)
+        groups = clients[r.run].get("group")
         columns_of_run = {key: getattr(r, key) for key in ("method", "setting", "budget", "seed")}
         text.append(f"{name} on {r.setting}, seed {r.seed}")
         for t in ts:
             values = measure(graphs[r.run][t]().matrix(), shared)
             data.append({"run": Path(r.run).stem} | columns_of_run | {"round": t} | values)
             edges = f"{values['edges']:5d} edges, sparsity {100 * values['sparsity']:5.1f} %"
-            alike = f"{100 * values['edges_sharing_a_class']:5.1f} % between clients that share"
-            pairs = f"(of all pairs {100 * values['pairs_sharing_a_class']:.1f} %)"
-            text.append(f"  round {t:3d}: {edges}, {alike} a class {pairs}")
+            inside, what = "sharing_a_class", "between clients that share a class"
+            if groups is not None:
+                shares = within(graphs[r.run][t](), groups.to_numpy(str))
+                inside, what = "inside_a_group", "inside a group"
+                data[-1] |= dict(zip((f"edges_{inside}", f"pairs_{inside}"), shares, strict=True))
+            alike = f"{100 * data[-1][f'edges_{inside}']:5.1f} % {what}"
+            pairs = f"(of all pairs {100 * data[-1][f'pairs_{inside}']:.1f} %)"
+            text.append(f"  round {t:3d}: {edges}, {alike} {pairs}")
         if max(ts) >= r.omega_until:
             change = f"from round {r.omega_until:.0f} on Omega is another, which is not recorded"
             text.append(f"  {change}: clients in it that are not chosen are not shown")

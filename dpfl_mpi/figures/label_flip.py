@@ -47,7 +47,8 @@ def chance(flipped: np.ndarray) -> float:
 
 def matrix(axes: Axes, result: Result, t: int) -> None:
     """Draw a round's graph, benign clients first. An edge has the colour of its sender's group."""
-    flipped, (order, _) = result["client/flipped"], client_order(ranked_classes(result))
+    order, _ = client_order(ranked_classes(result), result.groups)
+    flipped = result["client/flipped"]
     order = np.concatenate([order[~flipped[order]], order[flipped[order]]])
     colour = np.where(flipped, 2, 1)[None, :]
     cells = np.where(result.graph(t), colour, 0)[np.ix_(order, order)]

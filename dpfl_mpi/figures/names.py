@@ -97,13 +97,6 @@ def rank(run: Run) -> tuple[float, float, int]:
     return place, -budget_order(run), run.finetune_epochs
 
 
-def class_names(result: Result) -> list[str]:
-    """Return the names of the classes, or their numbers where the result does not list names."""
-    classes = result["client/class_counts"].shape[1]
-    names = list(map(str, result.listed("class_names")))
-    return names if len(names) == classes else list(map(str, range(classes)))
-
-
 def text_label(name: str) -> str:
     """Return a name with its budget as mathtext, in which a line cannot break."""
     budget = r"B_c = (inf|[\d.]+N?)"

@@ -29,7 +29,7 @@ RUNS = [
 ]
 # 0 to 1; classes is below 0 if the two agree less than by chance
 MEASURES = {
-    "homophily": "homophily: share of\nclasses in common",
+    "homophily": "homophily: share of\nclasses (group) in common",
     "reciprocity": "reciprocity: share of\nedges both ways",
     "asked": "asked: Gini index of\nhow often chosen",
     "gap": "gap of the averaging\nmatrix (1: all mixed)",
@@ -43,6 +43,13 @@ OPTIONS = {
         "help": "random graphs per z-score (default: 50)",
     }
 }
+
+
+def in_common(result: Result) -> np.ndarray:
+    """Return which clients share a group where the data have groups, else `overlap`, `[N, N]`."""
+    if (groups := result.groups) is not None:
+        return groups[:, None] == groups
+    return overlap(result["client/class_counts"])
 
 
 def overlap(counts: np.ndarray) -> np.ndarray:
@@ -119,18 +126,19 @@ def jaccard(a: CollaborationGraph, b: CollaborationGraph) -> float:
 def of_round(result: Result, t: int) -> dict[str, float]:
     """Return the `MEASURES` of round t's graph."""
     graph, counts = result.chosen(t), result["client/class_counts"]
+    kinds = counts.argmax(1) if (groups := result.groups) is None else groups
     one_way = asymmetry(graph.matrix())[0] if len(graph.senders) else float("nan")
     return {
-        "homophily": homophily(graph, overlap(counts)),
+        "homophily": homophily(graph, in_common(result)),
         "reciprocity": 1 - one_way,
         "asked": gini(np.bincount(graph.senders, minlength=graph.n)),
         "gap": spectral_gap(graph, result["client/p"]),
-        "classes": rand_index(communities(graph), counts.argmax(1)),
+        "classes": rand_index(communities(graph), kinds),
     }
 
 
 def z_of_round(result: Result, t: int, draws: int) -> float:
-    common = overlap(result["client/class_counts"])
+    common = in_common(result)
     return z_score(result.chosen(t), common, draws, np.random.default_rng(0))
 
 
@@ -191,6 +199,9 @@ def draw(frames: Frames, draws: int = 50) -> Drawing:
     parts = [data, scores]
     text = f"{table}\n\nAll are 0 to 1 (classes: 0 is chance). "
     text += f"z: against {draws} graphs with the same degrees.\n"
+    if any(result.groups is not None for result in frames.runs["result"]):
+        text += "Where clients have groups, homophily is the share of edges inside a group, "
+        text += "and classes compares the communities with the groups.\n"
     searched = set(graphs[graphs["t"] == 0]["run"])
     paths = [str(r.path) for group in repetitions(frames.files["result"]) for r in group]
     in_order = list(dict.fromkeys(path for path in paths if path in searched))

@@ -18,11 +18,11 @@ import pandas as pd
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import Drawing
-from dpfl_mpi.figures.frames import Frames, client_order, ranked_classes
-from dpfl_mpi.figures.names import class_names
+from dpfl_mpi.figures.frames import Frames, clients
+from dpfl_mpi.figures.graph_evolution import blocks_of
 from dpfl_mpi.figures.style import looks, over_repetitions
 from dpfl_mpi.figures.tables import deviation
-from dpfl_mpi.graph import asymmetry, sparsity
+from dpfl_mpi.graph import asymmetry, sparsity, within
 from dpfl_mpi.results.summary import outcome, slowest_seconds, texts
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
@@ -52,9 +52,11 @@ def layout(weights: np.ndarray) -> np.ndarray:
 def describe(line: Any) -> dict[str, Any]:
     """Return all that the page shows of one run, a line of `runs`, for JSON."""
     result, rounds = line.result, slice(0, line.result.last_round + 1)
-    order, dominant = client_order(ranked_classes(result))
+    order, block, block_names = blocks_of(clients(result), result)
+    names = result.named().get("name")
     accuracies = pd.DataFrame(100 * result["round/test_acc"][rounds, result.benign])
-    summary = texts(outcome(result)).items()
+    by_group = {f"{name}, test accuracy, %": mean for name, mean in result.by_group().items()}
+    summary = texts(outcome(result) | by_group).items()
     return {
         "name": f"{line.row}, seed {line.seed}",
         "file": result.path.name,
@@ -76,8 +78,11 @@ def describe(line: Any) -> dict[str, Any]:
         "high": rounded(accuracies.quantile(0.9, axis=1), 2),
         "client_curves": [rounded(100 * row, 1) for row in result["round/test_acc"][rounds].T],
         "order": order.tolist(),
-        "classes": class_names(result),
-        "dominant": dominant.tolist(),
+        "classes": result.class_names,
+        "names": None if names is None else names.tolist(),
+        "by": "most frequent class" if result.groups is None else "group",
+        "block": block.tolist(),
+        "blocks": block_names,
         "counts": result["client/class_counts"].tolist(),
         "omega_until": line.omega_until,
         **graph_data(result),
@@ -99,10 +104,11 @@ def describe(line: Any) -> dict[str, Any]:
 
 def graph_data(result: Any) -> dict[str, list[Any]]:
     """Return Omega, each round's edges and measures, and the layout; empty without a graph."""
-    names = ("omega", "omega_indptr", "edges", "sparsity", "asymmetry", "positions")
+    names = ("omega", "omega_indptr", "edges", "sparsity", "asymmetry", "inside", "positions")
     if not len(result["graph/chosen/senders"]):
         return {name: [] for name in names}
     omega, graphs = result.omega(), [result.graph(t) for t in range(result.last_round + 1)]
+    chosen = map(result.chosen, range(len(graphs) if result.groups is not None else 0))
     share = np.mean(graphs, axis=0)  # of the rounds in which each edge is there
     return {
         "omega": omega.senders.tolist(),
@@ -110,6 +116,7 @@ def graph_data(result: Any) -> dict[str, list[Any]]:
         "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver...
         "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
         "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],
+        "inside": rounded((100 * within(graph, result.groups)[0] for graph in chosen), 1),
         "positions": np.round(layout(np.maximum(share, share.T)), 4).tolist(),
     }
 

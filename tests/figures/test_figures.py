@@ -1,6 +1,7 @@
 """Figures and tables on numbers worked out by hand for `tiny_result`."""
 
 import argparse
+import re
 import resource
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 import tiny_result
 from launch import ROOT, ended, refused, text_file
-from tiny_result import draw, module, tiny
+from tiny_result import NAMED, draw, module, tiny
 
 from dpfl_mpi.figures import command, names, paper, style, tables
 from dpfl_mpi.figures.frames import of_results
@@ -411,6 +412,29 @@ def test_motivation(made, tmp_path):
     ]
     others = [tiny(tmp_path, f"o{lr}", "local", clients=3, lr=lr) for lr in (0.01, 0.1)]
     refused("--partition motivation", draw, "motivation", others)
+
+
+def test_groups_of_clients(tmp_path):
+    """Clients 1 and 3 are in the first group, with 60 and 40 %; 0 and 2 have 80 and 100 %."""
+    grouped = tiny(tmp_path, "grouped", named=NAMED, classes=["ash", "birch", "cedar"])
+    drawing = draw("graph_evolution", [grouped])
+    axes = drawing.figure.axes[2]
+    # 0 chose 1 and 2; 2 chose 0, 3 is in Omega; 1 chose nobody, 0 is in Omega
+    expected = [[3, 0, 1, 0], [0, 3, 0, 0], [2, 0, 3, 2], [0, 1, 2, 3]]
+    assert axes.images[0].get_array().tolist() == expected
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["east", "north"]
+    assert "66.7 % inside a group (of all pairs 33.3 %)" in drawing.text
+    assert drawing.data["edges_inside_a_group"].tolist() == [0.4, 1.0, 2 / 3]
+    omega = draw("omega", [grouped], 3).data
+    assert omega[omega["measure"] == "homophily"]["value"].tolist() == [0.4, 1.0, 2 / 3]
+    table = draw("accuracy_table", [grouped]).text
+    assert re.search(r"\| method +\| +east \| +north \|\n.*\n\| DPFL.* 50.00 \| +90.00 \|", table)
+    page = draw("report", [grouped]).html
+    assert (
+        '"block":[1,0,1,0],"blocks":["east","north"]' in page
+        and '"inside":[40.0,100.0,66.7]' in page
+    )
+    assert '"names":["site-1","home","site-2","\\u00e9"],"by":"group"' in page
 
 
 def test_omega(tmp_path):

@@ -290,7 +290,7 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said, outside
         assert (method.title, method.topology, method.finetunes) == ("Mine", "none", True)
         assert method.citation == "@misc{mine, title = {Mine}}" and method.models == 2
         assert result.local_epochs().tolist() == (2 * result["round/epochs"]).tolist()
-        assert figure_names.class_names(result) == ["ash", "birch", "cedar", "elm"]
+        assert result.class_names == ["ash", "birch", "cedar", "elm"]
         assert figure_names.row_name(result.run) == "Mine"
         (row,) = accuracy_table.measure(of_results([result])).to_dict("records")
         assert (row["method"], row["setting"]) == ("Mine", "Trees Patho(2)")
