@@ -9,8 +9,8 @@ frameworks can read.
 import argparse
 import os
 import sys
+from collections import Counter
 from pathlib import Path
-from textwrap import shorten
 
 import numpy as np
 
@@ -23,13 +23,11 @@ from dpfl_mpi.plan import needs
 from dpfl_mpi.plan.needs import Needs, duration, megabytes
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.result import limit_text
-from dpfl_mpi.results.summary import WIDTH, fitted
+from dpfl_mpi.results.summary import MOST_GROUPS, WIDTH, fitted, listed, name_columns
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.files import FILES
 from dpfl_mpi.storage.files import check_apart
-
-COLUMNS = "client rank train   val  test    p_k  "  # of the table, before the classes
 
 
 def parser() -> argparse.ArgumentParser:
@@ -99,6 +97,10 @@ def data_text(run: Resolved, source: Source, partition: Partition) -> str:
         n = partition.sizes(part)
         each = f"{span(n)}, median {np.median(n):g}, mean {n.mean():.1f}"
         lines.append(f"{part:<10} {n.sum()} samples; a client has {each}")
+    if groups := Counter(partition.named(source).get("group")):
+        counted = [f"{group} {count}" for group, count in sorted(groups.items())]
+        more = f" and {len(groups) - MOST_GROUPS} more" if len(groups) > MOST_GROUPS else ""
+        lines.append(f"groups     clients by group: {', '.join(counted[:MOST_GROUPS])}{more}")
     counts, p = partition.class_counts, partition.p
     classes = (counts > 0).sum(1)
     largest = 100 * (counts.max(1) / counts.sum(1)).mean()
@@ -134,20 +136,27 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) ->
     """Return clients by classes: a column per class if they fit, else the largest classes."""
     names, counts_NC = source.class_names, partition.class_counts
     widths = [max(3, len(n), len(str(c))) for n, c in zip(names, counts_NC.max(0), strict=True)]
-    room = WIDTH - len(COLUMNS)
+    shown = range(min(rows, partition.n))
+    heads, starts = "client ", [f"{k:>6} " for k in shown]
+    for what, texts in name_columns(partition.named(source)).items():
+        column = texts[: len(shown)]
+        width = max(map(len, (what, *column)))
+        heads += f"{what:<{width}} "
+        starts = [f"{start}{text:<{width}} " for start, text in zip(starts, column, strict=True)]
+    heads += "rank train   val  test    p_k  "
+    room = WIDTH - len(heads)
     fits = sum(widths) + len(widths) - 1 <= room
     columns = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    lines = [COLUMNS + (columns if fits else "largest classes")]
-    for k in range(min(rows, partition.n)):
+    lines = [heads + (columns if fits else "largest classes")]
+    for k in shown:
         counts = counts_NC[k]
         if fits:
             text = " ".join(f"{c or '.':>{w}}" for c, w in zip(counts, widths, strict=True))
         else:
             largest = [c for c in np.argsort(-counts, kind="stable")[:6] if counts[c]]
-            each = " ".join(f"{names[c]}:{counts[c]}" for c in largest)
-            text = shorten(each, room, placeholder=" ...")
+            text = listed([f"{names[c]}:{counts[c]}" for c in largest], room)
         sizes = " ".join(f"{partition.sizes(part)[k]:>5}" for part in PARTS)
-        lines.append(f"{k:>6} {owner[k]:>4} {sizes} {partition.p[k]:>6.4f}  {text}")
+        lines.append(f"{starts[k]}{owner[k]:>4} {sizes} {partition.p[k]:>6.4f}  {text}")
     if partition.n > rows:
         lines.append(f"... and {partition.n - rows} more (--rows {partition.n})")
     return "\n".join(lines)
