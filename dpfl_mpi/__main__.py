@@ -9,10 +9,18 @@ if __name__ == "__main__":  # before the imports, which take a second; `main` un
 import gc
 import os
 import sys
+from typing import Any
 
 from dpfl_mpi.errors import Leave, UserError, complain, exit_with
 from dpfl_mpi.mpi.start import all_or_none, set_environment, start
 from dpfl_mpi.survival.signals import SIGNALS, listen
+
+
+def finished(run: Any, job: Any) -> bool:
+    """Return whether a Run has a finished result, which is printed."""
+    from dpfl_mpi.results.summary import print_finished  # on root alone
+
+    return print_finished(run, job)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -21,7 +29,8 @@ def main(arguments: list[str] | None = None) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     gc.disable()  # while modules are imported, which are no garbage
     set_environment()  # before root parses: a method of the user's may import torch
-    world, run, job = start(sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    world, run, job = start(arguments, finished)
     try:
         with all_or_none(world):
             import torch

@@ -22,6 +22,7 @@ from dpfl_mpi.mpi.start import SIZE, launched
 from dpfl_mpi.objects import as_files, plain
 from dpfl_mpi.plugins import admitted
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.summary import print_finished
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
@@ -57,6 +58,8 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
         raise UserError(f"dpfl_mpi.run starts the ranks itself; {instead}")
     settings = as_files(settings)
     resolved, job = checked(settings)
+    if print_finished(resolved, job):
+        return Result(job.out or resolved.path(job.results))
     if ranks is None:
         tasks = os.environ.get("SLURM_NTASKS", "")
         most = max(1, len(os.sched_getaffinity(0)) // job.threads_per_client)

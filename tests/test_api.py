@@ -40,7 +40,7 @@ def computed(tmp_path_factory, terminal):
     return result, printed.getvalue()
 
 
-def test_a_call_computes_what_the_command_computes(computed, tmp_path, capfd):
+def test_a_call_computes_what_the_command_computes(computed, tmp_path, capfd, monkeypatch):
     result, printed = computed
     assert result.finished and result.starts()[0]["ranks"] == 2
     assert printed.count("/2 ") == 3
@@ -49,6 +49,7 @@ def test_a_call_computes_what_the_command_computes(computed, tmp_path, capfd):
     result, _ = computed
     before = os.stat(result.path).st_mtime_ns
     fields = FIELDS | {"clients": np.int64(6), "results": result.path.parent}
+    monkeypatch.setattr(api.subprocess, "Popen", None)  # a finished one starts no ranks
     again = dpfl_mpi.run(ranks=1, quiet=True, **fields)
     assert again.path == result.path and os.stat(again.path).st_mtime_ns == before
     assert capfd.readouterr() == ("", "")

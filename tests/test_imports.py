@@ -134,13 +134,24 @@ print(sorted(set({HEAVY}) & set(sys.modules)))"""
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-def test_root_alone_loads_the_parser_and_scikit_learn(tmp_path):
-    """Of a start's seconds most are imports, once per rank."""
-    (tmp_path / "run.py").write_text("""
-import os, sys; from dpfl_mpi.__main__ import main; main(sys.argv[1:]); from mpi4py import MPI
-found = sorted({'yaml', 'sklearn', 'scipy', 'pandas'} & set(sys.modules))
-if MPI.COMM_WORLD.rank: os.write(1, f'{found}\\n'.encode())
-""")
+RANK = """
+import os, sys; from dpfl_mpi.__main__ import main
+try: main(sys.argv[1:])
+except SystemExit as end: assert end.code == 0
+from mpi4py import MPI
+names = ["yaml", "sklearn", "scipy", "pandas", "torch", "dpfl_mpi.settings"]
+os.write(1, f"{MPI.COMM_WORLD.rank} {sorted({*names} & {*sys.modules})}\\n".encode())
+"""
+
+
+def test_what_ranks_load(tmp_path):
+    """Of a start's seconds most are imports, once per rank; a finished Run needs none of them."""
+    (tmp_path / "run.py").write_text(RANK)
     few = ["--clients=8", "--rounds=0", "--tau_init=0", "--quiet", f"--results={tmp_path}"]
-    done = mpirun(2, tmp_path / "run.py", *few)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    settings, torch = "dpfl_mpi.settings", "torch"
+    for at_root, elsewhere in (([settings, torch], [settings, torch]), ([settings], [])):
+        done = mpirun(2, tmp_path / "run.py", *few, cwd=tmp_path)
+        lines = [f"0 {at_root}", f"1 {elsewhere}"]
+        assert (sorted(done.stdout.splitlines()), done.stderr) == (lines, "")
+    done = ended(sys.executable, "-m", "dpfl_mpi", *few, timeout=60, PATH="", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -15,6 +15,7 @@ from dpfl_mpi.mpi.node import remove_left
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find, short
 from dpfl_mpi.results.result import check_replaceable, date_finished
+from dpfl_mpi.results.summary import found
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
 from dpfl_mpi.storage.files import check_apart
@@ -47,7 +48,7 @@ def train(run: Run, job: Job, world: World) -> Path:
         if date is None:
             compute(path, resolved, job, checkpoints, lock)
         elif world.root and not job.quiet:
-            print(f"already finished ({date or 'date unknown'}); --fresh recomputes", flush=True)
+            print(found(date), flush=True)
         checkpoints.clear()
     finally:
         lock.release()

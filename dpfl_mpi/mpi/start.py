@@ -1,7 +1,8 @@
 """The start of a run: environment, settings and one MPI world of all ranks; and how they all end.
 
 Rank 0 alone parses the command line, before MPI starts: `--help` needs no MPI, and a wrong value is
-one sentence. The other ranks receive the settings, and so load no parser.
+one sentence. The other ranks receive the settings, and so load no parser; of a finished Run they
+load nothing.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpfl_mpi.errors import NO_READER, Leave, RootFailed, UserError, complain
-from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
-from dpfl_mpi.settings.fields import as_dict
-from dpfl_mpi.settings.values import whole
 
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
+    from dpfl_mpi.settings import Job, Resolved
+
+    Finished = Callable[[Resolved, Job], bool]
 
 # environment variables that mpirun and srun set
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
@@ -36,6 +37,10 @@ LAUNCHER_S = 5  # some launchers end all ranks with the first: root speaks befor
 
 
 # environment ------------------------------------------------------------------------------------
+def whole(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
 def launched(names: tuple[str, ...], default: int) -> int:
     """Return the first whole number in these environment variables, or `default`."""
     return next((int(os.environ[n]) for n in names if whole(os.environ.get(n, ""))), default)
@@ -78,6 +83,9 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
 def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
     """Return the Run and the Job of a command line; a mistake ends the program with a sentence."""
+    from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
+    from dpfl_mpi.settings.fields import as_dict
+
     try:
         with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
             flags = given(arguments, parser())
@@ -98,13 +106,16 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
         fail(str(error))
 
 
-def parse_or_code(arguments: Sequence[str]) -> tuple[Resolved, Job] | int:
+def parse_or_code(arguments: Sequence[str], finished: Finished) -> tuple[Resolved, Job] | int:
     """Return the settings of a command line, or an exit code, after its reason was printed.
 
     A root that ended here would leave the other ranks in MPI_Init.
     """
     try:
-        return parse(arguments)
+        settings = parse(arguments)
+        # where the launcher says no number of ranks, others may wait in MPI_Init
+        known = launched(SIZE, 0) or launched(RANK, -1) < 0
+        return 0 if known and finished(*settings) else settings
     except SystemExit as end:
         return int(end.code or 0)
     except BrokenPipeError:
@@ -132,6 +143,8 @@ def share_settings(
         if isinstance(settings, int):
             return {"exit": settings}
         on_root.append(settings)
+        from dpfl_mpi.settings.fields import as_dict
+
         run, job = settings
         derived = {"contents": run.contents, "declared": run.declared}
         return {"run": as_dict(run) | derived, "job": as_dict(job)}
@@ -139,14 +152,20 @@ def share_settings(
     received = world.decide(packed)
     if "exit" in received:
         sys.exit(received["exit"])
+    from dpfl_mpi.settings import Job, Resolved
+
     return on_root[0] if on_root else (Resolved(**received["run"]), Job(**received["job"]))
 
 
 # all ranks --------------------------------------------------------------------------------------
-def start(arguments: Sequence[str]) -> tuple[World, Resolved, Job]:
-    """Return the world and the settings of a command line, or end with an exit code."""
+def start(arguments: Sequence[str], finished: Finished) -> tuple[World, Resolved, Job]:
+    """Return the world and the settings of a command line, or end with an exit code.
+
+    That is 0 where `finished` says that the Run needs no ranks.
+    """
     alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
-    settings = parse_or_code(arguments) if alone or launched(RANK, 0) == 0 else None
+    parses = alone or launched(RANK, 0) == 0
+    settings = parse_or_code(arguments, finished) if parses else None
     if alone and isinstance(settings, int):
         sys.exit(settings)
     try:
@@ -155,8 +174,8 @@ def start(arguments: Sequence[str]) -> tuple[World, Resolved, Job]:
         if launched(RANK, 0):
             time.sleep(LAUNCHER_S)
         fail(str(error), 3)
-    read = lambda: parse_or_code(arguments) if settings is None else settings  # noqa: E731
-    return world, *share_settings(world, read)
+    read = partial(parse_or_code, arguments, finished)
+    return world, *share_settings(world, read if settings is None else lambda: settings)
 
 
 def open_world() -> World:

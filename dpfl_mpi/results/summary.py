@@ -3,6 +3,7 @@
 Lines are at most 80 columns wide; only paths may be longer.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -15,9 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import within
-from dpfl_mpi.results.result import Result, title
+from dpfl_mpi.results.result import Result, date_finished, title
 from dpfl_mpi.results.schema import PHASES
+from dpfl_mpi.settings import Job, Resolved
+from dpfl_mpi.storage.files import checkpoints_of
+from dpfl_mpi.storage.lock import Lock
 
 WIDTH = 80  # columns of a terminal
 MOST_GROUPS = 12  # that are listed each
@@ -66,6 +71,26 @@ def texts(figures: dict[str, float]) -> dict[str, str]:
     """Return figures as texts, a dash for nan."""
     decimals = {name: DECIMALS.get(name, 1) for name in figures}
     return {n: "-" if math.isnan(x) else f"{x:.{decimals[n]}f}" for n, x in figures.items()}
+
+
+def print_finished(run: Resolved, job: Job) -> bool:
+    """Return whether a Run needs no ranks: it has a finished result, which is printed.
+
+    Anything else, such as a lock, a checkpoint or a damaged file, is for `engine.train`.
+    """
+    path = Path(job.out or run.path(job.results))
+    if job.fresh or not path.is_file() or checkpoints_of(path).exists() or Lock(path).taken():
+        return False
+    with contextlib.suppress(UserError):
+        date = date_finished(run, run.key(), path, job, has_copy=False)
+        if date is not None and not job.quiet:
+            print(found(date), summary(path), sep="\n", flush=True)
+        return date is not None
+    return False
+
+
+def found(date: str) -> str:
+    return f"already finished ({date or 'date unknown'}); --fresh recomputes"
 
 
 def summary(path: Path) -> str:

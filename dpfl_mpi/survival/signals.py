@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dpfl_mpi.errors import REQUEUE, STALLED
 from dpfl_mpi.mpi.launcher import job_number, output
-from dpfl_mpi.settings import Job
 
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
+    from dpfl_mpi.settings import Job
 
 # a sweep's job on Slurm is warned by USR2
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -82,7 +82,7 @@ class Watch:
 
     def __init__(
         self,
-        job: Job,
+        job: "Job",
         world: "World",
         on_abort: Callable[[], None] = lambda: None,
         count_hang: Callable[[], int] = lambda: 1,
@@ -223,6 +223,6 @@ def seconds_left() -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def again_text(job: Job) -> str:
+def again_text(job: "Job") -> str:
     """Return which command goes on from a checkpoint; with --fresh it would delete it."""
     return "the same command without --fresh" if job.fresh else "the same command"
