@@ -24,6 +24,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.datasets import digits
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import launcher
+from dpfl_mpi.objects import ARRAYS
 from dpfl_mpi.storage.lock import born
 
 FIELDS = {"clients": 6, "rounds": 2, "tau_init": 1, "tau_train": 1, "budget": 3, "seed": 4}
@@ -64,7 +65,7 @@ def test_a_call_computes_what_the_command_computes(computed, tmp_path, capfd, mo
 
 X, Y = np.zeros((40, 4)), np.arange(40) % 2
 RANKS = "; allowed is a whole number of at least 1"
-ARRAYS = "; allowed are a path, (x, y) and (x, y, client), arrays with a row per sample"
+ARRAYS = f"; allowed are {ARRAYS}"
 
 
 @pytest.mark.parametrize(("settings", "sentence"), [
@@ -77,7 +78,7 @@ ARRAYS = "; allowed are a path, (x, y) and (x, y, client), arrays with a row per
     ({"ranks": 0}, "ranks is 0" + RANKS),
     ({"ranks": "8"}, "ranks is '8'" + RANKS),
     ({"data": (X,)}, "data is a tuple" + ARRAYS),
-    ({"data": (X, Y, Y, Y)}, "data is a tuple" + ARRAYS),
+    ({"data": (X, Y, Y, Y, Y)}, "data is a tuple" + ARRAYS),
     ({"data": (X, [[1], [1, 2]] * 20)}, "data is a tuple" + ARRAYS),
     ({"data": [X, Y]}, "data is a list" + ARRAYS),
     ({"data": (X, Y[:-1])}, "the data: y is int64 of (39,); one number or name per sample is "),
