@@ -91,7 +91,15 @@ def test_what_a_method_counts(computed, method):
         received = a["traffic/models_received"][1:]
         limits = {"cobo": (2, np.inf), "dpfl": (0, np.inf)}  # CoBo: also midpoints of pairs
         # of a graph that is fixed, or keeps fewer
-        keeping = ("dpfl_choice", "dpsgd", "nearest", "oracle", "pairwise", "random_graph")
+        keeping = (
+            "dpfl_choice",
+            "dpsgd",
+            "nearest",
+            "oracle",
+            "pairwise",
+            "random_graph",
+            "spectral",
+        )
         limits |= dict.fromkeys(keeping, (0, 2))
         low, high = limits.get(method, (expected, expected))
         assert ((low <= received) & (received <= high))[scored[1:]].all()

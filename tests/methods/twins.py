@@ -529,14 +529,18 @@ def twin_sketch(tw, o):
     return tw.peers(mix)
 
 
-def counted(tw, u, entries):
-    """Cosines of count sketches of u."""
+def count_sketches(tw, u, entries):
     draws = streams.stream(tw.run.seed, streams.SKETCH, 0, 0)
     drawn = draws.integers(0, 2 * entries, len(tw.start))
     matrix = np.zeros((len(drawn), entries))
     matrix[np.arange(len(drawn)), drawn % entries] = np.where(drawn < entries, 1, -1)
     sums = np.stack([row.numpy().astype(float) @ matrix for row in u])
-    sent = np.rint(127 * sums / abs(sums).max(1, keepdims=True))
+    return np.rint(127 * sums / abs(sums).max(1, keepdims=True))
+
+
+def counted(tw, u, entries):
+    """Cosines of count sketches of u."""
+    sent = count_sketches(tw, u, entries)
     cos = sent @ sent.T / np.sqrt(np.outer((sent**2).sum(1), (sent**2).sum(1)))
     return np.where(np.eye(N) > 0, -np.inf, cos)
 
@@ -553,6 +557,37 @@ def twin_nearest(tw, o):
             for k in range(N):
                 alike = [j for j in order[k] if cos[k, j] >= o["alike"] * max(cos[k])]
                 chosen.append(tw.draw(k, t - 1, alike[: o["pool"] * m])[:m])
+        start = [tw.over([k, *chosen[k]], w) for k in range(N)]
+        w = [tw.local(k, start[k], t * TAU) for k in range(N)]
+        u = [u[k] + (w[k] - start[k]) for k in range(N)]
+
+
+def twin_spectral(tw, o):
+    w, u, explained = [tw.local(k, tw.start, 0) for k in range(N)], [0 * tw.start] * N, 0
+    chosen = [tw.draw(k, 0, others(k))[: tw.most] for k in range(N)]
+    for t in range(1, ROUNDS + 2):
+        yield w
+        if t - 1 in (1, 2, 4):
+            unit = count_sketches(tw, u, o["entries"])
+            unit /= np.sqrt((unit**2).sum(1, keepdims=True))
+            unit -= unit.mean(0)
+            draws, edge = streams.stream(tw.run.seed, streams.SKETCH, 0, t - 1), 0
+            for _ in range(9):
+                noise = unit * (2 * draws.integers(2, size=unit.shape, dtype=np.int8) - 1)
+                edge = max(edge, np.linalg.svd(noise)[1][0] ** 2)
+            vectors, values, _ = np.linalg.svd(unit)
+            value = values[values**2 > edge] ** 2
+            if value.sum() > explained * (values**2).sum():
+                explained = value.sum() / (values**2).sum()
+                place = vectors[:, : len(value)] * value
+                length = np.sqrt((place**2).sum(1))
+                cos = place @ place.T / np.outer(length, length)
+                for k in range(N):
+                    near = sorted(
+                        (j for j in others(k) if cos[k, j] > 0.5), key=lambda j: -cos[k, j]
+                    )
+                    pool = near[: o["pool"] * tw.most] or others(k)
+                    chosen[k] = tw.draw(k, t - 1, pool)[: tw.most]
         start = [tw.over([k, *chosen[k]], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
         u = [u[k] + (w[k] - start[k]) for k in range(N)]
