@@ -4,9 +4,10 @@ csv: a row per client, round and set: client_id,round,set,loss,accuracy
   Accuracy is from 0 to 1, and empty where it is not recorded.
 clients: a row per client, of its best model by validation:
     client_id,name,group,n_train,n_val,n_test,best_round,val_accuracy,
-    accuracy,balanced_accuracy,macro_f1
-  The last three are on its test images; balanced accuracy and macro F1, as
-  defined by scikit-learn, are empty before the end of the run.
+    accuracy,balanced_accuracy,macro_f1,auc
+  The last four are on its test images; those after accuracy, as defined by
+  scikit-learn, are empty before the end of the run. AUC is of a class against
+  the rest, mean over the classes of the client's test images.
 
 Several results share one file, runs.csv beside the first one. Its first column,
 `run`, has their file names, or their paths if names repeat.

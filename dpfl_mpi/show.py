@@ -126,7 +126,7 @@ def graph(result: Result) -> str:
 def outcomes(result: Result) -> dict[str, str]:
     """Return the figures that --compare sets side by side; a dash if no client was scored."""
     out = {"state": result.state} | texts(outcome(result))
-    for metric in ("balanced_accuracy", "macro_f1"):
+    for metric in list(METRICS)[1:]:
         mean = "-"
         if "best/confusion" in result:
             scores = result.score(metric)[result.benign]
@@ -152,10 +152,10 @@ def show(result: Result, room: int = WIDTH) -> str:
         again = "goes on" if has else "starts over: there is no checkpoint"
         lines.append(f"  it is not being computed; the same command {again}")
     figures_by_name = outcomes(result)
-    balanced, f1 = (figures_by_name[name] for name in ("balanced accuracy, %", "macro F1, %"))
+    scores = [f"{METRICS[m]} {figures_by_name[f'{METRICS[m]}, %']} %" for m in list(METRICS)[1:]]
     lines += [
         *figures(result),
-        entry("scores by class", f"balanced accuracy {balanced} %, macro F1 {f1} %"),
+        entry("scores by class", ", ".join(scores)),
         origin(result),
         f"\nsettings\n{settings(run)}",
         f"\nlast rounds (means over clients)\n{rounds(result)}",

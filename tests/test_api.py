@@ -15,7 +15,7 @@ import starts
 import tiny_result
 import torch
 from launch import ROOT, refused, run_here, text_file
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import confusion_matrix, roc_auc_score
 from torch import nn
 
 import dpfl_mpi
@@ -218,7 +218,11 @@ def test_models_of_a_result(computed, tiny, tmp_path):
         model = api.model(result, k)
         assert isinstance(model, torch.nn.Module) and not model.training
         with torch.no_grad():
-            predicted = model(torch.from_numpy(images)).argmax(1).numpy()
+            logits = model(torch.from_numpy(images))
+            predicted = logits.argmax(1).numpy()
+        p, there = logits.double().softmax(1).numpy(), np.unique(labels)
+        areas = [roc_auc_score(labels == c, p[:, c]) for c in there]
+        assert result["best/test_auc"][k] == pytest.approx(np.mean(areas), abs=1e-3)
         assert (predicted == labels).mean() == result["best/test_acc"][k]
         confusion = confusion_matrix(labels, predicted, labels=range(10))
         assert np.array_equal(confusion, result["best/confusion"][k])

@@ -184,13 +184,17 @@ class Record:
         save = saved_bytes(job, parts.n, ensemble.size) > 0
         if save:
             self.rows("model/best", parts.scoring.best[:, : ensemble.size].cpu().numpy())
-        success = None
+        aucs = success = None
+        if parts.run.found("method").finetunes:  # by the row alone
+            aucs = parts.members.to_root(parts.scoring.aucs())
         if parts.run.attack and parts.run.attack.kind == "backdoor":
             success = parts.members.to_root(backdoor_success(parts.scoring))
 
         def on_root(recorder: Recorder) -> None:
             if parts.run.patience:  # a client may have stopped after the last record
                 recorder.write({"client/stopped_round": parts.members.stopped_round})
+            if aucs is not None:
+                recorder.write({"best/test_auc": aucs})
             if success is not None:
                 recorder.write({"attack/success": success})
             if save:

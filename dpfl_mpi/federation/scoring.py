@@ -1,6 +1,7 @@
 """`Scoring`: the accuracies of every client's row, its best row, and the rewards of the search."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from dpfl_mpi.federation.members import Members
 from dpfl_mpi.numerics.backend import Backend, Predict
+from dpfl_mpi.results.result import auc
 from dpfl_mpi.transport.log import Log
 
 
@@ -81,6 +83,26 @@ class Scoring:
             pairs = labels[test] * self.classes + predicted[test]
             counts = np.bincount(pairs, minlength=self.classes**2)
             self.best_confusion[i] = counts.reshape(self.classes, self.classes)
+
+    def aucs(self) -> np.ndarray:
+        """Return the AUC of each local client's best row on its test images, float64 `[K]`."""
+        clients, out = self.backend.clients, np.full(len(self.best), np.nan)
+        for b in self.backend.blocks:
+            parts: list[Tensor] = []
+
+            def predict(rows: slice, w_kW: Tensor, images: Any, parts: list[Tensor] = parts) -> Any:
+                parts.append(self.backend.logits(w_kW, images))
+                return parts[-1]
+
+            with torch.no_grad():
+                *_, labels = self.backend.score(b, self.best[b], predict)
+            for i in np.flatnonzero(self.best_round[b] >= 0):
+                # a part has the first clients, those that have images left
+                logits = torch.cat([part[i] for part in parts if i < len(part)]).cpu().numpy()
+                n_val, n_test = (n[b.start + i] for n in (clients.n_val, clients.n_test))
+                test = slice(n_val, n_val + n_test)
+                out[b.start + i] = auc(logits[test], labels[i][test])
+        return out
 
     def forget_best(self, clients: np.ndarray) -> None:
         """Let the next score of these clients, bool `[N]`, be their best."""

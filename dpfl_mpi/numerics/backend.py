@@ -177,10 +177,14 @@ class Backend:
         )
         return losses.astype(np.float64), predicted, labels
 
+    def logits(self, w_kW: Tensor, images: Any) -> Tensor:
+        """Return the logits `[k, S, C]` of a `Predict`'s images."""
+        return self.ensemble.logits(w_kW, images)
+
     def outputs(self, w_kW: Tensor, images: Any, head: str) -> tuple[Tensor, Tensor]:
         """Return logits `[k, S, C]` of a `Predict`'s images, and what `head` reads `[k, S, F]`."""
         features = self.ensemble.features(w_kW[0], images, head)
-        return self.ensemble.logits(w_kW, images), features[None]
+        return self.logits(w_kW, images), features[None]
 
     def training_features(
         self, i: int, w_1W: Tensor, most: int, head: str

@@ -218,6 +218,9 @@ class NativeBackend(Backend):
             losses = cross_entropy(logits, torch.from_numpy(labels))
         return losses.numpy().astype(np.float64), predicted.numpy(), labels
 
+    def logits(self, w_kW: Tensor, images: slice) -> Tensor:
+        return self.kernels.score(w_kW, self._scored, images, logits=True)["logits"]
+
     def outputs(self, w_kW: Tensor, images: slice, head: str) -> tuple[Tensor, Tensor]:
         read = self._read_by(head)
         scores = self.kernels.score(w_kW, self._scored, images, logits=True, read=read)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # scores, and their names in words
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}
+METRICS |= {"auc": "AUC"}
 # flags of a Job that add arrays to a result, and one of those arrays
 ADDS = {"save_models": "model/best", "mixed": "mixed/test_acc"}
 
@@ -331,6 +332,9 @@ class Result(AbstractContextManager["Result"]):
         if "best/confusion" not in self:
             reason = f"{metric} needs the confusion matrices, which are written at the end"
             raise UserError(f"{self.path} is {self.state}: {reason}")
+        if metric == "auc":  # of older results unknown
+            known = "best/test_auc" in self
+            return self["best/test_auc"] if known else np.full(self.run.clients, np.nan)
         return score(self["best/confusion"], metric)
 
     @without_inner_frames
@@ -444,6 +448,26 @@ def score(confusion: np.ndarray, metric: str) -> np.ndarray:
     if metric == "balanced_accuracy":
         return mean(ratio(right, true))
     return mean(ratio(2 * right, true + predicted))
+
+
+def auc(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Return the area under the ROC curve of a class against the rest, from 0 to 1.
+
+    Images are ordered by the probability of the class; ties count a half. The mean is over the
+    classes of the images; nan if there is one class alone. Logits are `[S, C]`.
+    """
+    x = logits.astype(np.float64)
+    probability = np.exp(x - x.max(1, keepdims=True))
+    probability /= probability.sum(1, keepdims=True)
+    areas = [math.nan]
+    for c in np.unique(labels):
+        _, place, counts = np.unique(probability[:, c], return_inverse=True, return_counts=True)
+        rank = (np.cumsum(counts) - (counts - 1) / 2)[place]
+        of_class = labels == c
+        n, others = int(of_class.sum()), int((~of_class).sum())
+        if others:
+            areas.append((rank[of_class].sum() - n * (n + 1) / 2) / (n * others))
+    return float(mean(np.array(areas)))
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -60,6 +60,8 @@ best/round                 int    N         -1..   of the best model by validati
                                                    with --finetune_epochs of the tuned models
 best/val_acc               float  N         0..1
 best/test_acc              float  N         0..1
+best/test_auc              float  N         0..1   of a class against the rest, mean over those of
+                                                   its test images; not of knnper
 best/confusion             int    N C C     0..    test images by true and predicted class
 last/test_acc              float  N         0..1
 finetune/epochs            int    E+1       0..    with --finetune_epochs: row 0 is before them

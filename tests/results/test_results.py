@@ -14,7 +14,7 @@ import pytest
 import tiny_result
 import torch
 from launch import refused, run_here
-from sklearn.metrics import balanced_accuracy_score, f1_score
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from dpfl_mpi import export, prepare, show
 from dpfl_mpi.data.own import arrays_of
@@ -24,7 +24,7 @@ from dpfl_mpi.graph import CASES, CollaborationGraph
 from dpfl_mpi.results import Result, schema
 from dpfl_mpi.results import recorder as recorders
 from dpfl_mpi.results.recorder import Recorder
-from dpfl_mpi.results.result import METRICS, score
+from dpfl_mpi.results.result import METRICS, auc, score
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage import files
 from dpfl_mpi.storage.lock import Lock
@@ -281,14 +281,16 @@ def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path,
 
 
 def test_where_a_user_meets_the_scores(result, path, tmp_path, said):
-    allowed = "allowed are accuracy, balanced_accuracy, macro_f1"
-    refused(f"there is no score auc; {allowed}", result.score, "auc")
-    balanced, f1 = (100 * result.score(m).mean() for m in ("balanced_accuracy", "macro_f1"))
-    assert f"balanced accuracy {balanced:.2f} %, macro F1 {f1:.2f} %" in said(show.main, path)
+    allowed = "allowed are accuracy, balanced_accuracy, macro_f1, auc"
+    refused(f"there is no score f1; {allowed}", result.score, "f1")
+    by_class = list(METRICS)[1:]
+    balanced, f1, area = (100 * np.nanmean(result.score(m)) for m in by_class)
+    line = f"balanced accuracy {balanced:.2f} %, macro F1 {f1:.2f} %, AUC {area:.2f} %"
+    assert line in said(show.main, path).replace("\n" + " " * 23, " ")
     said(export.main, path, "--format", "clients", "--out", tmp_path / "c.csv")
     rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
-    for metric in ("balanced_accuracy", "macro_f1"):
-        assert [float(row[metric]) for row in rows] == result.score(metric).tolist()
+    for metric in by_class:
+        assert [row[metric] for row in rows] == [export.text(x) for x in result.score(metric)]
     rng = np.random.default_rng(0)
     truth = [rng.choice(rng.choice(5, rng.integers(1, 6), replace=False), 30) for _ in range(20)]
     taken = [np.where(rng.random(30) < 0.6, y, rng.integers(0, 5, 30)) for y in truth]
@@ -297,10 +299,17 @@ def test_where_a_user_meets_the_scores(result, path, tmp_path, said):
     assert (confusion.sum(2) == 0).any(), "clients without some class"
     macro_f1 = functools.partial(f1_score, average="macro")
     theirs = {"balanced_accuracy": balanced_accuracy_score, "macro_f1": macro_f1}
-    assert ["accuracy", *theirs] == list(METRICS)
+    assert ["accuracy", *theirs, "auc"] == list(METRICS)
     for metric, function in theirs.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes that are predicted and not there
             expected = [function(y, p) for y, p in both]
         np.testing.assert_allclose(score(confusion, metric), expected, rtol=1e-12)
         assert np.isnan(score(np.zeros((3, 3)), metric))
+    for y in truth:
+        logits = rng.integers(0, 3, (len(y), 5)).astype(np.float32) + (y[:, None] == np.arange(5))
+        p = np.exp(logits.astype(float) - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)  # as there, so that ties are ties
+        classes = np.unique(y)
+        areas = [roc_auc_score(y == c, p[:, c]) for c in classes if len(classes) > 1]
+        assert auc(logits, y) == pytest.approx(np.mean(areas or np.nan), nan_ok=True, rel=1e-9)
