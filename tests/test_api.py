@@ -206,7 +206,7 @@ def test_models_of_a_result(computed, tiny, tmp_path):
     assert repr(tiny) == f"<{run}: finished, test accuracy 70.00 %, {tmp_path}/tiny.h5>"
     tiny.file.close()
     arrays = lambda: tiny["best/test_acc"], lambda: tiny.listed("mean")
-    for read in (tiny.names, tiny.omega, tiny.starts, tiny.to_pandas, *arrays):
+    for read in (tiny.arrays, tiny.omega, tiny.starts, tiny.to_pandas, *arrays):
         refused("tiny.h5 is closed, so nothing is read from it", read)
     result, _ = computed
     arrays, partition = digits.load(), deal(result.run, result.source)
