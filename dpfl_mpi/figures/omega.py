@@ -29,11 +29,11 @@ RUNS = [
 ]
 # 0 to 1; classes is below 0 if the two agree less than by chance
 MEASURES = {
-    "homophily": "homophily: share of\nclasses (group) in common",
+    "homophily": "homophily: classes\n(groups) in common",
     "reciprocity": "reciprocity: share of\nedges both ways",
     "asked": "asked: Gini index of\nhow often chosen",
     "gap": "gap of the averaging\nmatrix (1: all mixed)",
-    "classes": "classes: Rand index\nof the communities",
+    "classes": "classes (groups): Rand\nindex of the communities",
 }
 OPTIONS = {
     "draws": {
