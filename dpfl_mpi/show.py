@@ -28,7 +28,7 @@ from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import as_dict, fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests
 
-CLASSES_WIDTH = 44  # columns for the classes of a client
+CLASSES_WIDTH = 53  # columns for the name and the classes of a client
 ROUNDS, CLIENTS = 8, 4  # shown: the last rounds, and the clients at either end
 
 
@@ -83,9 +83,10 @@ def clients(result: Result, room: int) -> str:
     """Return a table of the best and the worst clients by test accuracy."""
     test, names = result["best/test_acc"], result.class_names
     labels, classes = name_columns(result.named()), []
+    left = CLASSES_WIDTH - max(map(len, labels.get("name", [""])))
     for counts in result["client/class_counts"]:
         largest = [c for c in np.argsort(-counts, kind="stable") if counts[c]]
-        classes.append(listed([f"{names[c]}({counts[c]})" for c in largest], CLASSES_WIDTH))
+        classes.append(listed([f"{names[c]}({counts[c]})" for c in largest], left))
     columns: dict[str, Any] = labels | {
         "test %": percent(test, 1),
         "val %": percent(result["best/val_acc"], 1),
