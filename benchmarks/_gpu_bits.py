@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from _samples import PAPER_SGD, S, clients_of
-from dpfl_mpi.numerics.gpu_backend import GpuBackend
 from local_training import SUBJECTS, Subject, scales
 
 from dpfl_mpi.models import cnn, resnet, text
@@ -56,9 +55,7 @@ def backend_of(
     parts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
     both = parts[: len(train)], parts[len(train) :]
     clients = clients_of(ensemble, samples, labels, *both, augment=dtype == "uint8")
-    if device.type == "cpu":
-        return NativeBackend(ensemble, clients, optimiser)
-    return GpuBackend(ensemble, clients, optimiser)
+    return NativeBackend(ensemble, clients, optimiser)
 
 
 def rows_of(backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +121,8 @@ def of_scoring(backend: Backend) -> Iterator[tuple[str, Any]]:
     models = others.data_ptr() + 4 * others.stride(0) * np.arange(len(p), dtype=np.uint64)
     for rows in backend.blocks:
         k = rows.stop - rows.start
-        yield f"validation {rows.start}", backend.validation_losses(rows, others.expand(k, -1, -1))
+        losses = backend.validation_losses(rows, others.expand(k, -1, -1))
+        yield from ((f"validation {i}", of) for i, of in enumerate(losses, rows.start))
         x, p_x, many = 0.3 * w[rows].double(), np.full(k, 0.3), np.full(k, len(p))
         sums = x, x + total, torch.zeros(k, 2, w.shape[1], device=device), p_x, p_x + p.sum()
         chooser = backend.chooser(rows, sums, np.zeros((k, 4)))

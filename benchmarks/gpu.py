@@ -45,8 +45,6 @@ import _gpu_bits
 import numpy as np
 import torch
 from _samples import CIFAR, PAPER_SGD, S
-from dpfl_mpi.numerics.gpu_backend import USUAL, GpuBackend
-from dpfl_mpi.numerics.native import describe
 from torch import nn
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
@@ -55,8 +53,10 @@ from dpfl_mpi.numerics import gpu
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.gpu import TEAM, Gpu
+from dpfl_mpi.numerics.gpu import TEAM, USUAL, Gpu
+from dpfl_mpi.numerics.kernels import describe
 from dpfl_mpi.numerics.lanes.declared import SOURCES
+from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import slowest_seconds
 
@@ -193,8 +193,8 @@ def by_teams(clients: Backend, team: int, cluster: int) -> Any:
             self.ends[1].synchronize()
             return float(self.ends[0].elapsed_time(self.ends[1])) / 1e3
 
-    make = functools.partial(Timed, team=team)
-    return GpuBackend(clients.ensemble, clients.clients, PAPER_SGD, make=make, cluster=cluster)
+    make = functools.partial(Timed, most=len(clients.clients), cluster=cluster, team=team)
+    return NativeBackend(clients.ensemble, clients.clients, PAPER_SGD, make)
 
 
 # the parts ---------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def rate(args: Args, report: Report) -> None:
             backend = by_teams(clients, team, cluster) if on_gpu else clients
             measure(title, functools.partial(train, backend, k))
             if on_gpu:
-                of_launch = train(backend, k) / backend.kernels.gpu.seconds()
+                of_launch = train(backend, k) / backend.kernels.machine.seconds()
                 say(f"{title}, the launch alone", of_launch)
             one = functools.partial(train, backend, 1)
             measure(f"{title}, the largest client", one, args.seconds / 3)

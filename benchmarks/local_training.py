@@ -31,13 +31,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from _samples import CIFAR, PAPER_SGD, S, clients_of
-from dpfl_mpi.numerics.native import forms
 from torch import nn
 
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models import cnn, mlp, resnet, text
 from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
+from dpfl_mpi.numerics.cpu import Cpu, forms
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.native_backend import NativeBackend
 
@@ -233,7 +233,7 @@ def ours(task: Task, form: str) -> float:
     if form == "torch":
         backend = Backend(ensemble, clients, PAPER_SGD)
     else:
-        backend = NativeBackend(ensemble, clients, PAPER_SGD, form)
+        backend = NativeBackend(ensemble, clients, PAPER_SGD, functools.partial(Cpu, form=form))
     start = time.process_time()
     with torch.no_grad():
         backend.train_epochs(block, local)

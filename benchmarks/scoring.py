@@ -15,6 +15,7 @@ each; the least seconds of this process on the core count, so other programs har
 
 import argparse
 import ctypes
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -25,15 +26,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from _samples import CIFAR, PAPER_SGD, clients_of
-from dpfl_mpi.numerics.native import FORMS, forms
 from torch import nn
 
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Clients
+from dpfl_mpi.numerics.cpu import FORMS, Cpu, forms
 from dpfl_mpi.numerics.ensemble import Ensemble
-from dpfl_mpi.numerics.lanes.declared import STRUCTURES
+from dpfl_mpi.numerics.kernels import SCORING
 from dpfl_mpi.numerics.native_backend import NativeBackend
 
 Calls = dict[str, Callable[[], object]]
@@ -68,17 +69,18 @@ def one_client(model: str, n: int) -> tuple[Ensemble, Clients]:
 
 def searching(backend: NativeBackend) -> Calls:
     """Return by name: a search over 99 models, its evaluations, and as many empty calls."""
-    native, rng, models = backend.native, np.random.default_rng(1), CANDIDATES
+    kernels, rng, models = backend.kernels, np.random.default_rng(1), CANDIDATES
     row = backend.ensemble.initial_row("kaiming", rng)
-    w = row * (1 + 0.1 * torch.randn(models + 1, native.width))
-    addresses = w.data_ptr() + 4 * native.width * np.arange(1, models + 1)
+    w = row * (1 + 0.1 * torch.randn(models + 1, kernels.width))
+    addresses = w.data_ptr() + 4 * kernels.width * np.arange(1, models + 1)
     candidates = addresses.astype(np.uint64), np.full(models, 1 / (models + 1)), rng.random(models)
     share = 1 / (models + 1)
     pair, total = w[:2].clone(), w.double().sum(0)
-    losses = np.empty((2, backend.clients.n_search[0]), np.float32)
-    images = native._chosen(backend._scored, backend._order(0))
-    task = STRUCTURES["Scoring"](pair.data_ptr(), native.width, 2, images=images)
-    task.losses = losses.ctypes.data
+    n = backend.clients.n_search
+    tasks = kernels.tasks(SCORING, backend._scored, slice(0, 1), n)
+    losses, each = torch.empty(1, 2 * n[0]), tasks.each
+    each["rows"], each["stride"], each["r"] = tasks.rows(pair[None]), kernels.width, len(pair)
+    each["losses"] = tasks.rows(losses, width=losses.shape[1])
 
     def search() -> None:
         shares = np.array([share]), np.array([1.0])
@@ -86,12 +88,12 @@ def searching(backend: NativeBackend) -> Calls:
         count = np.array([models])
         backend.chooser(slice(0, 1), start, np.zeros((1, 4))).decide(*candidates, count, count)
 
-    def evaluate(n: int) -> None:
-        task.n = n
+    def evaluate(images: int) -> None:
+        each["n"] = images
         for _ in range(models + 1):
-            native._run("score", task)
+            kernels.run("score", tasks)
 
-    evaluations = lambda: evaluate(losses.shape[1])  # noqa: E731
+    evaluations = lambda: evaluate(n[0])  # noqa: E731
     return {"search": search, "evaluations": evaluations, "calls": lambda: evaluate(0)}
 
 
@@ -156,7 +158,9 @@ def main() -> None:
     backends: dict[str, Backend] = {"torch": Backend(ensemble, clients, PAPER_SGD)}
     for form in forms():
         if form != "portable":
-            backends[form] = NativeBackend(ensemble, clients, PAPER_SGD, form)
+            backends[form] = NativeBackend(
+                ensemble, clients, PAPER_SGD, functools.partial(Cpu, form=form)
+            )
     sums, out = pair.double(), pair.clone()
     shares = np.array([0.01]), np.array([0.3]), np.array([0.7])
     candidate = sums[:, 0], sums[:, 1], pair[:, 0], *shares, out
