@@ -96,7 +96,7 @@ class Models:
         native, why = try_native("auto", *parts)
         if why:
             complain(f"warning: PyTorch computes, several times slower: {why}")
-        self.backend: Any = native or Backend(*parts, 1)
+        self.backend: Any = native or Backend(*parts)
         self.rows = ensemble.zeros(self.n)
         self.rows[:, : ensemble.size] = torch.from_numpy(result["model/best"])
 

@@ -20,7 +20,7 @@ from dpfl_mpi import api, plugins
 from dpfl_mpi.datasets._pickles import unpickle
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.methods import Method
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.cpu import LIBRARY
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Run
@@ -318,7 +318,7 @@ def test_the_tables_of_methods_are_those_of_the_files():
 def test_the_first_page_shows_the_default_run(tmp_path):
     graph_evolution = pytest.importorskip("dpfl_mpi.figures.graph_evolution")
     frames, image = pytest.importorskip("dpfl_mpi.figures.frames"), pytest.importorskip("PIL.Image")
-    if not native.LIBRARY.exists():  # PyTorch has other last bits, and so a few other edges
+    if not LIBRARY.exists():  # PyTorch has other last bits, and so a few other edges
         pytest.skip("the kernels were not built")
     with Result(run_here(tmp_path / "a.h5", {}, kernels="native")) as result:
         drawn = graph_evolution.draw(frames.of_results([result])).text

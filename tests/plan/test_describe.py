@@ -18,7 +18,7 @@ from dpfl_mpi.describe import main, time_text
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import place
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics import native_backend
 from dpfl_mpi.plan import needs
 from dpfl_mpi.settings import Job, Run
 
@@ -142,9 +142,9 @@ def test_a_plan_counts_what_root_writes_and_slots_of_encoded_rows():
 
 def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(said, monkeypatch):
     def load(path=None):
-        raise UserError("the CPU kernels were not built")
+        raise UserError("the kernels were not built")
 
-    monkeypatch.setattr(native, "load", load)
+    monkeypatch.setattr(native_backend, "load", load)
     assert "steps of" in said(main, "--clients", 3, "--rounds", 1)
 
 
