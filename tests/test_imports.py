@@ -139,7 +139,7 @@ import os, sys; from dpfl_mpi.__main__ import main
 try: main(sys.argv[1:])
 except SystemExit as end: assert end.code == 0
 from mpi4py import MPI
-names = ["yaml", "sklearn", "scipy", "pandas", "torch", "dpfl_mpi.settings"]
+names = ["yaml", "sklearn", "scipy", "pandas", "torch", "torch._dynamo", "dpfl_mpi.settings"]
 os.write(1, f"{MPI.COMM_WORLD.rank} {sorted({*names} & {*sys.modules})}\\n".encode())
 """
 

@@ -48,7 +48,7 @@ def pick_device(wanted: str, precision: str, local_rank: int = 0, ranks: int = 1
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
     # bf16 rounds factors and results, not the sums in between, as on a CPU
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     # memory is written before it is read
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return device

@@ -295,13 +295,15 @@ def try_native(
                 raise UserError("this processor has no fused multiply-add")
             make = partial(Cpu, form=kernels if kernels in FORMS else "", members=threads)
         backend = NativeBackend(ensemble, clients, optimiser, make)
-        torch.use_deterministic_algorithms(False)  # PyTorch lacks them for layers it compares here
+        # PyTorch lacks such algorithms for layers that it compares here
+        torch.set_deterministic_debug_mode("default")
         check_against_pytorch(backend.kernels, ensemble)
         return backend, ""
     except UserError as error:
         return None, str(error)
     finally:
-        torch.use_deterministic_algorithms(ensemble.device.type == "cuda")
+        # not use_deterministic_algorithms, which loads PyTorch's compiler
+        torch.set_deterministic_debug_mode("error" if ensemble.device.type == "cuda" else "default")
 
 
 def check_against_pytorch(kernels: Kernels, ensemble: Ensemble) -> None:
