@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from dpfl_mpi.errors import Leave, UserError, complain, exit_with
-from dpfl_mpi.mpi.start import all_or_none, set_environment, start
+from dpfl_mpi.mpi.start import all_or_none, modules_by_name, set_environment, start
 from dpfl_mpi.survival.signals import SIGNALS, listen
 
 
@@ -33,7 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
     world, run, job = start(arguments, finished)
     try:
         with all_or_none(world):
-            import torch
+            with modules_by_name():
+                import torch
 
             from dpfl_mpi.engine.train import train
             from dpfl_mpi.results.summary import summary
