@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from dpfl_mpi.data.source import FORMAT, KINDS, NAMES, Arrays, digest, in_file, made_by
+from dpfl_mpi.datasets._archives import files_in
 from dpfl_mpi.errors import INTERRUPTED, UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.plugins import admit, admitted, find, shipped, short
 from dpfl_mpi.settings.command_line import Parser
@@ -158,7 +159,7 @@ def fingerprint(source: Path | None, module: ModuleType) -> str:
     if not source.is_dir():
         return f"sha256:{sha256(source)}"
     sha = hashlib.sha256()
-    for path in sorted(p for p in source.rglob("*") if p.is_file()):
+    for path in files_in(source):
         stat = path.stat()
         line = f"{path.relative_to(source).as_posix()}:{stat.st_size}:{stat.st_mtime_ns};"
         sha.update(line.encode("utf-8", "surrogateescape"))

@@ -47,15 +47,28 @@ def entries(
 
 
 def in_folder(source: Path, largest: int) -> Iterator[Entry]:
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            inside = PurePosixPath(path.relative_to(source).as_posix())
-            yield inside, functools.partial(read_bytes, path, largest)
+    for path in files_in(source):
+        inside = PurePosixPath(path.relative_to(source).as_posix())
+        yield inside, functools.partial(read_bytes, path, largest)
+
+
+def files_in(
+    source: Path, folder: Path | None = None, above: tuple[Path, ...] = ()
+) -> Iterator[Path]:
+    """Yield the files of a folder in the order of their paths; links to folders are followed."""
+    folder = folder or source
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise UserError(f"{source} holds {folder.name}, a folder that may not be read; allow it")
+    here = folder.resolve()
+    if any(here == path or here in path.parents for path in above):
+        raise UserError(f"{source} holds {folder.name}, a link to a folder above it; remove it")
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield from files_in(source, path, (*above, here))
+        elif path.is_file():
+            yield path
         elif path.is_symlink():
-            target = "a folder" if path.is_dir() else "nothing"
-            raise UserError(f"{source} holds {path.name}, a link to {target}; copy it there")
-        elif path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
-            raise UserError(f"{source} holds {path.name}, a folder that may not be read; allow it")
+            raise UserError(f"{source} holds {path.name}, a link to nothing; copy it there")
 
 
 def bounded(source: Path, name: str, size: int, largest: int, read: Callable[[], bytes]) -> bytes:
