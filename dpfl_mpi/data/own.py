@@ -45,12 +45,7 @@ def arrays_of(
         owners, clients = numbered(where, "client", client, len(samples))
     elif group is not None:
         raise UserError(f"{where} has group without client, whom each sample belongs to")
-    if test is None:
-        is_test = choose_a_fifth(owners)
-        # a class that only this fifth has stays in training
-        is_test &= np.isin(labels, labels[~is_test])
-    else:
-        is_test = flags(where, test, len(samples))
+    is_test = fixed_fifth(labels, owners) if test is None else flags(where, test, len(samples))
     parts = ~is_test, is_test
     if not is_test.any() or is_test.all():
         counts = f"{parts[0].sum()} training and {parts[1].sum()} test samples"
@@ -67,6 +62,12 @@ def arrays_of(
     owned = {"train_clients": train_clients, "test_clients": test_clients, "client_names": clients}
     groups = () if group is None else groups_of(where, group, owners, clients)
     return replace(out, **owned, client_groups=groups)
+
+
+def fixed_fifth(labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Return a fifth of each owner's samples, bool `[M]`; a class of it alone stays in training."""
+    out = choose_a_fifth(np.unique(owners, return_inverse=True)[1])
+    return out & np.isin(labels, labels[~out])
 
 
 def samples_of(where: str, x: np.ndarray) -> np.ndarray:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.data.own import arrays_of, fixed_fifth
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._archives import check_one, entries, warn_of_unread
+from dpfl_mpi.datasets._archives import check_one, entries, first_five, warn_of_unread
 from dpfl_mpi.datasets._pickles import read_npy
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.storage.foreign import memory, refused_as
 
 PAPER = {"partition": "natural", "min_samples": 3}
@@ -38,8 +38,8 @@ def read(source: Path) -> Arrays:
     train, test = ({k for part, k in found if part == name} for name in ("train", "test"))
     if not found:
         raise UserError(f"{source} is no folder of PFLlib's: there is no train/0.npz")
-    if odd := sorted(train ^ test):
-        raise UserError(f"{source}: client {odd[0]} has no file in one of train and test")
+    tell(source, train, test)
+    found = {place: data for place, data in found.items() if place[1] in train}
     places = sorted(found, key=lambda place: (place[0] == "test", place[1]))
     first = found[places[0]][0]
     texts = first.ndim == 2 and first.dtype.kind in "iu"
@@ -58,7 +58,24 @@ def read(source: Path) -> Arrays:
     is_test = np.repeat([part == "test" for part, _ in places], sizes)
     note = f"PFLlib's {source.name}, {len(train)} clients"
     x, y = np.concatenate(samples), np.concatenate(labels)
+    is_test |= fixed_fifth(y, client) & np.isin(client, sorted(train - test))
     return arrays_of(x, y, client, is_test, str(source), note)
+
+
+def tell(source: Path, train: set[int], test: set[int]) -> None:
+    """Warn of clients whose number changes, or of which a file is missing."""
+    lacks = {
+        "they are left out": ("train", test - train),
+        "a fifth of their samples is their test part": ("test", train - test),
+    }
+    for so, (part, clients) in lacks.items():
+        if clients:
+            names = first_five(list(map(str, sorted(clients))))
+            complain(f"warning: {source}: no {part}/K.npz of the clients {names}: {so}")
+    if gaps := sorted({*range(max(train, default=0))} - train):
+        names = first_five(list(map(str, gaps)))
+        renumbered = f"the {len(train)} clients are numbered from 0, and named by their files"
+        complain(f"warning: {source}: no client {names}: {renumbered}")
 
 
 def read_client(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -441,6 +441,23 @@ def test_pfllib(tmp_path, capsys):
     assert (str(run.partition), run.clients, run.model) == ("natural", 4, "mlp")
     assert open_source(run).dtype == "float32"
 
+    gaps = {name: data for name, data in files.items() if "1.npz" not in name}
+    del gaps["test/2.npz"], gaps["train/3.npz"]
+    capsys.readouterr()
+    out = pfllib.read(folder(tmp_path / "gaps", gaps))
+    told = capsys.readouterr().err.replace(str(tmp_path / "gaps"), "gaps").splitlines()
+    assert told == [
+        f"warning: gaps: no {what}"
+        for what in (
+            "train/K.npz of the clients 3: they are left out",
+            "test/K.npz of the clients 2: a fifth of their samples is their test part",
+            "client 1: the 2 clients are numbered from 0, and named by their files",
+        )
+    ]
+    assert out.client_names == ("0", "2")
+    assert np.bincount(out.train_clients).tolist() == [9, 8]
+    assert np.bincount(out.test_clients).tolist() == [3, 1]
+
     def text(k, m):  # as generate_AGNews.py: an array of objects [M, 2], tokens and their number
         return np.array([([1 + k] * (3 + k), 3 + k) for _ in range(m)], dtype=object)
 
@@ -465,8 +482,6 @@ def test_pfllib(tmp_path, capsys):
     assert not path.exists()
     twice = files | {f"b/{name}": data for name, data in files.items()}
     unstaged(tmp_path, "pfllib", twice, "several data sets, in ., b")
-    del files["test/2.npz"]
-    unstaged(tmp_path, "pfllib", files, "client 2 has no file")
     unstaged(tmp_path, "pfllib", {"x": b""}, "there is no train/0.npz")
 
 
