@@ -1,14 +1,15 @@
 """Read images by split and class, as uint8 of one size."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.datasets._archives import check_one, entries, first_five, is_hidden, warn_of_unread
+from dpfl_mpi.datasets._archives import check_one, entries, is_hidden, warn_of_unread
+from dpfl_mpi.datasets._folders import check_classes
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import UNREADABLE, memory, refused_as
 
@@ -37,69 +38,89 @@ def image_splits(
         shape: height, width and channels; by default those of the first image, in colour if any
             image has colour.
     """
-    from tqdm import tqdm
-
     found: dict[str, list[tuple[str, str, np.ndarray]]] = {split: [] for split in splits}
     unread = Counter[str]()  # images elsewhere, and other files here
-    seen = set[PurePosixPath]()
-    size, channels, total = shape, 1, 0
-    with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
-        for path, read in entries(source):
-            placed = len(path.parts) > 2 and path.parts[-3] in found
-            image = path.suffix.lower() in SUFFIXES
-            if is_hidden(path) or not (placed or image):
-                continue
-            if not (placed and image):
-                unread[str(path.parent)] += 1
-                continue
-            split, name, file = path.parts[-3:]
-            if path in seen:
-                raise UserError(f"{source} holds {path} twice; pack it anew")
-            seen.add(path)
-            if classes is not None and name not in classes:
-                raise UserError(f"{source}: {split} holds {name}; allowed are {', '.join(classes)}")
-            colour = None if shape is None else shape[2] == 3
-            pixels = decode(read(), f"{source}: {path}", colour)
-            size = size or pixels.shape
-            if pixels.shape[:2] != size[:2]:
-                wanted = f"{size[0]}x{size[1]}"
-                wanted = f"; allowed is {wanted}" if shape else f", the first image {wanted}"
-                raise UserError(f"{source}: {path} is {pixels.shape[0]}x{pixels.shape[1]}{wanted}")
-            channels = max(channels, pixels.shape[2])
-            total += pixels.nbytes
-            if 2 * total > memory():
-                raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
-            found[split].append((name, file, pixels))
-            bar.update()
+
+    def is_read(path: PurePosixPath, _: Any) -> bool:
+        placed = len(path.parts) > 2 and path.parts[-3] in found
+        image = path.suffix.lower() in SUFFIXES
+        if is_hidden(path) or not (placed or image):
+            return False
+        if not (placed and image):
+            unread[str(path.parent)] += 1
+            return False
+        split, name = path.parts[-3:-1]
+        if classes is not None and name not in classes:
+            raise UserError(f"{source}: {split} holds {name}; allowed are {', '.join(classes)}")
+        return True
+
+    images = decoded(source, is_read, shape)
+    for path, pixels in images.items():
+        split, name, file = path.parts[-3:]
+        found[split].append((name, file, pixels))
     places = ", ".join(f"{split}/CLASS" for split in splits)
     warn_of_unread(source, unread, f"{', '.join(sorted(SUFFIXES))} in {places}")
-    check_one(source, (path.parents[2] for path in seen))
+    check_one(source, (path.parents[2] for path in images))
     names = classes or tuple(sorted({name for name, _, _ in found[splits[0]]}))
+    channels = max((pixels.shape[2] for pixels in images.values()), default=1)
     out = {}
     for split, rows in found.items():
         check_classes(source, split, {name for name, _, _ in rows}, names)
         rows.sort(key=lambda row: row[:2])
-        images = np.empty((len(rows), *rows[0][2].shape[:2], channels), np.uint8)
-        for image, (_, _, pixels) in zip(images, rows, strict=True):
-            image[:] = pixels  # a grey one three times where others have colour
-        out[split] = images, np.array([names.index(name) for name, _, _ in rows], np.int64)
+        labels = np.array([names.index(name) for name, _, _ in rows], np.int64)
+        out[split] = stacked([pixels for _, _, pixels in rows], channels), labels
     return out, names
 
 
-def check_classes(source: Path, split: str, found: set[str], classes: tuple[str, ...]) -> None:
-    missing, others = sorted({*classes} - found), sorted(found - {*classes})
-    if classes and not missing and not others:
-        return
-    if missing:
-        what = f"no image of the class {missing[0]}"
-    else:
-        what = f"other classes ({first_five(others)})" if others else "no image"
-    every = f"every class of {', '.join(classes)}" if 0 < len(classes) <= 20 else "every class"
-    raise UserError(f"{source}: {split} holds {what}; expected {split}/CLASS/*.png for {every}")
+def decoded(
+    source: Path,
+    is_read: Callable[[PurePosixPath, Callable[[], bytes]], bool],
+    shape: tuple[int, ...] | None = None,
+    side: int = 0,
+) -> dict[PurePosixPath, np.ndarray]:
+    """Return the images of a folder or archive for which `is_read(path, what reads it)`.
+
+    They are of one size: `shape`, that of the first one, or scaled to `side` x `side`.
+    """
+    from tqdm import tqdm
+
+    found: dict[PurePosixPath, np.ndarray] = {}
+    size, total = shape, 0
+    with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
+        for path, read in entries(source):
+            if not is_read(path, read):
+                continue
+            if path in found:
+                raise UserError(f"{source} holds {path} twice; pack it anew")
+            colour = None if shape is None else shape[2] == 3
+            pixels = decode(read(), f"{source}: {path}", colour, side)
+            size = size or pixels.shape
+            if pixels.shape[:2] != size[:2]:
+                wanted = f"{size[0]}x{size[1]}"
+                mend = f", the first image {wanted}; --size {min(size[:2])} scales all"
+                mend = f"; allowed is {wanted}" if shape else mend
+                raise UserError(f"{source}: {path} is {pixels.shape[0]}x{pixels.shape[1]}{mend}")
+            found[path] = pixels
+            total += pixels.nbytes
+            if 2 * total > memory():
+                raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
+            bar.update()
+    return found
 
 
-def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
-    """Return an image's pixels, uint8 `[H, W, C]`; without `colour`, grey if the image is grey."""
+def stacked(pixels: Sequence[np.ndarray], channels: int) -> np.ndarray:
+    """Return images `[M, H, W, channels]`; a grey one is repeated where others have colour."""
+    out = np.empty((len(pixels), *pixels[0].shape[:2], channels), np.uint8)
+    for image, one in zip(out, pixels, strict=True):
+        image[:] = one
+    return out
+
+
+def decode(data: bytes, where: str, colour: bool | None, side: int = 0) -> np.ndarray:
+    """Return an image's pixels, uint8 `[H, W, C]`; without `colour`, grey if the image is grey.
+
+    With a `side` it is scaled to a square.
+    """
     from PIL import Image
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -113,7 +134,10 @@ def decode(data: bytes, where: str, colour: bool | None) -> np.ndarray:
             raise UserError(f"{where} has {frames} frames; a sample is one image")
         eight_bits = to_eight_bits(image, where)
         grey = eight_bits.mode in ("1", "L") if colour is None else not colour
-        pixels = np.asarray(eight_bits.convert("L" if grey else "RGB"))
+        eight_bits = eight_bits.convert("L" if grey else "RGB")
+        if side:
+            eight_bits = eight_bits.resize((side, side), Image.Resampling.BILINEAR)
+        pixels = np.asarray(eight_bits)
     return pixels.reshape(*pixels.shape[:2], -1)
 
 

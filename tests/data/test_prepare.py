@@ -21,7 +21,15 @@ from launch import refused, text_file
 from making import folder, images, leaf, real, records, stored, tar, zipped
 
 from dpfl_mpi.data.source import in_file, open_source, read_rows
-from dpfl_mpi.datasets import _archives, cifar10, cifar100, cinic10, femnist
+from dpfl_mpi.datasets import (
+    _archives,
+    cifar10,
+    cifar100,
+    cinic10,
+    femnist,
+    image_folder,
+    text_folder,
+)
 from dpfl_mpi.datasets import arrays as own
 from dpfl_mpi.plugins import find
 from dpfl_mpi.prepare import default_out, main, prepare
@@ -33,6 +41,7 @@ NAMES = cifar10.CLASSES
 def stage(dataset, source, out, **options):
     """Return the sentence of `prepare` with the data set's default options."""
     defaults = {"femnist": {"classes": "all", "min_samples": 0}, "cifar100": {"labels": "fine"}}
+    defaults["text_folder"] = {"vocabulary": 9, "length": 9}
     return prepare(dataset, source, out, defaults.get(dataset, {}) | options)
 
 
@@ -207,7 +216,7 @@ p.main(['image_folder', '--source', sys.argv[1], '--out', sys.argv[2]])
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_run_leaves_nothing_half_done(tmp_path, how):
-    source = folder(tmp_path / "i", images(("train", "test"), ("a",), each=2))
+    source = folder(tmp_path / "i", images(("train", "test"), ("a", "b"), each=2))
     out = tmp_path / "out" / "i.h5"
     words = [sys.executable, "-c", SLOW, source, out]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
@@ -216,7 +225,7 @@ def test_killed_run_leaves_nothing_half_done(tmp_path, how):
         run.wait(30)
     assert not out.exists()
     assert len(list(out.parent.iterdir())) == (how == signal.SIGKILL)
-    assert "2 training" in stage("image_folder", source, out)
+    assert "4 training" in stage("image_folder", source, out)
     assert [p.name for p in out.parent.iterdir()] == ["i.h5"]
 
 
@@ -271,7 +280,8 @@ def test_what_does_not_fit(tmp_path):
         ("cinic10", files | boat, "test holds boat; allowed are airplane, auto"),
         ("cinic10", {"x.txt": b""}, "train holds no image of the class airplane"),
         ("cinic10", images(three, NAMES, 1, (28, 28)), "is 28x28; allowed is 32x32"),
-        ("image_folder", {"x.txt": b""}, "train holds no image"),
+        ("image_folder", {"x.txt": b""}, "holds no image; expected {train,test}/CLASS/* or"),
+        ("text_folder", {"train.csv": b"1"}, 'needs lines of a class and a text: "3","Title"'),
         ("image_folder", one | images(("test",), ("a",)), "test holds no image of the class b"),
         ("image_folder", one | more, "test holds other classes (c, d, e, f, g and 2 more)"),
         ("image_folder", two | images(("test",), ("b",), 1, (16, 8)), "is 16x8, the first"),
@@ -289,14 +299,100 @@ def test_what_does_not_fit(tmp_path):
         unstaged(tmp_path, "arrays", tmp_path / name, f"{name} is no whole npz file; np.savez(")
 
 
+def test_folders_of_clients(tmp_path, capsys):
+    """As PACS: a folder per domain; one is of grey images, one of another size."""
+    files = images(("photo", "cartoon"), ("dog", "horse"), 10)
+    files |= images(("sketch",), ("dog", "horse"), 10, (16, 8))
+    source = folder(tmp_path / "pacs", files)
+    unstaged(tmp_path, "image_folder", source, "is 16x8, the first image 32x32; --size 32 scales")
+    out = image_folder.read(source, size=8)
+    assert out.client_names == ("cartoon", "photo", "sketch") and out.class_names == (
+        "dog",
+        "horse",
+    )
+    assert (out.train_images.shape[1:], out.client_groups) == ((8, 8, 3), ())
+    assert np.bincount(out.test_clients).tolist() == [4, 4, 4]
+    out = image_folder.read(source, 8, clients_per_folder=2)
+    assert out.client_names[:3] == ("cartoon-0", "cartoon-1", "photo-0")
+    assert out.client_groups == ("cartoon", "cartoon", "photo", "photo", "sketch", "sketch")
+    of_client = np.bincount(np.r_[out.train_clients, out.test_clients])
+    assert of_client.tolist() == [10] * 6
+    alone = folder(
+        tmp_path / "alone",
+        {
+            name.removeprefix("photo/"): data
+            for name, data in files.items()
+            if name.startswith("photo")
+        },
+    )
+    assert image_folder.read(alone).train_clients is None
+    refused("--clients_per_folder is 2; allowed is 1", image_folder.read, alone, 0, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_tiny_imagenet(tmp_path, capsys):
+    image = dict(zip("abcd", images(("s",), ("c",), 4).values(), strict=True))
+    files = {f"tiny/train/{c}/images/{c}_{i}.JPEG": image[i] for c in ("n1", "n2") for i in "ab"}
+    files |= {"tiny/train/n1/n1_boxes.txt": b"", "tiny/words.txt": b"n1\tgoldfish"}
+    files |= {f"tiny/{part}/images/{i}.JPEG": image[i] for part in ("val", "test") for i in "abcd"}
+    lines = "a.JPEG\tn2\t0\t1\t2\t3\nb.JPEG\tn1\t0\t1\t2\t3\nc.JPEG\tn2\nd.JPEG\tn1\n"
+    files["tiny/val/val_annotations.txt"] = lines.encode()
+    out = image_folder.read(tar(tmp_path / "tiny.tar", files))
+    assert out.class_names == ("n1", "n2") and out.train_labels.tolist() == [0, 0, 1, 1]
+    assert out.test_labels.tolist() == [0, 0, 1, 1]  # b, d, a, c
+    assert np.array_equal(out.test_images[2], out.train_images[0])
+    left = "files of tiny/test/images (4) are not read"
+    assert left in capsys.readouterr().err
+
+
+def test_texts(tmp_path):
+    """Words are numbered by the training part: b 2, a 3, é 4; others are 1."""
+    files = {"n-train/x/1": b"b, B a", "n-train/y/2": "\xe9 a b".encode("latin-1")}
+    files |= {"n-test/x/3": b"a new b b", "n-test/y/4": b""}
+    out = text_folder.read(folder(tmp_path / "n", files), vocabulary=9, length=3)
+    assert out.train_images.tolist() == [[2, 2, 3], [4, 3, 2]]
+    assert out.test_images.tolist() == [[3, 1, 2], [0, 0, 0]]
+    assert (out.class_names, out.vocabulary) == (("x", "y"), 5)
+    out = text_folder.read(tmp_path / "n", vocabulary=1, length=9)
+    assert out.train_images.tolist() == [[2, 2, 1, 0], [1, 1, 2, 0]]
+    head = b"label,title,text\n"
+    files = {
+        "train.csv": head + b'2,"a, a",b\n1,b,c\n1,b,c\n2,b,c',
+        "test.csv": head + b"1,d,a\n1,,",
+    }
+    for lists, names in (({}, ("1", "2")), ({"classes.txt": b"World\nArts\n"}, ("Arts", "World"))):
+        path = tar(
+            tmp_path / "ag.tar", {f"ag/{name}": data for name, data in (files | lists).items()}
+        )
+        out = text_folder.read(path, vocabulary=9, length=3)
+        assert out.class_names == names  # b 2, c 3, a 4
+        assert out.train_images.tolist() == [[4, 4, 2], [2, 3, 0], [2, 3, 0], [2, 3, 0]]
+        assert out.test_images.tolist() == [[1, 4, 0], [0, 0, 0]]
+        assert [names[label] for label in out.train_labels[:2]] == (
+            ["Arts", "World"] if lists else ["2", "1"]
+        )
+    alone = {f"{c}/{t}/{i}": b"word" for c in "pq" for t in "st" for i in range(5)}
+    out = text_folder.read(folder(tmp_path / "c", alone), 9, 9)
+    assert out.client_names == ("p", "q") and np.bincount(out.test_clients).tolist() == [2, 2]
+
+
 def test_links_and_what_is_twice_or_too_large_are_refused(tmp_path, monkeypatch):
     """An image that was left out, or counted twice, would be no word."""
     source = folder(tmp_path / "whole", images(("train", "test"), ("a", "b")))
     refuse = functools.partial(unstaged, tmp_path, "image_folder")
-    for target, what in (("a", "a folder"), ("none", "nothing")):
-        (source / "train" / "c").symlink_to(source / "train" / target)
-        refuse(source, f"whole holds c, a link to {what}; copy it there")
+    for target, what in (
+        ("..", "a folder above it; remove it"),
+        ("none", "nothing; copy it there"),
+    ):
+        (source / "train" / "c").symlink_to(source / target)
+        refuse(source, f"whole holds c, a link to {what}")
         (source / "train" / "c").unlink()
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "train").symlink_to(source / "train")
+    (linked / "test").symlink_to(source / "test")
+    both = [prepare("image_folder", p, tmp_path / "l.h5", {}, True) for p in (source, linked)]
+    assert both[0] == both[1]
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, how: path.name != "b")  # root may read all
         refuse(source, "whole holds b, a folder that may not be read; allow it")
@@ -427,8 +523,8 @@ def test_files_that_are_not_read_are_named(tmp_path, capsys):
     stage("image_folder", folder(tmp_path / "i", files | more), tmp_path / "b.h5")
     left_out = "files of b (1), e (1), f (1), train/a/x (1), train/b (2) and 1 more are not read"
     error = capsys.readouterr().err
-    assert error.startswith(f"warning: {tmp_path / 'i'}: {left_out}; read are .bmp, .dib, .gif,")
-    assert error.endswith(" in train/CLASS, test/CLASS\n")
+    read = "images in {train,test}/CLASS/* or CLIENT/CLASS/*"
+    assert error == f"warning: {tmp_path / 'i'}: {left_out}; read are {read}\n"
     assert in_file(tmp_path / "a.h5").sha256 == in_file(tmp_path / "b.h5").sha256
 
 

@@ -211,7 +211,7 @@ def test_odd_archives(tmp_path):
         refused("is encrypted", read, file)
     texts = zipped(tmp_path / "b.npz", {"x": b"text", "y": b"text"})
     refused("x is truncated, or no array of NumPy's", arrays.read, texts)
-    source = folder(tmp_path / "i", images(("train", "test"), ("a",), 2))
+    source = folder(tmp_path / "i", images(("train", "test"), ("a", "b"), 2))
     for part in ("train", "test"):
         os.rename(os.fsencode(source / part / "a"), os.fsencode(source / part) + b"/\xff")
     refused("which is not UTF-8", prepare.prepare, "image_folder", source, tmp_path / "x.h5", {})

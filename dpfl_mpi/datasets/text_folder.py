@@ -1,0 +1,117 @@
+"""Texts of one's own: `{train,test}/CLASS/*`, `CLIENT/CLASS/*`, or `{train,test}.csv`.
+
+A line of a CSV file is a class and a text, in one or several columns, as of AG News. Words are
+numbered by how often the training part has them: 0 fills up short texts, 1 is any other word.
+"""
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from dpfl_mpi.data.own import arrays_of, fixed_fifth
+from dpfl_mpi.data.source import Arrays
+from dpfl_mpi.datasets._archives import check_one, entries, is_hidden
+from dpfl_mpi.datasets._folders import LAYOUTS, layout
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.settings import option
+from dpfl_mpi.storage.foreign import memory, refused_as
+
+OWN_DATA = True
+SOURCE = f"a folder {LAYOUTS} of texts, as 20 Newsgroups, or {{train,test}}.csv, as AG News, "
+SOURCE += "or a tar or zip archive of one"
+NO_DOWNLOAD = "these are your own texts: name them with --source PATH"
+FILE_BYTES = 2**30  # most
+FIRST = 2  # the number of the most frequent word
+
+
+@dataclass(frozen=True)
+class Options:
+    vocabulary: int = option(10_000, "words of the vocabulary, the most frequent ones", low=1)
+    length: int = option(128, "words of a text that are kept, the first ones", low=1)
+    clients_per_folder: int = option(
+        1, "clients that the texts of each folder CLIENT are dealt to", low=1
+    )
+
+
+def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1) -> Arrays:
+    """Return the first words of each text, as numbers in the vocabulary of the training part."""
+    files, total = {}, 0
+    for path, get in entries(source, FILE_BYTES):
+        if not is_hidden(path):
+            files[path] = get()
+            total += len(files[path])
+            if 4 * total > memory():
+                raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
+    columns: dict[str, np.ndarray] = {}
+    if tables := {p: data for p, data in files.items() if p.name in ("train.csv", "test.csv")}:
+        check_one(source, (path.parent for path in tables))
+        texts, y, test = of_tables(source, tables)
+        lists = [data for path, data in files.items() if path.name == "classes.txt"]
+        y = named(y, text_of(lists[0]).split("\n") if lists else [])
+    else:
+        found = layout(source, files, {}, what="text")
+        columns = found.dealt(clients_per_folder)
+        texts, y, test = [text_of(files.pop(p)) for p in found.files], found.label, found.test
+    if test is None:
+        test = fixed_fifth(y, columns.get("client", y))
+    split = [words(text)[:length] for text in texts]
+    counts = Counter(
+        word for part, held in zip(split, test, strict=True) if not held for word in part
+    )
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]
+    number = {word: FIRST + i for i, word in enumerate(ranked)}
+    x = np.zeros((len(split), max(map(len, split), default=0)), np.int32)
+    for row, part in zip(x, split, strict=True):
+        row[: len(part)] = [number.get(word, 1) for word in part]
+    note = f"{len(ranked)} of {len(counts)} words of the training part, {x.shape[1]} per text"
+    return arrays_of(x, y, test=test, where=str(source), note=note, **columns)
+
+
+def of_tables(
+    source: Path, tables: dict[PurePosixPath, bytes]
+) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+    """Return the texts, their classes and which are the test part (None with one table)."""
+    texts: list[str] = []
+    y: list[str] = []
+    sizes, heads = [], None
+    for path in sorted(tables, key=lambda path: path.name, reverse=True):  # train first
+        with refused_as(f"{source}: {path} is no table of a class and a text", (csv.Error,)):
+            rows = [row for row in csv.reader(io.StringIO(text_of(tables[path]))) if row]
+        if heads is None and rows and not rows[0][0].isdigit():
+            heads = rows[0] if rows[0][0] not in {row[0] for row in rows[1:]} else []
+        if rows and rows[0] == heads:  # names of columns
+            del rows[0]
+        if not rows or min(map(len, rows)) < 2:
+            needs = 'lines of a class and a text: "3","Title","Text"'
+            raise UserError(f"{source}: {path} needs {needs}")
+        y += [row[0] for row in rows]
+        texts += [" ".join(row[1:]) for row in rows]
+        sizes.append(len(rows))
+    test = np.repeat([False, True], sizes) if len(sizes) == 2 else None
+    return texts, np.array(y), test
+
+
+def named(y: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Return the classes 1, 2, ... by `names`, where these are as many."""
+    names = [name.strip() for name in names if name.strip()]
+    if {*y} != {str(1 + i) for i in range(len(names))}:
+        return y
+    return np.array(names)[y.astype(int) - 1]
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def text_of(data: bytes) -> str:
+    """Return a text in UTF-8, or else in Latin-1, as 20 Newsgroups has some."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
