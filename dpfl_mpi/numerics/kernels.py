@@ -40,13 +40,16 @@ class Tasks:
         each = self.each[:k].view(np.uint8).copy()  # as bytes: four times as fast
         return Tasks(each.view(self.each.dtype), self.width, self.held)
 
-    def rows(self, rows: Tensor, dtype: torch.dtype = torch.float32, width: int = 0) -> np.ndarray:
+    def rows(
+        self, rows: Tensor, dtype: torch.dtype = torch.float32, width: int | None = None
+    ) -> np.ndarray:
         """Return where each of the rows `[k, ..., width]`, by default W, lies, int64 `[k]`.
 
         They are held. `ValueError`: they have another type, shape or gaps.
         """
-        k, width, now = len(self.each), width or self.width, rows.shape
-        if rows.dtype is not dtype or now[0] != k or now[-1] != width or rows.stride(-1) != 1:
+        k, now, gaps = len(self.each), rows.shape, rows.numel() and rows.stride(-1) != 1
+        width = self.width if width is None else width
+        if rows.dtype is not dtype or now[0] != k or now[-1] != width or gaps:
             was = f"{rows.dtype} {tuple(now)} with strides {rows.stride()}"
             raise ValueError(f"rows that are {was}, not {k} of {width} {dtype} without gaps")
         return self.parts(rows, rows.stride(0) * self._numbers)
