@@ -89,10 +89,11 @@ def hostile(tmp_path_factory):
     """Return the path of a report on two runs whose names look like parts of a page."""
     folder, i = tmp_path_factory.mktemp("hostile"), np.arange(240) % len(NAMES)
     x = np.random.default_rng(0).integers(0, 60, (240, 4, 4)) + 30 * i[:, None, None]
-    results, fields = [], {"dataset": "arrays", "partition": "pathological", "clients": 3}
-    fields |= {"method": "random_graph", "budget": 2, "classes_per_client": 2}
+    results, fields = [], {"dataset": "arrays", "partition": "natural", "clients": 3}
+    fields |= {"method": "random_graph", "budget": 2}
+    client = np.array(NAMES[3:])[np.arange(240) // len(NAMES) % 3]
     for name in ("{{DATA}}", "{{GROUPS}}"):
-        arrays = arrays_of(x.astype(np.uint8) + len(results), i)
+        arrays = arrays_of(x.astype(np.uint8) + len(results), i, client, group=client)
         data = folder / f"{name}.h5"
         prepare.write(dataclasses.replace(arrays, class_names=NAMES), "arrays", data, own=True)
         more = {"data": str(data), "rounds": 1, "tau_train": 1}
@@ -105,8 +106,8 @@ def test_names_are_texts_whatever_they_look_like(hostile):
     page = hostile.read_text()
     assert [run["classes"] for run in stored(page, "RUNS")] == [list(NAMES)] * 2
     settings = [group["setting"] for group in stored(page, "GROUPS")]
-    assert settings == ["{{DATA}} Patho(2)", "{{GROUPS}} Patho(2)"]
-    assert page.count("{{DATA}} Patho(2), {{GROUPS}} Patho(2)</") == 2  # title and heading
+    assert settings == ["{{DATA}} natural", "{{GROUPS}} natural"]
+    assert page.count("{{DATA}} natural, {{GROUPS}} natural</") == 2  # title and heading
     own = page.replace(get_plotlyjs(), "")
     assert own.count("<script") == own.count("</script") == 4 and "<!--" not in own
 
@@ -243,13 +244,14 @@ def test_it_fits_a_phone(browser, html):
 @pytest.mark.browser
 def test_no_name_runs_or_is_taken_for_html(browser, html, hostile):
     browser.get(hostile.as_uri())
-    assert browser.title.endswith(" on {{DATA}} Patho(2), {{GROUPS}} Patho(2)")
+    assert browser.title.endswith(" on {{DATA}} natural, {{GROUPS}} natural")
     assert browser.get_log("browser") == []
     assert len(of_all(browser, ".js-plotly-plot", "1")) == 7
     ticks = of_all(browser, "#matrix .xtick text", "e.textContent")
     names = {" ".join(name.split()) for name in NAMES}
     assert ticks and {" ".join(tick.split()) for tick in ticks} <= names
-    assert set(column(browser, 1)) <= set(NAMES)
+    for of_clients in (column(browser, 1), column(browser, 2)):  # names and groups
+        assert set(of_clients) == set(NAMES[3:])
     run(browser, "Plotly.Fx.hover(byName('matrix'), {xval: 0, yval: 1})")
     shown = " ".join(of_all(browser, "#matrix .hovertext text", "e.textContent"))
     assert any(name.split()[0] in shown for name in NAMES)
