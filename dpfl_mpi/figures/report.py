@@ -23,7 +23,7 @@ from dpfl_mpi.figures.graph_evolution import blocks_of
 from dpfl_mpi.figures.style import looks, over_repetitions
 from dpfl_mpi.figures.tables import deviation
 from dpfl_mpi.graph import asymmetry, sparsity, within
-from dpfl_mpi.results.summary import outcome, slowest_seconds, texts
+from dpfl_mpi.results.summary import outcome, shown_groups, slowest_seconds, texts
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
@@ -55,7 +55,7 @@ def describe(line: Any) -> dict[str, Any]:
     order, block, block_names = blocks_of(clients(result), result)
     names = result.named().get("name")
     accuracies = pd.DataFrame(100 * result["round/test_acc"][rounds, result.benign])
-    by_group = {f"{name}, test accuracy, %": mean for name, mean in result.by_group().items()}
+    by_group = {f"{name}, test accuracy, %": mean for name, mean in shown_groups(result).items()}
     summary = texts(outcome(result) | by_group).items()
     return {
         "name": f"{line.row}, seed {line.seed}",

@@ -147,16 +147,23 @@ def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
     return [*lines, entry("models received", f"{each:.2f} per client and round{before}")]
 
 
-def groups(result: Result) -> list[str]:
-    """Return lines about the groups of clients, if the data have any."""
-    if not (means := {g: value for g, value in result.by_group().items() if value == value}):
-        return []
-    shown, many = means, ""
+def shown_groups(result: Result) -> dict[str, float]:
+    """Return the mean accuracy of each group with a score; of many only the lowest and highest."""
+    means = {g: value for g, value in result.by_group().items() if value == value}
     if len(means) > MOST_GROUPS:
         ascending = sorted(means, key=means.__getitem__)
-        shown = {g: means[g] for g in (ascending[0], ascending[-1])}
-        many = f"of {len(means)} groups: lowest and highest "
-    each = (f"{g} {value:.1f} %".replace(" ", NBSP) for g, value in shown.items())
+        return {g: means[g] for g in (ascending[0], ascending[-1])}
+    return means
+
+
+def groups(result: Result) -> list[str]:
+    """Return lines about the groups of clients, if the data have any."""
+    if not (means := shown_groups(result)):
+        return []
+    count = len(np.unique(result["client/group"]))
+    two = len(means) == 2 and count > MOST_GROUPS
+    many = f"of {count} groups: lowest and highest " if two else ""
+    each = (f"{g} {value:.1f} %".replace(" ", NBSP) for g, value in means.items())
     lines = [entry("accuracy by group", many + ", ".join(each))]
     graph = result.chosen(result.last_round)
     if len(graph.senders):

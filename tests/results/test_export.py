@@ -143,7 +143,7 @@ def test_show_prints_the_run(made, said, monkeypatch):
     assert fitted(one) == one
 
 
-def test_clients_have_names_and_groups(tmp_path, said):
+def test_clients_have_names_and_groups(tmp_path, said, monkeypatch):
     """Of four clients 0 and 2 are in one group, with 80 and 100 %; 1 and 3 have 60 and 40 %."""
     classes = ["maple tree", "birch", "a very long name of a class, of which a part fits nowhere"]
     path = tiny_result.make(tmp_path / "a.h5", named=tiny_result.NAMED, classes=classes)
@@ -155,6 +155,9 @@ def test_clients_have_names_and_groups(tmp_path, said):
     assert ["2", "site-2", "1", "maple", "tree(4)", "birch(1)"] in lines
     assert ["3", "é", "0", "..."] in lines  # no number is cut
     assert max(map(len, out.splitlines()[1:])) <= 80
+    monkeypatch.setattr("dpfl_mpi.results.summary.MOST_GROUPS", 1)
+    out = said(show.main, path)
+    assert "of 2 groups: lowest and highest east 50.0 %," in out
     said(export.main, path, "--format", "clients")
     rows = rows_of(tmp_path / "a.clients.csv")
     for what, texts in tiny_result.NAMED.items():
