@@ -15,9 +15,10 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, as_dealt, in_file, open_source
 from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.models import make
-from dpfl_mpi.plugins import admit, admitted
+from dpfl_mpi.plugins import admit, admitted, changes, codes, parts
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved
+from dpfl_mpi.settings.run import PREPARED
 
 if TYPE_CHECKING:
     from dpfl_mpi.numerics.normalising import NormalisingModel
@@ -28,10 +29,14 @@ def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
     named: dict[str, Any] = {kind: name for kind, name in given.items() if name is not None}
     for kind, name in named.items():
         sha256, own = run.contents.get(kind, ""), getattr(run, kind)
-        if admit(kind, name) != sha256 or (not sha256 and name != own):
-            wrong = "other code than the run's" if sha256 else f"the run has the shipped {own}"
+        if admit(kind, name) != sha256 != PREPARED or (not sha256 and name != own):
+            wrong = f"the run has the shipped {own}"
+            if sha256:
+                then = run.declared.get(kind, {}).get("parts", {})
+                now = parts(kind, name) if admitted(kind, name) else {}
+                wrong = f"other code than the run's: {changes(now, then)}"
             raise UserError(f"--{kind} is {name}; {wrong}")
-    lacking = [kind for kind in given if kind not in named and run.contents.get(kind)]
+    lacking = [kind for kind in given if kind not in named and kind in codes(run.contents)]
     if "model" in lacking:
         one = "model is code of its own; name it"
         what = one if len(lacking) == 1 else "model and data set are code of their own; name them"
@@ -43,7 +48,8 @@ def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
 def source_of(result: Result, data: Path | None) -> Source:
     """Return the data to score on: those of the run, or those of `--data`."""
     if data is None:
-        if result.run.contents.get("dataset", "") != admitted("dataset", result.run.dataset):
+        own = codes(result.run.contents).get("dataset")
+        if own and own != admitted("dataset", result.run.dataset):
             how = f"name it with --dataset ({result.run.dataset}), or other data with --data"
             raise UserError(f"the run's data set is code of its own; {how}")
         return open_source(result.run)

@@ -8,22 +8,21 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.follow import Followers
 from dpfl_mpi.engine.record import begin_record
-from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError
+from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.node import remove_left
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find, short
-from dpfl_mpi.results.result import check_replaceable, date_finished
+from dpfl_mpi.results.result import changed_code, check_replaceable, date_finished
 from dpfl_mpi.results.summary import found
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
+from dpfl_mpi.settings.run import HEX
 from dpfl_mpi.storage.files import check_apart
 from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.survival.signals import Heard, Watch, again_text
-
-HEX = 8  # digits at the end of a result's name, which change with an edited file
 
 
 def train(run: Run, job: Job, world: World) -> Path:
@@ -46,6 +45,8 @@ def train(run: Run, job: Job, world: World) -> Path:
             key, has_copy = checkpoints.key, checkpoints.folder.is_dir()
             date = world.decide(lambda: date_finished(resolved, key, path, job, has_copy))
         if date is None:
+            if world.root and not job.quiet and (text := changed_code(resolved, path)):
+                complain(f"note: {text}")
             compute(path, resolved, job, checkpoints, lock)
         elif world.root and not job.quiet:
             print(found(date), flush=True)

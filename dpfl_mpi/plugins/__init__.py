@@ -21,6 +21,7 @@ from dpfl_mpi.plugins.code import (
     failure,
     in_module,
     in_path,
+    parts_of,
     top,
 )
 
@@ -28,6 +29,7 @@ KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
 CODE = "code:"  # before the hash of code, as `admit` returns it
 FORMS = "a file NAME.py or MODULE:OBJECT of your own"
 ADMITTED: dict[tuple[str, str], Code] = {}  # by kind and by what the Run calls it
+LISTED = 5  # parts of code that differ; more are not named
 LOADED: dict[tuple[str, str, str], Any] = {}  # what `find` returned, by kind, name and hash
 
 
@@ -116,7 +118,7 @@ def find(kind: str, name: str) -> Any:
             target(kind, name, f"--{kind} is {name}")
         where = "executed only where a command line or a Run names it"
         raise UserError(f"the {kind} {name} is own code, {where}")
-    key = kind, name, code.sha256
+    key = kind, name, code.text_sha256
     if key not in LOADED:
         module, found = execute(f"--{kind} is {name}", code)
         if kind == "model" and callable(found) and not hasattr(found, "build"):
@@ -149,4 +151,16 @@ def admitted(kind: str, name: str) -> str:
 
 def codes(contents: Mapping[str, str]) -> dict[str, str]:
     """Return those of a Run's contents that are code, by kind."""
-    return {kind: contents[kind] for kind in KINDS if kind in contents}
+    return {kind: contents[kind] for kind in KINDS if contents.get(kind, "").startswith(CODE)}
+
+
+def parts(kind: str, name: str) -> dict[str, str]:
+    """Return the hashes of all that admitted code defines, by names such as "pacs.py: load()"."""
+    return parts_of(ADMITTED[kind, name])
+
+
+def changes(now: Mapping[str, str], then: Mapping[str, str]) -> str:
+    """Return which `parts` differ, as half a sentence."""
+    names = sorted(part for part in {*now, *then} if now.get(part) != then.get(part))
+    verb = "differs" if len(names) == 1 else "differ"
+    return f"{', '.join(names[:LISTED]) or 'its order'} {verb} from the stored one"

@@ -1,8 +1,9 @@
 """Code of one's own: its files, their hash, and its execution.
 
-The code of a file is that file, or all of its outermost package, a folder with an `__init__.py`.
-Each content is imported under a name of its own. So an edited file is executed again, and there can
-be two files or packages of one name.
+The code of a file is that file, or all of its outermost package, a folder with an `__init__.py`. A
+module counts by its syntax tree without docstrings, or by the `VERSION` that it declares. Each text
+is imported under a name of its own. So an edited file is executed again, and there can be two files
+or packages of one name.
 """
 
 import ast
@@ -13,6 +14,7 @@ import json
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -38,7 +40,8 @@ class Code(NamedTuple):
     attribute: str  # the object that MODULE:OBJECT names, or ""
     installed: bool  # Python finds it by its name
     files: tuple[str, ...]  # that the module lists in FILES
-    sha256: str
+    sha256: str  # of what counts
+    text_sha256: str  # of all bytes: what is imported
 
     @property
     def name(self) -> str:
@@ -46,7 +49,7 @@ class Code(NamedTuple):
         if self.installed:
             return self.module
         _, dot, inner = self.module.partition(".")
-        own = hashlib.sha256(f"{self.sha256} {self.root}".encode()).hexdigest()
+        own = hashlib.sha256(f"{self.text_sha256} {self.root}".encode()).hexdigest()
         return f"{OWN}{own[:16]}{dot}{inner}"
 
 
@@ -88,21 +91,81 @@ def in_module(flag: str, target: str) -> Code:
 def code_of(
     flag: str, path: Path, root: Path, module: str, attribute: str = "", installed: bool = False
 ) -> Code:
-    """Return the code of a module; the hash has no absolute path, and no name of a single file."""
+    """Return the code of a module; its hashes have no absolute path, and no name of one file."""
     modules = [root]
     if root.is_dir():
         endings = (".py", *EXTENSION_SUFFIXES)
         modules = sorted(p for p in root.rglob("*") if p.name.endswith(endings) and p.is_file())
     files = files_of(flag, path) if path.suffix == ".py" else ()
-    parts = [["" if p == path else str(p.relative_to(root)), digest(p)] for p in modules]
-    parts += [[f"file {name}", digest(path.parent / name)] for name in files]
-    sha256 = hashlib.sha256(json.dumps([attribute, *sorted(parts)]).encode()).hexdigest()
-    return Code(path, root, module, attribute, installed, files, sha256)
+    named = {"" if p == path else str(p.relative_to(root)): p for p in modules}
+    named |= {f"file {name}": path.parent / name for name in files}
+
+    def of(digest: Callable[[Path], str]) -> str:
+        return hashed([attribute, *sorted([name, digest(p)] for name, p in named.items())])
+
+    return Code(path, root, module, attribute, installed, files, of(meaning), of(text))
 
 
-def digest(path: Path) -> str:
+def hashed(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def text(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def meaning(path: Path) -> str:
+    """Return the hash of what a file computes: of its tree, its `VERSION`, or else of its bytes."""
+    nodes = statements(path)
+    values = [node.get("value", {}) for name, node in nodes if name == "VERSION"]
+    declared = [value for value in values if value.get("is") == "Constant"]
+    return hashed([path.name, declared] if declared else nodes) if nodes else text(path)
+
+
+def statements(path: Path) -> list[tuple[str, Any]]:
+    """Return the outermost statements of a module: what each defines, and its syntax tree.
+
+    Comments, docstrings and layout do not count. Empty where it is not Python or does not compile.
+    """
+    out: list[tuple[str, Any]] = []
+    if path.suffix == ".py":
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            for node in bare(ast.parse(path.read_bytes())).get("body", ()):
+                target = node.get("targets", [node.get("target", {})])[0]
+                name = node.get("name") or target.get("id") or "what it executes"
+                out.append((name.strip("'") + "()" * ("FunctionDef" in node["is"]), node))
+    return out
+
+
+def bare(node: Any) -> Any:
+    """Return a syntax tree as dicts, lists and texts, which no version of Python writes otherwise.
+
+    Docstrings are left out.
+    """
+    if isinstance(node, list):
+        return [bare(each) for each in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = dict(ast.iter_fields(node))
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+        fields["body"] = fields["body"][1:]
+    kept = {name: bare(value) for name, value in fields.items() if value not in (None, [])}
+    return {"is": type(node).__name__} | kept
+
+
+def parts_of(code: Code) -> dict[str, str]:
+    """Return the hashes of all that code defines, by names such as "pacs.py: load()"."""
+    files = [code.root, *(code.path.parent / name for name in code.files)]
+    if code.root.is_dir():
+        files[:1] = sorted(code.root.rglob("*.py"))
+    out: dict[str, str] = {}
+    for path in files:
+        for name, node in statements(path) or [("", text(path))]:
+            part = f"{path.name}: {name}" if name else path.name
+            out[part] = hashed([out.get(part), node])[:8]
+    return out
 
 
 def files_of(flag: str, path: Path) -> tuple[str, ...]:
@@ -185,7 +248,7 @@ sys.meta_path.insert(0, Own())
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     """Return the module, executed once per content, and the object that is meant (or it again)."""
     first = top(code.name)
-    version = code.sha256, code.root
+    version = code.text_sha256, code.root
     if code.installed and IMPORTED.get(first, version) != version:
         forget_modules(first)
     importlib.invalidate_caches()  # a file may be younger than the list of its folder
@@ -196,7 +259,7 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     except (Exception, SystemExit) as error:
         forget_modules(first)  # half executed
         raise UserError(f"{flag}, which fails: {failure(error, code.path, code.root)}") from None
-    if code_of(flag, *code[:5]).sha256 != code.sha256:
+    if code_of(flag, *code[:5]).text_sha256 != code.text_sha256:
         forget_modules(first)
         raise UserError(f"{flag}, which was edited while it was read; start again")
     if code.installed:

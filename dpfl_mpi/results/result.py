@@ -6,6 +6,7 @@ Each write replaces the whole file, so it can be opened after a kill at any mome
 from __future__ import annotations
 
 import functools
+import glob
 import json
 import math
 import os
@@ -20,11 +21,11 @@ import numpy as np
 from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError, printable, without_inner_frames
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.plugins import short
+from dpfl_mpi.plugins import changes, codes, short
 from dpfl_mpi.results import schema
 from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, PHASES, SCHEMA
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
-from dpfl_mpi.settings.run import stored_run
+from dpfl_mpi.settings.run import HEX, stored_run
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, open_regular, refused_as
 from dpfl_mpi.storage.lock import Lock
 
@@ -489,6 +490,24 @@ def result_of(key: Mapping[str, Any], path: Path) -> Result:
         result.close()
         raise UserError(f"{path} holds another Run (different: {', '.join(differing)})")
     return result
+
+
+def changed_code(run: Resolved, path: Path) -> str:
+    """Return how code of one's own differs from that of a result which is the same Run otherwise.
+
+    "" where `path` exists or there is no such result beside it.
+    """
+    key, own = run.key(), codes(run.contents)
+    pattern = glob.escape(path.stem[:-HEX]) + "?" * HEX + ".h5"
+    for other in path.parent.glob(pattern) if own and not path.exists() else ():
+        with suppress(UserError), Result(other) as result:
+            differing = {n for n in {*key, *result.key} if key.get(n) != result.key.get(n)}
+            if differing <= {*own}:
+                declared = result.run.declared
+                then = {n: d for k in differing for n, d in declared[k].get("parts", {}).items()}
+                now = {n: d for k in differing for n, d in run.declared[k]["parts"].items()}
+                return f"{changes(now, then)} ({other}): this is another Run"
+    return ""
 
 
 def check_current(result: Result, run: Resolved, job: Job) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import NAMED
-from dpfl_mpi.plugins import find
+from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.settings.values import SHAPES, is_file
 from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, refused_as, sha256
 
@@ -62,7 +62,7 @@ def file_sha256(path: Path) -> str:
 
 def prepare_command(dataset: str = "", out: str | Path = "") -> str:
     """Return the command that prepares a data set, or any; `out` only if it replaces nothing."""
-    downloads = dataset and hasattr(find("dataset", dataset), "DOWNLOAD")
+    downloads = dataset in shipped("dataset") and hasattr(find("dataset", dataset), "DOWNLOAD")
     words = [dataset or "DATASET", *([] if downloads else ["--source PATH"])]
     words += [f"--out {out}"] if out else []
     return f"`python -m dpfl_mpi.prepare {' '.join(words)}`"

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import NAMED
-from dpfl_mpi.plugins import FORMS, KINDS, admit, find, shipped, short
+from dpfl_mpi.plugins import FORMS, KINDS, admit, codes, find, parts, shipped, short
 from dpfl_mpi.settings import fields as schema
 from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields
 from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
@@ -32,8 +32,10 @@ from dpfl_mpi.settings.values import (
 )
 
 NUMERICS = 1  # raised by hand when numbers change: it is part of each result's name
+HEX = 8  # digits at the end of a result's name, which change with an edited file
 REPEATED = ("seed", "partition_seed", "data", "preset")  # may differ between repetitions of a Run
 UNREAD = {"budget": 1, "tau_init": 0}  # of fields a method does not read; others: their default
+PREPARED = "prepared"  # in place of the hash of code that `prepare` alone executes
 NOTHING: Mapping[str, str] = MappingProxyType({})
 # fields of older results, with the one value that is still computed
 REMOVED = {"averaging": "synchronous"}
@@ -190,6 +192,10 @@ class Run:
         }
         check_method(filled, method)
         code = {kind: sha256 for kind, sha256 in code.items() if sha256}
+        # what was prepared counts by its content
+        by_data = code.get("dataset") and not hasattr(dataset, "load")
+        if by_data and getattr(dataset, "WEIGHTS", "pool") == "pool":
+            code["dataset"] = PREPARED
         known = contents(filled, dataset, gone)
         if known.get("graphs") == "":
             allowed = f"allowed are {', '.join(NAMED)}, a file of edges or a result"
@@ -212,7 +218,7 @@ class Run:
         """Return the name of the result: `<dataset>-<partition>-<method>-B<b>-s<seed>-<8 hex>`."""
         run = self.resolve()
         text = json.dumps({"numerics": NUMERICS, **run.key()}, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        digest = hashlib.sha256(text.encode()).hexdigest()[:HEX]
         budget = "-Bfile" if "budget" in run.contents else f"-B{run.budget}".replace(":", "-")
         budget = "" if "budget" in run.declared.get("method", {}).get("unread", ()) else budget
         names = f"{short(run.dataset)}-{run.partition.kind}-{short(run.method)}"
@@ -270,8 +276,11 @@ class Resolved(Run):
         return self
 
     def found(self, kind: str) -> Any:
-        """Return its `dataset`, `method` or `model`, as `plugins.find` does."""
-        return find(kind, getattr(self, kind))
+        """Return its `dataset`, `method` or `model`, as `plugins.find` does.
+
+        Data that code of one's own has prepared are `arrays`: that code is not executed.
+        """
+        return find(kind, "arrays" if self.contents.get(kind) == PREPARED else getattr(self, kind))
 
     @property
     def deals_test(self) -> bool:
@@ -459,6 +468,8 @@ def facts(
     about = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
     out["method"] |= {n: value for n, value in about.items() if isinstance(value, str | int)}
     out["method"] |= {"unread": sorted(method.unread), "tuning": tuning_of(method)}
+    for kind in codes(code):
+        out[kind]["parts"] = parts(kind, filled[kind])
     if "dataset" in out:
         out["dataset"]["title"] = dataset.TITLE
     return out
@@ -474,7 +485,8 @@ def stored_run(attributes: Mapping[str, Any]) -> tuple[Resolved, dict[str, Any]]
     except UserError as error:
         raise ValueError(str(error)) from None
     for about in declared.values():
-        for name, kind in (("name", str), ("title", str), ("tuning", dict), ("most", int)):
+        types = {"name": str, "title": str, "tuning": dict, "most": int, "parts": dict}
+        for name, kind in types.items():
             if not isinstance(about.get(name, kind()), kind):
                 raise ValueError(f"declared is {declared}")
     names = [name for name in (*FILES, *KINDS) if name in key]

@@ -16,8 +16,9 @@ from dpfl_mpi.figures import names as figure_names
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.plugins import admit, find, names
-from dpfl_mpi.plugins.code import in_path
+from dpfl_mpi.plugins.code import in_path, parts_of
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import changed_code
 from dpfl_mpi.settings import Run
 from dpfl_mpi.sweep import wanted
 
@@ -74,11 +75,39 @@ def test_a_package_is_the_code_of_each_of_its_files(tmp_path):
     inside = in_path("--method", one / "pack" / "part.py")
     assert (inside.module, inside.root) == ("one.pack.part", one)
     for name in FILES:
-        own.write(one, **{name: FILES[name] + "#\n"})
+        own.write(one, **{name: FILES[name] + "x = 0\n"})
         assert hash_of(one / "start.py") != first, name
         own.write(one, **{name: FILES[name]})
     (one / "notes.txt").touch()
     assert hash_of(one / "start.py") == first
+
+
+BARE = "N = 2\ndef load(a, b=1):\n    return [a + b, '1', N]\n"
+SAME = """# what it is
+'''Docstring.'''
+N = (2)  # two
+
+
+def load(a, b = 1):
+    "Return it."
+    return [
+        a + b, "1", N]
+"""
+OTHERS = ["N = 2\ndef load(a, b=1):\n    return [a + b, 1, N]\n", BARE.replace("2", "2.0")]
+OTHERS += [f"{BARE}N = 2\n", "def load(a, b=1):\n    return [a + b, '1', N]\nN = 2\n"]
+
+
+def test_code_counts_without_its_comments_or_by_its_version(tmp_path):
+    hashes = [hash_of(own.write(tmp_path, data=text) / "data.py") for text in (BARE, SAME)]
+    assert hashes[0] == hashes[1]
+    hashes += [hash_of(own.write(tmp_path, data=text) / "data.py") for text in OTHERS]
+    assert len({*hashes}) == 1 + len(OTHERS)
+    versions = [f"{text}VERSION = {value}\n" for value in (1, 2, "N") for text in (BARE, OTHERS[0])]
+    hashes = [hash_of(own.write(tmp_path, data=text) / "data.py") for text in versions]
+    assert hashes[0] == hashes[1] != hashes[2] == hashes[3] != hashes[4] != hashes[5]
+    (tmp_path / "a.pt").write_text("1")
+    parts = parts_of(in_path("", own.write(tmp_path, data=f"{BARE}FILES = ['a.pt']\n") / "data.py"))
+    assert [*parts] == ["data.py: N", "data.py: load()", "data.py: FILES", "a.pt"]
 
 
 def test_relative_imports_find_the_files_of_the_package(tmp_path):
@@ -218,7 +247,7 @@ def test_an_edit_is_another_run_and_the_same_code_elsewhere_is_not(tmp_path):
     own_files = [f"{name}.{end}" for name in texts for end in ("py", "pt")]
     for name in ("helper.py", "nets/parts.py", *own_files):
         with (a / name).open("a") as file:
-            file.write("# edited\n")
+            file.write("edited = 1\n")
         slugs.append(run(a).slug())
     assert len(set(slugs)) == 9
 
@@ -233,6 +262,12 @@ def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_pat
     refused(sentence, run_here, old.path(tmp_path), fields)
     assert not old.path(tmp_path).exists()
     run_here(tmp_path / "mine-s42-20261126.h5", fields)  # a date is no other Run
+    done = run_here(run_of(at).path(tmp_path), fields)
+    (at / "helper.py").write_text("SCALE = 3.0\n")
+    again = run_of(at), run_of(at).path(tmp_path)
+    note = f"helper.py: SCALE differs from the stored one ({done}): this is another Run"
+    assert changed_code(*again) == note
+    assert changed_code(run_of(at, seed=9), again[1]) == ""
 
 
 def test_options_are_declared_as_the_shipped_ones(tmp_path):
@@ -378,5 +413,10 @@ def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):
     result = result_of({"dataset": "trees.py", "tau_init": 0} | own.SMALL)
     declared = json.loads(str(result.file.attrs["declared"]))["dataset"]
     assert result.finished and declared == {"name": "trees", "title": "Trees"}
+    key = Run(dataset="trees.py", **own.SMALL).resolve().key()
+    (tmp_path / "trees.py").write_text((tmp_path / "trees.py").read_text() + "later = 1\n")
+    assert Run(dataset="trees.py", **own.SMALL).resolve().key() == key
+    monkeypatch.setattr(plugins, "ADMITTED", {})
+    assert result.source.sha256 == key["data"]  # its code is not needed
     sentence = "error: digits has no read(source) and needs no file: run --dataset digits\n"
     assert said(prepare.main, "digits", code=2) == sentence
