@@ -16,10 +16,10 @@ from launch import refused
 
 from dpfl_mpi import describe, plugins
 from dpfl_mpi.__main__ import main
-from dpfl_mpi.mpi import start as command
 from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.plugins import find, names
 from dpfl_mpi.settings import Job, Resolved, Run
+from dpfl_mpi.settings import command_line as command
 from dpfl_mpi.settings import run as config
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.values import parse as value_of
