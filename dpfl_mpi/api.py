@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfl_mpi import batch
 from dpfl_mpi.errors import UserError, without_inner_frames
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.mpi.start import SIZE, launched
@@ -26,7 +27,6 @@ from dpfl_mpi.results.summary import print_finished
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
-from dpfl_mpi.settings.values import whole
 from dpfl_mpi.survival.signals import handled
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
 
     Args:
         ranks: MPI ranks to start. The default is one per core of this machine, or for
-            `threads_per_client` cores, but no more than clients; in a Slurm job one per task.
+            `threads_per_client` cores, but no more than clients; in a batch job one per task.
         settings: the fields of `Run` and `Job` by name, as on the command line:
             `method="dpfl", clients=32, quiet=True`. A method may also be a module or a function
             `round(fed, state, t)`, a model a class called as `NAME(shape, classes)`, and data
@@ -61,9 +61,9 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
     if print_finished(resolved, job):
         return Result(job.out or resolved.path(job.results))
     if ranks is None:
-        tasks = os.environ.get("SLURM_NTASKS", "")
+        tasks = sum(batch.tasks())
         most = max(1, len(os.sched_getaffinity(0)) // job.threads_per_client)
-        ranks = int(tasks) if whole(tasks) else min(most, resolved.clients)
+        ranks = tasks or min(most, resolved.clients)
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise UserError(f"ranks is {ranks!r}; allowed is a whole number of at least 1")
     start(ranks, settings)
@@ -184,7 +184,7 @@ def environment() -> dict[str, str]:
     package = Path(__file__).resolve().parents[1]
     if not package.name.endswith("-packages"):  # it is not installed
         paths.append(str(package))
-    single = {} if os.environ.get("SLURM_JOB_ID") else OPEN_MPI
+    single = {} if batch.number() else OPEN_MPI
     return single | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 

@@ -12,7 +12,7 @@ from launch import ROOT, ended, mpirun
 PACKAGE = ROOT / "dpfl_mpi"
 # from the ground to what a user types; a room does not use its neighbours on the same floor
 FLOORS = (
-    "errors version",
+    "errors version batch",
     "streams plugins graph storage",
     "settings",
     "mpi data",
@@ -36,7 +36,7 @@ ALLOWED = {
     "figures": "figures settings errors methods plugins results graph storage",
 }
 # what a room may never import, not even inside a function ...
-BARE = "errors version streams plugins graph storage settings results"
+BARE = "errors version batch streams plugins graph storage settings results"
 NEVER = {
     "torch": f"{BARE} mpi data datasets figures prepare show export sweep",
     "mpi4py": f"{BARE} data datasets numerics models transport federation methods survival engine "

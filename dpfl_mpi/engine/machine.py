@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 import torch
 
+from dpfl_mpi.batch import output
 from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts
-from dpfl_mpi.mpi.launcher import output
 from dpfl_mpi.storage.files import system
 from dpfl_mpi.version import VERSION
 

@@ -1,8 +1,8 @@
 """The loop of every method: check, init, rounds, record, finish."""
 
-import os
 from pathlib import Path
 
+from dpfl_mpi import batch
 from dpfl_mpi.engine import after
 from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
@@ -36,7 +36,7 @@ def train(run: Run, job: Job, world: World) -> Path:
     try:
         checkpoints = Checkpoints(path, resolved.key(), job, world, lock.check)
         date = None
-        requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0) > 0  # on root, at least
+        requeued = batch.restarts() > 0  # on root, at least
         # a requeued job has the same command line, --fresh included, and goes on
         if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
             world.decide(lambda: check_replaceable(path))

@@ -1,4 +1,4 @@
-"""Find the launch line that starts one MPI world here, and start a Run with it in a Slurm job.
+"""Find the launch line that starts one MPI world here, and start a Run with it in a batch job.
 
 `python -m dpfl_mpi.mpi.launcher` prints the line. With `run FLAGS`, as in slurm/train.sbatch, it
 starts a Run. With `--open_mpi` it prints the settings that Open MPI needs on a single machine.
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dpfl_mpi import batch
 from dpfl_mpi.errors import REQUEUE, STALLED, UserError, complain, exit_with
 
 # written in one piece: lines of ranks mix
@@ -26,6 +27,15 @@ OPEN_MPI = {  # lets Open MPI start on a single machine as MPICH does, which ign
     "OMPI_MCA_osc": "^ucx",  # its one-sided calls over UCX fail where there is no such network
 }
 SRUN = ("pmi2", "pmix", "pmix_v5", "pmix_v4", "pmix_v3", "cray_shasta")
+UNBOUND = "mpirun --bind-to none"  # else Open MPI binds one or two ranks to a core each
+LAUNCHERS = {  # launch lines by batch system, the first choice first; PBS', LSF's, Flux' untried
+    "": ("mpirun",),
+    "Slurm": (*(f"srun --mpi={kind} --kill-on-bad-exit=1" for kind in SRUN), UNBOUND),
+    # PALS' mpiexec; others refuse its words
+    "PBS": ("mpiexec --ppn {per_node} --depth {threads} --cpu-bind depth", UNBOUND),
+    "LSF": ("jsrun --tasks_per_rs 1 --cpu_per_rs {threads}", UNBOUND),  # -n: sets of resources
+    "Flux": ("flux run --cores-per-task={threads}", UNBOUND),
+}
 # a start of MPI that takes longer is considered hung
 START_S = float(os.environ.get("DPFL_START_S", "600"))
 STARTS = 3  # of MPI, which fails or hangs once in a while
@@ -37,15 +47,11 @@ ANSWER_S = 60  # that squeue and scontrol have for an answer
 # the launch line ----------------------------------------------------------------------------------
 def candidates() -> list[list[str]]:
     """Return the launch lines that could work here, the first choice first."""
-    lines: list[list[str]] = []
-    in_job = bool(os.environ.get("SLURM_JOB_ID"))
-    if in_job and shutil.which("srun"):
-        offered = output(["srun", "--mpi=list"]).split()
-        kinds = [kind for kind in SRUN if kind in offered]
-        lines += [["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"] for kind in kinds]
-    if shutil.which(found := mpirun()):
-        lines.append([found, "--bind-to", "none"] if in_job else [found])
-    return lines
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    names = {"per_node": (batch.tasks() or [1])[0], "threads": threads}
+    lines = [line.format(**names).split() for line in LAUNCHERS[batch.system().name]]
+    lines = [[mpirun(), *words] if name == "mpirun" else [name, *words] for name, *words in lines]
+    return [line for line in lines if shutil.which(line[0])]
 
 
 def mpirun() -> str:
@@ -57,50 +63,29 @@ def mpirun() -> str:
 def works(line: list[str], tasks: int) -> bool:
     """Return whether a line starts one world of so many tasks; a wrong one starts each alone."""
     words = [*line, "-n", str(tasks), sys.executable, "-c", TRY]
-    return output(words).count(f"world of {tasks}") == tasks
-
-
-def output(command: list[str], seconds: float = 0) -> str:
-    """Return the stdout and stderr of a command, "" if it fails or takes longer than `seconds`."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=seconds or TRY_S,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr if done.returncode == 0 else ""
+    return batch.output(words, TRY_S).count(f"world of {tasks}") == tasks
 
 
 def find_line() -> list[str]:
-    """Return the launch line for this place, tried with two tasks in a Slurm job."""
-    tasks = min(2, int(os.environ.get("SLURM_NTASKS") or 1))
-    tried = bool(os.environ.get("SLURM_JOB_ID")) and tasks > 1
+    """Return the launch line for this place, tried with at most two tasks in a batch job."""
+    tasks = min(2, sum(batch.tasks()) or 1)
     for line in candidates():
-        if not tried or works(line, tasks):
+        if not batch.number() or works(line, tasks):
             return line
-    why = "neither srun nor mpirun starts one MPI world of two tasks"
+    why = "no launcher starts one MPI world here"
     raise UserError(f"{why}; load the module of mpi4py's MPI")
 
 
-# a Run in a Slurm job -----------------------------------------------------------------------------
-def job_number() -> str:
-    """Return the number of this Slurm job, ARRAY_TASK of an array, "" outside of a job."""
-    # the last task of an array has the number of the whole array as its own
-    if task := os.environ.get("SLURM_ARRAY_TASK_ID", ""):
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
-    return os.environ.get("SLURM_JOB_ID", "")
-
-
+# a Run in a batch job -----------------------------------------------------------------------------
 def requeue(failed: str = "submit it again to go on") -> None:
     """Requeue this Slurm job, unless it was cancelled and so is no longer RUNNING.
 
-    If Slurm does not answer, complain in a sentence that ends with `failed`.
+    If Slurm does not answer, complain in a sentence that ends with `failed`. Other batch systems
+    let no user requeue: they, or the script, start it again for its exit code.
     """
-    job = job_number()
+    if batch.system().name != "Slurm":
+        return
+    job = batch.number()
     ask = ["squeue", "-h", "-j", job, "-o", "%T"]
     try:
         state = subprocess.run(ask, capture_output=True, text=True, timeout=ANSWER_S)
@@ -174,16 +159,18 @@ class Report:
 
 
 def run(flags: list[str]) -> int:
-    """Compute a Run in this Slurm job; return its exit code.
+    """Compute a Run in this batch job; return its exit code.
 
     Slurm starts it again for a checkpoint (75), or if it was warned before the ranks could listen.
     """
-    if not (tasks := os.environ.get("SLURM_NTASKS")):
-        why = "SLURM_NTASKS is not set, as in a heterogeneous job"
-        allowed = "a job of one component, with --ntasks or --ntasks-per-node"
-        complain(f"error: {why}; allowed is {allowed}")
+    tasks = batch.tasks()
+    mixed = int(os.environ.get("SLURM_HET_SIZE", "1")) > 1 or len(set(tasks)) > 1
+    if mixed or not sum(tasks):
+        why = "is heterogeneous" if mixed else "has no number of tasks"
+        allowed = "with as many tasks on each node, such as by --ntasks-per-node or mpiprocs"
+        complain(f"error: this job {why}; allowed is one component, {allowed}")
         return 2
-    threads = os.environ.get("SLURM_CPUS_PER_TASK", "1")
+    threads = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("OMP_NUM_THREADS", "1")
     os.environ |= {"OMP_NUM_THREADS": threads, "SRUN_CPUS_PER_TASK": threads}
     ranks = Ranks()
     try:
@@ -191,7 +178,7 @@ def run(flags: list[str]) -> int:
     except UserError as error:
         complain(f"error: {error}")
         return NO_MPI
-    command = [*line, "-n", tasks, sys.executable, "-m", "dpfl_mpi", *flags]
+    command = [*line, "-n", str(sum(tasks)), sys.executable, "-m", "dpfl_mpi", *flags]
     report = Report()
     for attempt in range(1, STARTS + 1):
         code = ranks.compute(command, report)
@@ -208,7 +195,7 @@ def main() -> int:
     """Execute the command line and return the exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["run"]:
-        task = os.environ.get("SLURM_ARRAY_TASK_ID")  # the seed, unless a later flag names one
+        task = os.environ.get(batch.system().array)  # the seed, unless a later flag names one
         return run([*(["--seed", task] if task else []), *arguments[1:]])
     if arguments == ["--open_mpi"]:
         print(" ".join(f"{name}={value}" for name, value in OPEN_MPI.items()))

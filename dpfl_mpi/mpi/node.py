@@ -7,7 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-from dpfl_mpi.mpi.launcher import output
+from dpfl_mpi.batch import ANSWER_S, output
 from dpfl_mpi.storage.files import system
 
 # files of a cgroup, by version: the limit, what is used, and the cache in memory.stat
@@ -92,7 +92,7 @@ def installed_gpus() -> list[str]:
     They are UUIDs, or numbers without nvidia-smi. A GPU that is split into MIG instances is listed
     as its instances. The list is empty without the driver.
     """
-    if listed := output(["nvidia-smi", "-L"]):
+    if listed := output(["nvidia-smi", "-L"], ANSWER_S):
         return [name for gpu, *instances in gpus_in(listed) for name in instances or [gpu]]
     with contextlib.suppress(OSError):
         return [str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
@@ -110,7 +110,7 @@ def visible_gpus() -> list[str]:
     names = [name.strip() for name in visible.split(",")]
     # CUDA ignores everything from the first of these on
     ends = [i for i, name in enumerate(names) if name in ("", "-1", "NoDevFiles")]
-    gpus = gpus_in(output(["nvidia-smi", "-L"]))
+    gpus = gpus_in(output(["nvidia-smi", "-L"], ANSWER_S))
     return [part for name in names[: min(ends, default=None)] for part in parts_of(name, gpus)]
 
 

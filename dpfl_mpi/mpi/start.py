@@ -26,10 +26,19 @@ if TYPE_CHECKING:
 
     Finished = Callable[[Resolved, Job], bool]
 
-# environment variables that mpirun and srun set
-RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK")
-SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+# environment variables that mpirun and srun set; PALS, Flux and jsrun, by their manuals
+RANK = (
+    *("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK"),
+    *("PALS_RANKID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"),
+)
+SIZE = (
+    *("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
+    *("FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
+)
+LOCAL_SIZE = (
+    *("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"),
+    *("PMI_LOCAL_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"),
+)
 OTHER_MPIRUN = {"MPICH": "OMPI_COMM_WORLD_SIZE", "Open": "MPI_LOCALNRANKS"}  # by library
 MPICH_MB = 1.0615  # of /dev/shm per rank
 UCX_MB = 7.4  # of /dev/shm per rank, which UCX takes first

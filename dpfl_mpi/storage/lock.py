@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dpfl_mpi import batch
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.files import boot, explained, pid_space, system, time_at
 from dpfl_mpi.storage.foreign import SMALL, read_text
@@ -24,14 +25,14 @@ PATIENCE = 5.0  # seconds that a new run waits: the launcher of a killed run end
 
 
 def myself() -> dict[str, Any]:
-    """Return who would own a lock: the process, machine and container, and the Slurm job."""
+    """Return who would own a lock: the process, machine and container, and the batch job."""
     return {
         "host": socket.gethostname(),
         "space": pid_space(),  # two machines or containers may have one host name
         "pid": os.getpid(),
         "born": born(os.getpid()),
-        "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
-        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
+        "job": batch.first(),
+        "restarts": batch.restarts(),
     }
 
 
@@ -105,7 +106,7 @@ class Lock:
 
     def _taken_by(self, text: str) -> str:
         owner = owner_of(text)
-        job = f", Slurm job {owner['slurm_job']}" if owner.get("slurm_job") else ""
+        job = f", job {owner['job']}" if owner.get("job") else ""
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}{job}"
         return f"{self.results} is being written by another run ({who})"
 
@@ -144,7 +145,7 @@ class Lock:
         if not stat.S_ISREG(found.st_mode):
             return False  # none of ours, and not ours to remove
         if owner:
-            same_job = me["slurm_job"] and me["slurm_job"] == owner["slurm_job"]
+            same_job = me["job"] and me["job"] == owner["job"]
             if same_job and me["restarts"] > owner["restarts"]:
                 return True
             if (owner["host"], owner["space"]) == (me["host"], me["space"]):

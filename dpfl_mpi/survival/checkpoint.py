@@ -33,11 +33,11 @@ import h5py
 import numpy as np
 import torch
 
+from dpfl_mpi import batch
 from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
-from dpfl_mpi.mpi.launcher import job_number
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results.recorder import Recorder
 from dpfl_mpi.settings import NUMERICS, Job
@@ -83,8 +83,7 @@ class Checkpoints:
         self.round = -1  # the newest round that is saved
         self.seconds = 0.0  # of the last save
         self.results: Path | None = None  # the restored checkpoint's copy of the results file
-        # of a Slurm job: not every launcher hands it on to all ranks
-        self.restarts = world.decide(lambda: os.environ.get("SLURM_RESTART_COUNT", "0"))
+        self.restarts = world.decide(batch.restarts)
         world.decide(self._check_folder)
 
     def _check_folder(self) -> None:
@@ -204,11 +203,11 @@ class Checkpoints:
         return bool(self.world.decide(note))
 
     def count_hang(self) -> int:
-        """Note that this start of a Slurm job hung; return how many of its starts did.
+        """Note that this start of a batch job hung; return how many of its starts did.
 
         Outside of a job it is 1. Any rank may call it, several at once; not collective.
         """
-        if not (job := job_number()):
+        if not (job := batch.first()):
             return 1
         path = self.folder / "hangs"
         starts = {*content(path).split(), f"{job}:{self.restarts}"}

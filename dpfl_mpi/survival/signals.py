@@ -7,7 +7,6 @@ outlast `--grace`; the next start replays it, exactly, because every draw is key
 import contextlib
 import faulthandler
 import os
-import re
 import select
 import signal
 import sys
@@ -17,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
+from dpfl_mpi import batch
 from dpfl_mpi.errors import REQUEUE, STALLED
-from dpfl_mpi.mpi.launcher import job_number, output
 
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
@@ -32,8 +31,7 @@ STALLED_TEXT = (
     "or let a checkpoint come sooner (--checkpoint_every 1)"
 )
 CLEAR_S = 5.0  # of an allocation, left for the launcher to end and the script to requeue the job
-SQUEUE_S = 20  # that squeue has for an answer
-HANGS = 2  # of a Slurm job after which it is started again
+HANGS = 2  # of a batch job after which it is started again
 ABORT_S = 60.0  # that the end of a run that hangs may take: its file system may hang, too
 ROOT_FIRST_S = 1.0  # by which the other ranks let root print and abort first
 POLL_MS = 200  # between two looks at the clock; a signal is seen at once
@@ -94,7 +92,7 @@ class Watch:
         self.last = 0.0  # seconds of the round before
         self.grace = job.grace
         self.ends = float("inf")  # monotonic time at which all ranks must be gone
-        left = world.decide(seconds_left)
+        left = world.decide(batch.seconds_left)
         if left is not None and left > 0:
             left -= min(CLEAR_S, left / 10)
             self.ends = self.started + left
@@ -204,23 +202,8 @@ class Watch:
         code = REQUEUE if self.count_hang() <= HANGS else STALLED
         why = f"the run hung; {again_text(self.job)} goes on from the last checkpoint"
         if code == STALLED:
-            why = f"the run hung more than {HANGS} times in this job: Slurm does not start it again"
+            why = f"the run hung more than {HANGS} times in this job: it is not started again"
         self.world.abort(code, why, self.on_abort)
-
-
-def seconds_left() -> float | None:
-    """Return the seconds until Slurm ends this job, None: never. On root: it asks a controller."""
-    # set by Slurm from version 23.02 on; before, squeue is asked
-    if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
-        return int(end) - time.time()
-    if not (job := job_number()):
-        return None
-    left = output(["squeue", "-h", "-j", job, "-o", "%L"], SQUEUE_S).partition("\n")[0].strip()
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", left)
-    if not found:  # UNLIMITED and the like
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def again_text(job: "Job") -> str:

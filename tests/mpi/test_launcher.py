@@ -53,11 +53,36 @@ def test_inside_slurm_the_truth_is_tried(place, monkeypatch, job, kinds, line):
     assert " ".join(launcher.find_line()).startswith(line)
 
 
+@pytest.mark.parametrize(("job", "line"), [
+    ("PBS_JOBID", "mpiexec --ppn 4 --depth 3 --cpu-bind depth"),
+    ("LSB_JOBID", "jsrun --tasks_per_rs 1 --cpu_per_rs 3"),
+    ("FLUX_URI", "flux run --cores-per-task=3"),
+])  # fmt: skip
+def test_each_batch_system_has_its_launcher(place, tmp_path, monkeypatch, said, job, line):
+    """Where that starts single worlds, mpirun is next. Nodes that differ are refused."""
+    (tmp_path / "nodes").write_text("n1\n" * 4 + "n2\n" * 4)
+    env = {"PBS_NODEFILE": tmp_path / "nodes", "LSB_DJOB_NUMPROC": "8", "OMP_NUM_THREADS": "3"}
+    for name, value in (env | {job: "17", "DPFL_RANKS": "8" if job == "FLUX_URI" else ""}).items():
+        monkeypatch.setenv(name, str(value))
+    place("mpirun", GOOD)
+    name, words = line.split(" ", 1)
+    for answer, found in ((GOOD, line), (SINGLETONS, "mpirun --bind-to none")):
+        place(name, f'case "$*" in "{words} -n 2 "*) {answer};; esac')
+        assert " ".join(launcher.find_line()) == found
+    place("squeue", f"touch {tmp_path}/asked")
+    launcher.requeue()
+    assert not (tmp_path / "asked").exists()
+    if job == "PBS_JOBID":
+        (tmp_path / "nodes").write_text("n1\n" * 4 + "n2\n" * 3)
+        text = said(lambda _: launcher.run([]), code=2)
+        assert text.startswith("error: this job is heterogeneous; allowed")
+
+
 def test_no_launcher_and_no_answer_are_a_sentence(place, monkeypatch, said):
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_NTASKS", "2")
     place("mpirun", SINGLETONS)
-    refused("neither srun nor mpirun starts one MPI world", launcher.find_line)
+    refused("no launcher starts one MPI world", launcher.find_line)
     assert said(lambda _: launcher.main(), code=3).count("\n") == 1
     monkeypatch.setattr(launcher, "ANSWER_S", 0.2)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -137,9 +162,12 @@ def test_the_sbatch_file_is_short_and_names_no_account(tmp_path):
     assert "#SBATCH --account" not in text and "#SBATCH --partition" not in text
     for part in ("--signal=B:USR1@", "--requeue", "--open-mode=append"):
         assert f"#SBATCH {part}" in text
-    done = submitted(tmp_path, "", SLURM_NTASKS="")
-    assert done.returncode == 2 and not (tmp_path / "tries").exists()
-    assert done.stderr.startswith("error: SLURM_NTASKS is not set") and done.stderr.count("\n") == 1
+    for size, why in (("", "has no number of tasks"), ("2", "is heterogeneous")):
+        of_parts = {"SLURM_HET_SIZE": size} if size else {}  # a job of parts has no SLURM_NTASKS
+        done = submitted(tmp_path, "", SLURM_NTASKS="", **of_parts)
+        assert done.returncode == 2 and not (tmp_path / "tries").exists()
+        assert done.stderr.startswith(f"error: this job {why}; allowed")
+        assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("cases", "tries", "code", "requeued"), [
@@ -168,6 +196,35 @@ def test_a_job_starts_mpi_up_to_three_times_and_is_requeued(tmp_path, cases, tri
     again = tries - 1 if code == 0 else tries if tries > 1 else 0
     assert done.stderr.splitlines() == [f"{failed}, try {i + 1} of 3" for i in range(again)]
     assert lines(tmp_path / "requeued") == ["requeue 17"] * requeued
+
+
+PALS = """case "$*" in
+*" -c "*) echo "world of 2"; echo "world of 2"; exit ;;
+esac
+echo "$DPFL_JOB $DPFL_RESTARTS $*" >> {folder}/tries
+exit {code}"""
+
+
+@pytest.mark.parametrize(("code", "before", "job", "again"), [
+    (75, {}, "17.pbs 1", True),  # PBS ran it twice
+    (75, {"DPFL_JOB": "9.pbs", "DPFL_RESTARTS": "2"}, "9.pbs 4", True),
+    (2, {}, "17.pbs 1", False),
+])  # fmt: skip
+def test_a_job_of_pbs_submits_the_next(tmp_path, code, before, job, again):
+    starts.script(tmp_path / "mpiexec", PALS.format(folder=tmp_path, code=code))
+    starts.script(tmp_path / "qstat", 'echo "Job Id: $2"; echo "    run_count = 2"')
+    starts.script(tmp_path / "qsub", f'echo "$@" > {tmp_path}/requeued')
+    (tmp_path / "nodes").write_text("n1\nn1\n")
+    path = os.pathsep.join([str(tmp_path), os.path.dirname(sys.executable), "/usr/bin:/bin"])
+    of_job = {"PATH": path, "PBS_JOBID": "17.pbs", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    of_job |= {"PBS_O_WORKDIR": str(tmp_path), "FLAGS": "--budget 10", "DPFL_START_S": "1"}
+    done = ended("bash", ROOT / "pbs" / "train.pbs", **of_job | before)
+    assert done.returncode == code, done.stderr
+    words = "--ppn 2 --depth 1 --cpu-bind depth -n 2"
+    python = Path(sys.executable).with_name("python")
+    assert lines(tmp_path / "tries") == [f"{job} {words} {python} -m dpfl_mpi {FIXED} --budget 10"]
+    submitted = ["-v FLAGS,DPFL_JOB,DPFL_RESTARTS pbs/train.pbs"] * again
+    assert lines(tmp_path / "requeued") == submitted
 
 
 def test_a_task_of_an_array_has_its_seed_and_is_requeued_alone(tmp_path):

@@ -133,8 +133,8 @@ def test_a_full_disk_is_an_error_and_no_more(tmp_path, monkeypatch, at_most):
     assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
 
 
-OTHER = {"host": "elsewhere", "pid": 5, "slurm_job": "17"}
-THE_OTHER = "by another run (process 5 on elsewhere, Slurm job 17)"
+OTHER = {"host": "elsewhere", "pid": 5, "job": "17"}
+THE_OTHER = "by another run (process 5 on elsewhere, job 17)"
 DEAD = 2**22 + 7  # above the largest number of a process
 BOOT = "/proc/sys/kernel/random/boot_id"
 
@@ -175,9 +175,9 @@ def test_who_may_take_a_lock_over(tmp_path, monkeypatch):
             assert taken(out, pid=1, born="1") != lives
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert taken(out, **other, slurm_job="7", restarts=1)  # this job, before it was requeued
-    assert not taken(out, **other, slurm_job="7", restarts=2)  # another step of this very job
-    assert not taken(out, **other, slurm_job="8", restarts=1)
+    assert taken(out, **other, job="7", restarts=1)  # this job, before it was requeued
+    assert not taken(out, **other, job="7", restarts=2)  # another step of this very job
+    assert not taken(out, **other, job="8", restarts=1)
 
 
 @pytest.mark.parametrize("ahead", [900, -900], ids=["behind", "ahead"])

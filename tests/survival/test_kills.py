@@ -16,9 +16,8 @@ import starts
 from launch import ended
 from mpi4py import MPI
 
-from dpfl_mpi import errors
+from dpfl_mpi import batch, errors
 from dpfl_mpi.federation import Federation
-from dpfl_mpi.mpi.launcher import job_number
 from dpfl_mpi.mpi.node import ABANDONED_S, mapped, remove_left
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
@@ -276,22 +275,49 @@ def test_squeue_says_when_a_job_ends(tmp_path, terminal, monkeypatch, answer, le
     squeue = f'test "$3" = 17 && echo "{answer}"; echo asked >> {tmp_path}/asked'
     starts.script(tmp_path / "squeue", squeue)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert signals.seconds_left() is None
+    assert batch.seconds_left() is None
     assert not (tmp_path / "asked").exists()
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert signals.seconds_left() == left
+    assert batch.seconds_left() == left
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
     # of an array the last task has the number of all
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    assert signals.seconds_left() is None and job_number() == "17_3"
+    assert batch.seconds_left() is None and batch.number() == "17_3"
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
     watch = signals.Watch(Job(grace=100), ALONE)
     usable = left - min(5, left / 10) if left else float("inf")  # the rest is the script's
     assert watch.ends - watch.started == pytest.approx(usable)
     assert watch.grace == min(100, usable / 2)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 5))
-    assert 0 < signals.seconds_left() <= 5
+    assert 0 < batch.seconds_left() <= 5
     assert (tmp_path / "asked").read_text() == "asked\n" * 3
+
+
+QSTAT = """Job Id: 17.pbs
+    job_state = R
+    resources_used.walltime = 00:10:00
+    Resource_List.select = 1:ncpus=8:mpiprocs=8
+    Resource_List.walltime = 12:00:30
+    stime = {start}
+    run_count = 1
+"""
+
+
+@pytest.mark.parametrize(("job", "command", "answer", "left"), [
+    ("PBS_JOBID", "qstat -f 17.pbs", QSTAT, 11 * 3600 + 30),  # after an hour
+    ("LSB_JOBID", "bjobs -noheader -o time_left 17.pbs", "1:30 L\n", 5400),
+    ("LSB_JOBID", "bjobs -noheader -o time_left 17.pbs", "1:30 E\n", None),  # is estimated
+    ("FLUX_URI", "flux job timeleft", "59\n", 59),
+])  # fmt: skip
+def test_other_batch_systems_say_when_a_job_ends(tmp_path, monkeypatch, job, command, answer, left):
+    """By their manuals."""
+    answer = answer.format(start=time.asctime(time.localtime(time.time() - 3600)))
+    (tmp_path / "answer").write_text(answer)
+    name, words = command.split(" ", 1)
+    starts.script(tmp_path / name, f'test "$*" = "{words}" && cat {tmp_path}/answer')
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv(job, "17.pbs")
+    assert batch.seconds_left() == (left if left is None else pytest.approx(left, abs=3))
 
 
 def test_hangs_are_counted_once_for_each_start_of_a_job(tmp_path, monkeypatch):
