@@ -94,8 +94,8 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
         state, record = begin_record(path, parts, job, checkpoints)
         method = run.found("method")
         try:
-            if checkpoints.note_start():
-                watch.code = STALLED  # unless this start keeps a checkpoint
+            # unless this start keeps a checkpoint
+            world.code = STALLED if checkpoints.note_start() else REQUEUE
             first = parts.round + 1 if state else 0
             may_copy = run.finetune_epochs and not (state or run.newcomers or run.churn)
             base = run.untuned()
@@ -115,7 +115,7 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
                 stop = watch.stop(more, checkpoints.seconds)
                 saved, stop = checkpoints.save(parts, state, record.recorder, stop)
                 if saved:
-                    watch.code = REQUEUE
+                    world.code = REQUEUE
                 if stop and more:
                     parts.close()
                     done = f"stopped after round {t} of {run.rounds} ({Heard.name or 'a signal'})"

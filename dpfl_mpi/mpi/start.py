@@ -206,7 +206,8 @@ def start(arguments: Sequence[str], finished: Finished) -> tuple[World, Resolved
             time.sleep(LAUNCHER_S)
         fail(str(error), 3)
     read = partial(parse_or_code, arguments, finished)
-    return world, *share_settings(world, read if settings is None else lambda: settings)
+    with ends_with_mpi(world):
+        return world, *share_settings(world, read if settings is None else lambda: settings)
 
 
 def open_world() -> World:
@@ -243,6 +244,17 @@ def open_world() -> World:
 
 
 @contextlib.contextmanager
+def ends_with_mpi(world: World) -> Iterator[None]:
+    """End all ranks at an error of MPI in the block."""
+    from mpi4py import MPI
+
+    try:
+        yield
+    except MPI.Exception as error:
+        world.abort_for(error)
+
+
+@contextlib.contextmanager
 def all_or_none(world: World) -> Iterator[None]:
     """End all ranks at an error of the block that not all raise: none waits for one that left.
 
@@ -250,7 +262,8 @@ def all_or_none(world: World) -> Iterator[None]:
     """
     again = "the same command, without --fresh, goes on from the last checkpoint"
     try:
-        yield
+        with ends_with_mpi(world):
+            yield
     except Leave:
         raise
     except UserError as error:

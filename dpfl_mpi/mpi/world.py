@@ -13,6 +13,7 @@ import stat
 import sys
 import termios
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -20,12 +21,13 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from dpfl_mpi.errors import RootFailed, UserError, complain
+from dpfl_mpi.errors import REQUEUE, RootFailed, UserError, complain
 from dpfl_mpi.mpi.node import node_memory
 
 T = TypeVar("T")
 PATIENCE_S = 5.0  # until a rank that failed no longer waits for the others
 RANK_DELAY_S = 0.25  # by which each rank lets the one before it print
+LIBRARY = "{} {}".format(MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1])))
 PIECE = 2**30  # bytes of one broadcast: before MPI 4 a count is an int of 32 bits
 
 
@@ -35,10 +37,15 @@ class World:
     def __init__(self, comm: MPI.Intracomm):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.root = comm.rank == 0  # writes files and messages
-        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.farewell = comm.Dup()  # for `all_stop`: other ranks may be in a collective of `comm`
-        self.local_rank = self.node.rank
         self.bytes_collective = 0
+        self.code = REQUEUE  # where MPI or a signal ends the run; STALLED if it came no further
+        try:
+            self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+            # for `all_stop`: other ranks may be in a collective of `comm`
+            self.farewell = comm.Dup()
+        except MPI.Exception as error:
+            self.abort_for(error)
+        self.local_rank = self.node.rank
 
     def decide(self, choose: Callable[[], Any]) -> Any:
         """Return on every rank what `choose` returns on root, through JSON. Collective.
@@ -188,12 +195,15 @@ class World:
 
     def all_stop(self) -> bool:
         """Return whether every rank gets here in time; else some wait for others in vain."""
-        request = self.farewell.Ibarrier()
         end = time.monotonic() + PATIENCE_S
-        while not request.Test():
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.01)
+        try:
+            request = self.farewell.Ibarrier()
+            while not request.Test():
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.01)
+        except MPI.Exception:  # the rank has another reason to end
+            return False
         return True
 
     def abort(self, code: int, text: str = "", last: Callable[[], None] = lambda: None) -> None:
@@ -204,8 +214,20 @@ class World:
             until_read(sys.stderr)
         last()  # after the text: until here another thread of this rank goes on
         note_for_script(f"ended with {code}")  # srun makes 137 of it
-        self.comm.Abort(code)
-        os._exit(code)  # Abort may return
+        try:
+            self.comm.Abort(code)
+        finally:
+            os._exit(code)  # Abort may return, or fail
+
+    def abort_for(self, error: MPI.Exception) -> None:
+        """End all ranks after an error of MPI: another start goes on from the last checkpoint."""
+        frames = traceback.extract_tb(error.__traceback__)
+        # of this room, or of an own method: mpi4py's own come after it
+        at = [f for f in frames if Path(f.filename).parent == Path(__file__).parent] or frames
+        where = f"rank {self.rank} of {self.size} ({Path(at[-1].filename).name}:{at[-1].lineno})"
+        why = f"{LIBRARY} failed on {where}: {error.Get_error_string()}"
+        again = "the same command, without --fresh, goes on from the last checkpoint"
+        self.abort(self.code, f"error: {why}; {again}")
 
 
 def note_for_script(text: str) -> None:

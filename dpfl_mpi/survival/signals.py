@@ -97,7 +97,7 @@ class Watch:
             left -= min(CLEAR_S, left / 10)
             self.ends = self.started + left
             self.grace = min(job.grace, left / 2)  # else a short job would leave before it began
-        self.code = REQUEUE
+        world.code = REQUEUE
         self.leaving = False
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
@@ -173,15 +173,16 @@ class Watch:
 
     def _end_round(self) -> None:
         """End all ranks in a round that would last too long, unless root or the run's end does."""
-        if not self.world.root:
+        world = self.world
+        if not world.root:
             time.sleep(ROOT_FIRST_S)
         if self.leaving:
             return
         late = f"round {self.round} would outlast --grace {self.grace:g}, stopped at once"
         again = f"{again_text(self.job)} replays it from the last checkpoint"
-        if self.code == STALLED:
+        if world.code == STALLED:
             again = STALLED_TEXT
-        self.world.abort(self.code, f"{Heard.name}: {late}; {again}", self.on_abort)
+        world.abort(world.code, f"{Heard.name}: {late}; {again}", self.on_abort)
 
     def _end_hang(self) -> None:
         """Print where this rank stands, and end all ranks: with 75, or 76 the third time."""

@@ -1,0 +1,94 @@
+"""MPI that fails, at each place where the package calls it."""
+
+import itertools
+import re
+import sys
+
+import pytest
+from launch import ROOT, ended
+
+VERBS = """
+import contextlib
+import numpy as np
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.start import all_or_none, open_world
+world = open_world()
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.mpi.window import Inbox, route
+with all_or_none(world):
+    assert world.decide(lambda: 5) == 5 and world.agree(world.root) and len(world.hosts()) == 2
+    def odd():
+        if not world.root:
+            raise UserError("odd")
+    with contextlib.suppress(UserError):
+        world.each_rank(odd)
+    assert world.share(lambda: {"a": np.arange(3)})["a"].tolist() == [0, 1, 2]
+    assert world.sum_int64(np.array([7])).tolist() == [14]
+    assert world.spread(np.ones(1)).tolist() == [[1, 1, 1]]
+    for everywhere in (False, True):
+        world.gather(np.full(1, world.rank), np.arange(2), everywhere)
+    rows = np.full((1, 5), world.rank, np.float32)
+    inbox = Inbox(world, rows, 1)
+    both = CollaborationGraph.from_lists([[1], [0]])
+    inbox.exchange(route(both, np.arange(2), np.zeros(2, int), world.rank, 2))
+    assert (inbox.take(0) == 1 - world.rank).all()
+    inbox.close()
+    assert world.all_stop()
+    if world.root:
+        print("right")
+"""
+QUIET = {"UCX_LOG_LEVEL": "error", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+# what of MPI can fail between its start and Abort, after which a process ends in any case
+CALL = "Allgather Allgatherv Allocate Allreduce Barrier Bcast Commit Create Create_contiguous Dup"
+CALL += " Fence Free Gatherv Get_processor_name Ibarrier Irecv Isend Put Split_type Test Waitall"
+CALL = re.compile(rf"\.({CALL.replace(' ', '|')}|tomemory)\(")
+
+
+def over(fault, *words, **more):
+    """Return the process of two ranks of a program over an MPI with this fault."""
+    command = "mpirun", "-n", 2, sys.executable, "-m", "faults", *words
+    return ended(*command, FAULT=fault, **QUIET, **more)
+
+
+@pytest.fixture(scope="module")
+def verbs(tmp_path_factory):
+    """The program that calls MPI everywhere, and these places by call."""
+    folder = tmp_path_factory.mktemp("faults")
+    (program := folder / "verbs.py").write_text(VERBS)
+    done = over("", program, SITES=str(folder / "sites"))
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    places = {*(folder / "sites").read_text().split()}
+    of_call = itertools.groupby(sorted(places, key=call_of), call_of)
+    return program, {call: sorted(at, key=line_of) for call, at in of_call}
+
+
+def call_of(place):
+    return place.split(":")[2]
+
+
+def line_of(place):
+    return int(place.split(":")[1])
+
+
+def sentences(done):
+    return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+
+
+@pytest.mark.timeout(600)
+def test_an_error_of_any_call_is_a_sentence_and_75(verbs):
+    program, places = verbs
+    found = {at for of_call in places.values() for at in of_call}
+    assert found == {
+        f"{path.name}:{number}:{call}"
+        for path in (ROOT / "dpfl_mpi").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for call in CALL.findall(line)
+    }
+    for place in sorted(found):
+        done = over(f"1 error {place} 1", program)
+        if call_of(place) in ("Ibarrier", "Test"):
+            assert done.returncode == 1 and "assert world.all_stop()" in done.stderr
+            continue
+        (why,) = sentences(done)
+        assert done.returncode == 75 and "failed on rank 1 of 2 (" in why, (place, done.stderr)
+        assert why.endswith("; the same command, without --fresh, goes on from the last checkpoint")
