@@ -11,8 +11,9 @@ spans few directions, one less than there are kinds: the eigenvectors of the ske
 eigenvalues are larger than any after each entry's sign was drawn anew (Hong, Sheng and Dobriban,
 arXiv 2012.02985). Where none is larger, partners stay random.
 
-Clients are compared in these directions alone. B_c - 1 partners are drawn from the `pool` times as
-many nearest ones within 60 degrees. The clients choose after rounds 1, 2, 4, 8, ...; a new choice
+Clients are compared in these directions alone. B_c - 1 partners are drawn from all that are at
+least half as similar as the most similar one: the most similar themselves are often one another's,
+and others would be in no average. The clients choose after rounds 1, 2, 4, 8, ...; a new choice
 counts if kinds explain more of the sketches than when the last one was made. While partners are
 random, more rounds say more of a client's kind; later ones say more of its own images.
 
@@ -41,7 +42,6 @@ DRAWS = 9  # of signs: where there are no kinds, some are found in one of 10 cas
 @dataclass(frozen=True)
 class Options:
     entries: int = option(1024, "entries of a sketch, a byte each", low=2, high=1024)
-    pool: int = option(2, "B_c - 1 are drawn from so many times as many of the nearest", low=1)
 
 
 def init(fed: Federation) -> State:
@@ -84,15 +84,13 @@ def kinds(fed: Federation, u: Tensor) -> tuple[np.ndarray, float]:
 def of_own_kind(
     fed: Federation, place_NJ: np.ndarray, candidates: Candidates
 ) -> CollaborationGraph:
-    """Return the graph of partners within 60 degrees; who has none there draws. Collective."""
+    """Return the graph of partners of one's kind; who has no kind draws from all. Collective."""
     senders = []
     for k in fed.ids:
         j, room = candidates.of(k), candidates.room[k]
         cosine = place_NJ[j] @ place_NJ[k]  # whole numbers
-        near = cosine > STEP * STEP // 2
-        nearest = j[near][np.argsort(-cosine[near], kind="stable")]
-        pool = nearest[: fed.options["pool"] * room] if near.any() else j
-        senders.append(fed.shuffle(k, pool, 0)[:room])
+        near = 2 * cosine >= cosine.max(initial=0)
+        senders.append(fed.shuffle(k, j[near] if near.any() else j, 0)[:room])
     return fed.collect(senders)
 
 

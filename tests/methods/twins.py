@@ -583,10 +583,8 @@ def twin_spectral(tw, o):
                 length = np.sqrt((place**2).sum(1))
                 cos = place @ place.T / np.outer(length, length)
                 for k in range(N):
-                    near = sorted(
-                        (j for j in others(k) if cos[k, j] > 0.5), key=lambda j: -cos[k, j]
-                    )
-                    pool = near[: o["pool"] * tw.most] or others(k)
+                    largest = max(0, *cos[k, others(k)])
+                    pool = [j for j in others(k) if 2 * cos[k, j] >= largest] or others(k)
                     chosen[k] = tw.draw(k, t - 1, pool)[: tw.most]
         start = [tw.over([k, *chosen[k]], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
