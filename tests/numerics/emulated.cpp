@@ -3,11 +3,6 @@
  * network is set while it runs, or one network's own. */
 #include "lanes.c"
 
-/* Return the bytes of a team's work space. */
-extern "C" int64_t space(void) {
-  return behind_row() + (sizeof(Shared) + 127) / 128 * 128;
-}
-
 /* Run a kernel of launch.h by one team, whose threads run in their order or backwards. */
 extern "C" void launch(void (*kernel)(void *, int64_t, int32_t *, uint8_t *, int64_t),
                        int32_t backwards, void *tasks, int64_t count, int32_t *next,

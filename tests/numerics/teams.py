@@ -1,33 +1,18 @@
-"""Teams that compute a client: of the CPU's threads, and of a GPU's as a CPU emulates them."""
+"""Teams of a GPU's threads that compute clients, as a CPU emulates them."""
 
 import ctypes
+import functools
 import subprocess
+import tempfile
 from pathlib import Path
 
-import numpy as np
-
+from dpfl_mpi.numerics.gpu import Gpu, plan_header
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 
 HERE = Path(__file__).parent
+TEAM = 64
 # a network that is set while the program runs, so that one program serves all
 ANY_NETWORK = 'static Net NET;\nextern "C" void use(const Net *net) { NET = *net; }\n'
-
-
-def work_space(size):
-    """Return zeros, and where in them a multiple of 128 is."""
-    memory = np.zeros(size + 128, np.uint8)
-    return memory, -(-memory.ctypes.data // 128) * 128
-
-
-def share_out(native, members):
-    """Let a `Native` compute by a team of so many threads."""
-    native.held, place = work_space(native._call.space(native._net, members))
-
-    def run(verb, task):
-        getattr(native._call, verb)(native._net, task, 1, 1, members, place)
-        return task
-
-    native._run = run
 
 
 def emulator(folder, team, plan=ANY_NETWORK):
@@ -44,22 +29,47 @@ def emulator(folder, team, plan=ANY_NETWORK):
         command = ["g++", *flags, *define, *places, "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    library = ctypes.CDLL(str(target))
-    library.space.restype = ctypes.c_int64
-    return library
+    return ctypes.CDLL(str(target))
 
 
-def emulate(native, library, backwards=False):
-    """Let a `Native` compute by a block of an emulated GPU."""
-    library.use(ctypes.byref(native._net))
-    native.held, place = work_space(library.space())
-    count, stride = ctypes.c_int64(1), ctypes.c_int64(0)
+@functools.cache
+def emulated(header):
+    """Return the library of one network's kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        return emulator(Path(folder), TEAM, header)
 
-    def run(verb, task):
-        library.use(ctypes.byref(native._net))
-        queue = ctypes.byref(task), count, ctypes.byref(ctypes.c_int32(0))
-        kernel, memory = getattr(library, verb), ctypes.c_void_p(place)
-        library.launch(kernel, int(backwards), *queue, memory, stride)
-        return task
 
-    native._run = run
+class Emulated(Gpu):
+    """One team on a CPU, whose threads run in their order or backwards."""
+
+    backwards = False
+
+    def __init__(self, plan, ensemble, library=None):
+        """Compute by a library for any network, or by one for this network."""
+        self.net, self._held, self.launched = plan.net, (plan, ensemble), []
+        self.net.width = ensemble.width
+        self.net.scale, self.net.shift = (t.data_ptr() for t in (ensemble.scale, ensemble.shift))
+        of_plan = ensemble.width, ensemble.scale, ensemble.shift
+        self.library = library or emulated(plan_header(plan, *of_plan))
+        super().__init__(plan, ensemble, most=2)
+
+    def load(self, verbs):
+        assert all(hasattr(self.library, verb) for verb in verbs)
+
+    def teams(self, verb):
+        return 2
+
+    def room(self):
+        return 2
+
+    def launch(self, verb, teams, *arguments):
+        if hasattr(self.library, "use"):
+            self.library.use(ctypes.byref(self.net))
+        if verb == "team_bytes":
+            return self.library.team_bytes(ctypes.c_void_p(arguments[0].data_ptr()))
+        self.launched.append(verb)
+        tasks, count, following, memory, stride = arguments
+        places = [ctypes.c_void_p(t.data_ptr()) for t in (tasks, following, memory)]
+        kernel, size = getattr(self.library, verb), ctypes.c_int64
+        how = size(count), places[1], places[2], size(stride)
+        return self.library.launch(kernel, int(self.backwards), places[0], *how)

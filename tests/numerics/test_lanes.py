@@ -1,14 +1,14 @@
-"""The CPU kernels: gradients against torch's autograd, training, scores, the greedy search."""
+"""The kernels: gradients against torch's autograd, training, scores, the greedy search."""
 
 import copy
 import shutil
-from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from dpfl_mpi.numerics.native import Epochs, MiniBatch, Native, StepRule
+from calls import OneClient, Rule, Seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_clients import crop_and_flip
@@ -16,20 +16,21 @@ from test_ensemble import row_from
 from torch import nn
 
 from dpfl_mpi.models import cnn, mlp
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics import cpu
+from dpfl_mpi.numerics.cpu import Cpu
 from dpfl_mpi.numerics.ensemble import Ensemble, fixed_point
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
-if not native.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+if not cpu.LIBRARY.exists() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
     pytest.skip("no C compiler built the kernels", allow_module_level=True)
-FORMS = native.forms()
+FORMS = cpu.forms()
 NETS = {
     "colour": (cnn, (32, 32, 3), 10),
     "grey": (cnn, (28, 28, 1), 62),
     "odd": (cnn, (17, 18, 3), 4),  # both pools floor
     "mlp": (mlp, (8, 8, 1), 10),
 }
-PLAIN = StepRule(SGD(8, 0.9, 1e-2, 0.5), 0.05)  # clips most steps
+PLAIN = Rule(SGD(8, 0.9, 1e-2, 0.5), 0.05)  # clips most steps
 BORDER = 4
 
 
@@ -37,7 +38,7 @@ class Setting:
     """A net with random weights in three ways, and its samples; images of bytes have a border."""
 
     def __init__(
-        self, module, shape, classes, seed=0, form="", m=40, path=native.LIBRARY, dtype="uint8"
+        self, module, shape, classes, seed=0, form="", m=40, path=cpu.LIBRARY, dtype="uint8"
     ):
         moments = (0.4, 0.25) if dtype == "uint8" else (0.1, 1.5)
         mean, std = ((moment,) * shape[-1] for moment in moments)
@@ -50,21 +51,22 @@ class Setting:
                 layer[0] += torch.from_numpy(noise.astype(np.float32))
         self.module, self.shape, self.classes, self.m, self.dtype = module, shape, classes, m, dtype
         nn.utils.vector_to_parameters(self.row[: self.ensemble.size], module.parameters())
-        self.native = Native(self.ensemble, self.shape, form, path)
         draw = rng.normal if dtype == "float32" else rng.integers
         most = {"uint8": 256, "float32": 1, "int32": 17}[dtype]
         self.pixels = draw(0, most, (m, *shape)).astype(dtype)
         border = (0, 0), *[(BORDER, BORDER)] * 2, (0, 0)
-        padded = np.pad(self.pixels, border) if dtype == "uint8" else self.pixels
-        self.labels = rng.integers(0, classes, m)
-        self.images = self.native.images(padded, self.labels)
-        self.rng = rng
+        self.padded = np.pad(self.pixels, border) if dtype == "uint8" else self.pixels
+        self.labels, self.rng = rng.integers(0, classes, m), rng
+        self.compute_by(partial(Cpu, form=form, path=path))
+
+    def compute_by(self, make):
+        self.client = OneClient(self.ensemble, self.shape, self.padded, self.labels, make)
 
     def gradient(self, order, crop=None, row=None):
         """The kernels' loss and gradient."""
         g = torch.full_like(self.row, 7.0)
         row = self.row if row is None else row
-        loss = self.native.gradient(row, g, MiniBatch(self.images, numbers(order), crop))
+        loss = self.client.gradient(row, g, numbers(order), crop)
         assert not g[self.ensemble.size :].any()
         return loss, g
 
@@ -88,7 +90,7 @@ def numbers(order):
     return np.asarray(order, np.int32)
 
 
-def make(kind, seed=0, form="", m=40, path=native.LIBRARY):
+def make(kind, seed=0, form="", m=40, path=cpu.LIBRARY):
     model, shape, classes = NETS[kind]
     return Setting(model.build(shape, classes), shape, classes, seed, form, m, path)
 
@@ -139,7 +141,7 @@ def test_ties_of_a_pool_go_to_the_first():
     net.pixels[:] = rng.integers(0, 2, net.pixels.shape)
     net.ensemble.scale.fill_(1.0)
     net.ensemble.shift.fill_(0.0)
-    net.images.pixels[:, BORDER:-BORDER, BORDER:-BORDER] = net.pixels
+    net.padded[:, BORDER:-BORDER, BORDER:-BORDER] = net.pixels
     order = np.arange(20)
     x = torch.from_numpy(net.pixels[order]).permute(0, 3, 1, 2).float()
     z = net.module.conv1(x)[:, :, :12, :14].unfold(2, 2, 2).unfold(3, 2, 2).flatten(-2)
@@ -152,7 +154,7 @@ def test_empty_lanes_and_old_work_change_nothing():
     """A gradient has the same bits whatever was computed before."""
     net = make("odd")
     _, first = net.gradient(np.arange(5))
-    net.native._memory.view(np.float32)[:] = np.nan
+    net.client.kernels.machine.memory.view(np.float32)[:] = np.nan
     assert torch.equal(net.gradient(np.arange(5))[1], first)
 
 
@@ -162,11 +164,12 @@ def test_loss_at_any_size_of_logits():
     for scale in (1e-3, 1.0, 30.0, 300.0):
         row = net.row.clone()
         row[-10 - 6 - 640 :] *= scale  # the head
-        scores = net.native.score(row[None], net.images, numbers(np.arange(net.m)), logits=True)
-        logits, labels = torch.from_numpy(scores.logits[0]).double(), torch.from_numpy(net.labels)
+        scores = net.client.score(row[None], np.arange(net.m), logits=True)
+        found, labels = scores["logits"][0], torch.from_numpy(net.labels)
+        logits = torch.from_numpy(found).double()
         exact = nn.functional.cross_entropy(logits, labels, reduction="none")
-        error = (torch.from_numpy(scores.losses[0]) - exact).abs()
-        spread = torch.from_numpy(np.ptp(scores.logits[0], 1))
+        error = (torch.from_numpy(scores["losses"][0]) - exact).abs()
+        spread = torch.from_numpy(np.ptp(found, 1))
         assert bool((error <= 1.2e-7 * spread + 2e-7 * exact).all())
 
 
@@ -190,21 +193,20 @@ def test_train_is_gradient_and_step():
     rows = [(net.row.clone(), torch.zeros_like(net.row)) for _ in range(4)]
     (a, m_a), (b, m_b), (c, m_c), (d, m_d) = rows
     g, losses = torch.zeros_like(a), 0.0
-    loss = net.native.train(a, m_a, Epochs(net.images, order, crop, 8, PLAIN))
+    loss = net.client.train(a, m_a, Seen(order, crop), PLAIN)
     for e in range(2):
-        net.native.train(b, m_b, Epochs(net.images, order[e : e + 1], crop[:, e : e + 1], 8, PLAIN))
+        net.client.train(b, m_b, Seen(order[e : e + 1], crop[:, e : e + 1]), PLAIN)
         for at in range(0, 21, 8):
             now = slice(at, at + 8)
-            batch = MiniBatch(net.images, order[e, now], crop[:, e, now])
-            losses += net.native.gradient(c, g, batch)
-            net.native.step(c, m_c, g, PLAIN)
-    masked = replace(PLAIN, trained=torch.ones(net.ensemble.width, dtype=torch.bool))
-    assert loss == losses == net.native.train(d, m_d, Epochs(net.images, order, crop, 8, masked))
+            losses += net.client.gradient(c, g, order[e, now], crop[:, e, now])
+            net.client.step(c, m_c, g, PLAIN)
+    masked = PLAIN._replace(trained=torch.ones(net.ensemble.width, dtype=torch.bool))
+    assert loss == np.float32(losses) == net.client.train(d, m_d, Seen(order, crop), masked)
     for w, m in rows[1:]:
         assert torch.equal(a, w) and torch.equal(m_a, m)
     frozen = torch.arange(net.ensemble.width) % 3 == 0
     w, m = net.row.clone(), torch.full_like(a, 0.01)
-    net.native.train(w, m, Epochs(net.images, order, crop, 8, replace(PLAIN, trained=~frozen)))
+    net.client.train(w, m, Seen(order, crop), PLAIN._replace(trained=~frozen))
     assert torch.equal(w[frozen], net.row[frozen]) and bool((m[frozen] == 0.01).all())
     assert not torch.equal(w[~frozen], net.row[~frozen])
 
@@ -235,7 +237,7 @@ def test_adam_is_its_formula_rounded_operation_by_operation(form, decoupled, bet
         step = mean / ((np.sqrt(square) / second + f(1e-8)) * first)
         row = fma(-lr, fma(row, decay, step) if decoupled else step, row)
         adam.step(by_torch[0], g[None].clone(), by_torch[1], 0.01)
-        net.native.step(w, memory, g, StepRule(adam, 0.01))
+        net.client.step(w, memory, g, Rule(adam, 0.01))
         assert np.array_equal(w.numpy(), row)
         assert np.array_equal(memory.numpy(), np.r_[mean, square, f(t)])
     torch.testing.assert_close(w, by_torch[0][0], rtol=1e-5, atol=1e-6)
@@ -258,7 +260,7 @@ def test_one_bad_weight_is_passed_on(value, form):
         assert np.isfinite(loss) == np.isfinite(want), name
         if not np.isfinite(want):
             assert not bool(torch.isfinite(g).all()), name
-        net.native.step(row, torch.zeros_like(row), g, PLAIN)
+        net.client.step(row, torch.zeros_like(row), g, PLAIN)
         assert not bool(torch.isfinite(row).all()), name
 
 
@@ -269,20 +271,20 @@ def test_scores_of_several_rows(kind, n):
     net = make(kind)
     rows = torch.stack([net.row, net.row * 0.9, net.row * -1.1])
     order = net.rng.permutation(net.m)[:n]
-    scores = net.native.score(rows, net.images, numbers(order), logits=True, features=True)
+    scores = net.client.score(rows, order, head=True, logits=True)
     with torch.no_grad():
         x = net.ensemble.normalise(torch.from_numpy(net.pixels[order]))
         logits = net.ensemble.logits(rows, x)
         features = torch.stack([net.ensemble.features(row, x, "head") for row in rows])
     labels = torch.from_numpy(net.labels[order]).expand(3, n)
     losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    torch.testing.assert_close(torch.from_numpy(scores.logits), logits, rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(torch.from_numpy(scores.features), features, rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(torch.from_numpy(scores.losses), losses, rtol=2e-5, atol=2e-5)
-    assert np.array_equal(scores.predicted, scores.logits.argmax(2))
-    assert np.array_equal(scores.predicted, logits.argmax(2).numpy())
+    torch.testing.assert_close(torch.from_numpy(scores["logits"]), logits, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(torch.from_numpy(scores["features"]), features, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(torch.from_numpy(scores["losses"]), losses, rtol=2e-5, atol=2e-5)
+    assert np.array_equal(scores["predicted"], scores["logits"].argmax(2))
+    assert np.array_equal(scores["predicted"], logits.argmax(2).numpy())
     # of equal logits the first is predicted
-    assert not net.native.score(net.row[None] * 0, net.images, numbers(order)).predicted.any()
+    assert not net.client.score(net.row[None] * 0, order)["predicted"].any()
 
 
 # the greedy search ---------------------------------------------------------------------------
@@ -295,7 +297,7 @@ def test_a_candidates_sums_are_rounded_once(form):
     w[:3] = torch.tensor([4000.0, 1e-30, 0.0])  # a large, a tiny and a zero weight
     p, p_x, p_y = 0.0123, 0.4567, 0.8901
     pair = torch.full((2, net.ensemble.width), 7.0)
-    x_j, y_j = net.native.candidate(x, y, w, p, p_x, p_y, pair)
+    x_j, y_j = net.client.candidate(x, y, w, p, p_x, p_y, pair)
     for new, old, share, total, average in ((x_j, x, p, p_x, pair[0]), (y_j, y, -p, p_y, pair[1])):
         both = zip(old.tolist(), w.tolist(), strict=True)
         exact = [float(Fraction(a) + Fraction(share) * Fraction(b)) for a, b in both]
@@ -316,7 +318,7 @@ def test_averages_and_exact_sums_are_torchs(form):
     p, whole = rng.random(len(picked)), np.array([0.7, 0.0, 1.3, 0.0])
     models = (w.data_ptr() + 4 * w.shape[1] * picked).astype(np.uint64)
     out = torch.full((4, net.ensemble.width), 7.0)
-    net.native.means(models, p, ends, whole, out)
+    net.client.kernels.machine.means(models, p, ends, whole, out)
     for row, first, last, total in zip(out, ends, ends[1:], whole, strict=False):
         shares = zip(picked[first:last], p[first:last], strict=True)
         terms = [w[j].double() * share for j, share in shares]
@@ -325,5 +327,5 @@ def test_averages_and_exact_sums_are_torchs(form):
             expected = (sum(terms[1:], terms[0]) / total).float()
         assert row.numpy().tobytes() == expected.numpy().tobytes()  # -0 is not 0
     sums = torch.empty(net.ensemble.width, dtype=torch.int64)
-    net.native.fixed(models, p, sums)
+    net.client.kernels.machine.fixed(models, p, sums)
     assert torch.equal(sums, fixed_point(w[picked], torch.from_numpy(p)).sum(0))

@@ -1,4 +1,4 @@
-"""The library of the CPU kernels: forms, compilers and processors give the same bits."""
+"""The library of the kernels: forms, compilers and processors give the same bits."""
 
 import importlib.util
 import shutil
@@ -8,15 +8,18 @@ import sys
 import numpy as np
 import pytest
 import torch
-from dpfl_mpi.numerics.native import Epochs, Native, StepRule
+from calls import Rule, Seen
 from launch import ROOT, refused, script
 from setuptools import Distribution, Extension
-from test_lanes import FORMS, make, numbers, plan
+from test_lanes import FORMS, make, plan
 
 from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN
 from dpfl_mpi.models.mlp import MLP
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics import cpu
+from dpfl_mpi.numerics.cpu import Cpu
+from dpfl_mpi.numerics.draws import Schedules
+from dpfl_mpi.numerics.kernels import describe
 from dpfl_mpi.numerics.lanes.plan import Arena
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
@@ -40,7 +43,7 @@ def described(folder):
     files = []
     for name, (build, (shape, dtype), how) in ENTRIES.items():
         module = build()
-        plan, _ = native.describe(module, shape, dtype)
+        plan, _ = describe(module, shape, dtype)
         plan.net.width = -(-sum(p.numel() for p in module.parameters()) // 16) * 16
         tables = [list(t) for t in plan.tables]
         starts = np.cumsum([0, *map(len, tables)])[:-1]
@@ -54,7 +57,7 @@ def described(folder):
 
 def built(folder, compiler, form):
     """Compile lanes_entries.c in a form; return the program's path."""
-    width, program = native.FORMS[form], str(folder / form)
+    width, program = cpu.FORMS[form], str(folder / form)
     source = str(ROOT / "tests/numerics/lanes_entries.c")
     build = [*compiler, f"-DFORM={width}", *SETUP.FORMS[width], f"-I{SOURCE.parent}", source]
     words = [*build, "-o", program, "-w", "-lm", "-pthread"]
@@ -73,21 +76,19 @@ def entries(folder, compiler, form, runner=()):
     return done.stdout
 
 
-def bits(kind, form, path=native.LIBRARY):
+def bits(kind, form, path=cpu.LIBRARY):
     """Everything that 40 steps and a scoring leave, as bytes."""
     net = make(kind, form=form, path=path)
     order, crop = plan(net, n=40, epochs=10)
     w, m = net.row.clone(), torch.zeros_like(net.row)
     # four steps an epoch, the last of 1: 40 images in mini-batches of 13
-    sgd = StepRule(SGD(13, 0.9, 1e-3, 20.0), 0.01)
-    loss = net.native.train(w, m, Epochs(net.images, order, crop, 13, sgd))
+    loss = net.client.train(w, m, Seen(order, crop), Rule(SGD(13, 0.9, 1e-3, 20.0), 0.01))
     pair = torch.stack([w, net.row])
-    scores = net.native.score(pair, net.images, numbers(np.arange(37)), True, True)
-    sums = net.native.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
+    scores = net.client.score(pair, np.arange(37), head=True, logits=True).values()
+    sums = net.client.candidate(w.double() / 3, net.row.double() / 7, m, 0.1, 0.3, 0.7, pair)
     v, m_v, m_w = net.row * 0.9, *(torch.zeros(2 * len(w) + 1) for _ in range(2))
-    adamw = StepRule(Adam(13, 0.0, 1e-3, 20.0, decoupled=True), 0.01)
-    two = Epochs(net.images, order[:2], crop[:, :2].copy(), 13, adamw)
-    losses = net.native.mix((w, m_w), (v, m_v), 0.3, two)
+    adamw = Rule(Adam(13, 0.0, 1e-3, 20.0, decoupled=True), 0.01)
+    losses = net.client.mix((w, m_w), (v, m_v), 0.3, Seen(order[:2], crop[:, :2]), adamw)
     assert np.isfinite(loss)
     parts = loss, losses, v, m_v, w, m, *scores, *sums, pair
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
@@ -127,23 +128,23 @@ def test_another_processor_gives_the_same_bits(tmp_path):
 
 def test_what_cannot_be_used_says_why(tmp_path):
     net = make("mlp")
-    here = net.ensemble, net.shape
+    here = net.client.kernels.plan, net.ensemble
     lacks = {"forward": lambda module, x: CNN.forward(module, x).cumsum(1)}  # no layer for that
     inherits = type("Inherits", (CNN,), lacks)((16, 16, 3), 10, (6, 16), (120, 84))
     (tmp_path / "text.so").write_text("no library")
-    digest, library = SETUP.digest_of(SOURCE).encode(), native.LIBRARY.read_bytes()
+    digest, library = SETUP.digest_of(SOURCE).encode(), cpu.LIBRARY.read_bytes()
     assert library.count(digest) == 1
     (tmp_path / "other.so").write_bytes(library.replace(digest, digest[::-1]))  # of other sources
     have = "--kernels is avx9; this processor and library have ...portable"
-    refused(have, Native, *here, form="avx9")
+    refused(have, Cpu, *here, form="avx9")
     for name, end in (
         ("_lanes.so", "were not built: ... is not there; install again"),
         ("text.so", "cannot be loaded"),
         ("other.so", "are of another version of their sources; install again"),
     ):
-        refused(f"the CPU kernels {end}", Native, *here, path=tmp_path / name)
-    cumsum = "the CPU kernels have no layer for cumsum"
-    refused(cumsum, native.describe, inherits, (16, 16, 3), "uint8")
+        refused(f"the kernels {end}", Cpu, *here, path=tmp_path / name)
+    cumsum = "the kernels have no layer for cumsum"
+    refused(cumsum, describe, inherits, (16, 16, 3), "uint8")
 
 
 def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
@@ -165,14 +166,39 @@ def test_installation_without_a_compiler(monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
+ZERO, ADAM = np.zeros(1, np.int32), Rule(Adam(1, 0, 0, 0), 0.1)
+
+
+def stored(net, x=None, y=None, start=0):
+    given = (net.padded, net.labels)
+    x, y = (torch.from_numpy(a if b is None else b) for a, b in zip(given, (x, y), strict=True))
+    net.client.kernels.images(x, y, np.array([start]), np.array([40]))
+
+
+def keyed(net, keys):
+    drawn = Schedules(ZERO, np.zeros(3, np.uint8), np.array([0, 1]), 1)
+    net.client.kernels.schedule(net.client.backend._train, drawn, 1, keys)
+
+
 @pytest.mark.parametrize(("call", "sentence"), [
-    (lambda n, w: n.native.score(w[None], n.images, numbers([0, 40])), "not among the 40"),
-    (lambda n, w: n.native.images(n.pixels[:, :6, :6].copy(), n.labels), "images of 6 rows"),
-    (lambda n, w: n.native.images(n.pixels, n.labels + 1), "a label that is not among the 10"),
+    (lambda n, w: n.gradient([0, 40]), "an image that is not among the 40"),
+    (lambda n, w: n.gradient([0, -1]), "an image that is not among the 40"),
+    (lambda n, w: stored(n, start=1), "an image that is not among the 40"),
+    (lambda n, w: stored(n, start=-1), "an image that is not among the 40"),
+    (lambda n, w: stored(n, x=n.pixels[:, :6, :6].copy()), "images of 6 rows"),
+    (lambda n, w: stored(n, x=n.padded[:, :, ::2]), "an array torch.uint8 .*, not uint8"),
+    (lambda n, w: stored(n, y=n.labels + 1), "a label that is not among the 10"),
+    (lambda n, w: stored(n, y=n.labels.astype(np.int32)), "an array torch.int32"),
     (lambda n, w: n.gradient([0], np.uint8([[9], [0], [0]])), "a crop beyond the border of 8"),
-    (lambda n, w: n.native.score(w[None], n.images, np.array([0])), "int64"),
+    (lambda n, w: n.gradient([0], np.zeros((3, 2), np.uint8)), r"crops of uint8 \(6,\)"),
+    (lambda n, w: n.client.gradient(w, w, np.array([0])), "an order or crops of int64"),
     (lambda n, w: n.gradient([0], row=torch.zeros(len(w), 2)[:, 0]), "without gaps"),
     (lambda n, w: n.gradient([0], row=w.double()), "float64"),
+    (lambda n, w: n.gradient([0], row=w[:-1]), "not 1 of 4816"),
+    (lambda n, w: n.client.train(w, w, Seen(ZERO[None]), ADAM), "not 1 of 9633"),
+    (lambda n, w: n.client.score(w[None].double(), ZERO), "float64"),
+    (lambda n, w: keyed(n, torch.zeros(1, 0, dtype=torch.int64)), "0 keys; a mini-batch each"),
+    (lambda n, w: keyed(n, torch.zeros(1, 1)), "not 1 of 1 torch.int64"),
 ])  # fmt: skip
 def test_arrays_that_would_be_misread_are_refused(call, sentence):
     net = make("mlp")

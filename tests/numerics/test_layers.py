@@ -4,19 +4,18 @@ import contextlib
 import functools
 import random
 from dataclasses import replace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from dpfl_mpi.numerics.native import MiniBatch, Native
 from launch import refused
 from test_lanes import Setting, distance, numbers
 from torch import nn
 from torch.nn import functional
 
 from dpfl_mpi.models import cnn, mlp, resnet, text
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.cpu import Cpu, forms
+from dpfl_mpi.numerics.kernels import describe
 from dpfl_mpi.numerics.native_backend import check_against_pytorch, try_native
 from dpfl_mpi.numerics.optimiser import SGD
 
@@ -220,13 +219,13 @@ def compare(net):
     order = numbers(net.rng.permutation(net.m)[:19])
     (loss, exact, logits), (_, single, _) = net.autograd(order), net.autograd(order, torch.float32)
     found = []
-    for form in native.forms():
-        net.native = Native(net.ensemble, net.shape, form)
+    for form in forms():
+        net.compute_by(functools.partial(Cpu, form=form))
         # a work space that other numbers were computed in
         net.gradient(order[::-1].copy(), row=net.row * -2)
         rows = torch.stack([net.row, net.row * 0.9])
-        scores = net.native.score(rows, net.images, order, logits=True)
-        found.append((*net.gradient(order), torch.from_numpy(scores.logits)))
+        scores = net.client.score(rows, order, logits=True)
+        found.append((*net.gradient(order), torch.from_numpy(scores["logits"])))
         assert found[-1][0] == found[0][0], form
         assert all(map(torch.equal, found[-1][1:], found[0][1:])), form
     assert distance(found[0][1], exact) < max(1e-6, 3 * distance(single, exact))
@@ -302,23 +301,23 @@ def test_gradient_of_random_programs(seed):
     compare(trial(lambda shape: Program(seed, shape), kind, seed))
 
 
-@pytest.mark.parametrize("form", native.forms())
+@pytest.mark.parametrize("form", forms())
 def test_dropout_draws_as_keyed(form):
     """With a key the gradient is that of `Ensemble.gradient`; scoring drops nothing."""
     body = conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
     net = trial(*row(IMAGE, *body))
-    net.native = Native(net.ensemble, net.shape, form)
-    check_against_pytorch(net.native, net.ensemble)
+    net.compute_by(functools.partial(Cpu, form=form))
+    check_against_pytorch(net.client.kernels, net.ensemble)
     order, key = numbers(net.rng.permutation(net.m)[:19]), np.array([2**62 + 12345])
     g, y = torch.zeros_like(net.row), torch.from_numpy(net.labels[order])
     x = net.ensemble.normalise(torch.from_numpy(net.pixels[order]))
     right, loss = net.ensemble.gradient(net.row, x, y, torch.from_numpy(key)[0])
     want = float(loss)
-    loss = net.native.gradient(net.row, g, MiniBatch(net.images, order, keys=key))
+    loss = net.client.gradient(net.row, g, order, key=key)
     assert loss == pytest.approx(want, rel=1e-5)
     torch.testing.assert_close(g, right, rtol=1e-4, atol=1e-6)
     assert net.gradient(order)[0] != pytest.approx(want, rel=1e-3)
-    scores = net.native.score(net.row[None], net.images, order, logits=True).logits[0]
+    scores = net.client.score(net.row[None], order, logits=True)["logits"][0]
     logits = net.autograd(order, torch.float32)[2]
     torch.testing.assert_close(torch.from_numpy(scores), logits, rtol=1e-4, atol=1e-5)
 
@@ -339,7 +338,7 @@ TWICE = "no layer for a weight that is used twice in h"
 def test_what_has_no_layer_for_tokens_is_named(function, sentence):
     parts = {"e": nn.Embedding(17, 8), "h": nn.Linear(8, CLASSES)}
     module = Forward(lambda s, t: s.h(function(s, t).mean(1)), **parts)
-    refused(sentence, native.describe, module, *TOKENS)
+    refused(sentence, describe, module, *TOKENS)
 
 
 @pytest.mark.parametrize(("function", "sentence"), [
@@ -356,7 +355,7 @@ def test_what_has_no_layer_for_tokens_is_named(function, sentence):
 ])  # fmt: skip
 def test_what_has_no_layer_is_named(function, sentence):
     module = Forward(lambda s, x: function(s, x.flatten(1)), h=nn.Linear(270, CLASSES))
-    refused(sentence, native.describe, module, *IMAGE)
+    refused(sentence, describe, module, *IMAGE)
 
 
 @pytest.mark.parametrize(("name", "sentence"), [
@@ -373,7 +372,7 @@ def test_a_mistake_in_the_planning_is_a_sentence(monkeypatch, name, sentence):
     fault = (lambda *_: fails) if name == "layers.correlations" else fails
     module = NETS["padding"][0](IMAGE[0])
     monkeypatch.setattr(f"dpfl_mpi.numerics.lanes.{name}", fault)
-    refused(sentence, native.describe, module, *IMAGE)
+    refused(sentence, describe, module, *IMAGE)
 
 
 WRONG = "the kernels' gradient or score of this model is not PyTorch's"
@@ -382,10 +381,7 @@ WRONG = "the kernels' gradient or score of this model is not PyTorch's"
 def test_a_plan_that_is_wrong_is_found_before_the_first_step(monkeypatch):
     """Here a gate's gradient is not added to what is there: PyTorch then computes the model."""
     net = trial(*NETS["gates of channels"])
-    pixels, labels = torch.from_numpy(net.pixels), torch.from_numpy(net.labels)
-    clients = MagicMock(shape=net.shape, x=pixels, y=labels, score_x=pixels, score_y=labels)
-    clients.__len__.return_value = 1
-    arguments = "auto", net.ensemble, clients, SGD(16, 0.9, 1e-3, 20.0)
+    arguments = "auto", net.ensemble, net.client.samples, SGD(16, 0.9, 1e-3, 20.0)
     assert try_native(*arguments)[1] == ""
     never = lambda ops: [replace(op, adds=0) for op in ops]  # noqa: E731
     monkeypatch.setattr("dpfl_mpi.numerics.lanes.plan.adding", never)
@@ -401,15 +397,16 @@ def test_a_wrong_layer_of_a_small_gradient_is_found():
     parts = {"h": nn.Linear(270, CLASSES), "tiny": nn.Linear(270, CLASSES)}
     function = lambda s, x: s.h(x.flatten(1)) + 1e-4 * s.tiny(x.flatten(1))  # noqa: E731
     net = trial(lambda _: Forward(function, **parts), IMAGE)
-    check_against_pytorch(net.native, net.ensemble)
-    right, first = net.native.gradient, 271 * CLASSES
+    kernels = net.client.kernels
+    check_against_pytorch(kernels, net.ensemble)
+    right, first = kernels.gradient, 271 * CLASSES
 
-    def wrong(row, g, batch):
-        right(row, g, batch)
-        g[first : 2 * first] *= 2
+    def wrong(tasks, w, g):
+        right(tasks, w, g)
+        g[:, first : 2 * first] *= 2
 
-    net.native.gradient = wrong
-    refused(WRONG, check_against_pytorch, net.native, net.ensemble)
+    kernels.gradient = wrong
+    refused(WRONG, check_against_pytorch, kernels, net.ensemble)
     function = lambda s, x: s.h(x.flatten(1)) / (1 if s.training else 4)  # noqa: E731
     net = trial(lambda _: Forward(function, h=parts["h"]), IMAGE)
-    refused(WRONG, check_against_pytorch, net.native, net.ensemble)
+    refused(WRONG, check_against_pytorch, net.client.kernels, net.ensemble)

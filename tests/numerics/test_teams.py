@@ -4,18 +4,19 @@ import fcntl
 import os
 import random
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
-import teams
 import torch
-from dpfl_mpi.numerics.native import Chooser, Epochs, MiniBatch, Native, StepRule
+from calls import Rule, Seen
+from teams import Emulated, emulator
 from test_lanes import make, numbers
 from test_layers import IMAGE, NETS, TOKENS, Program, conv, row, trial
 from torch import nn
 
 from dpfl_mpi.models import text
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.cpu import Cpu, forms
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 MEMBERS = [3, 8, 32]
@@ -39,7 +40,7 @@ def block(request, tmp_path_factory):
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with (folder / "emulated.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return teams.emulator(folder, request.param)
+        return emulator(folder, request.param)
 
 
 def drawn(net, *epochs):
@@ -56,42 +57,38 @@ def gradient(net):
     """Return what a mini-batch of 19 images and their scores leave."""
     order, crop = drawn(net, 1, 19)
     g, key = torch.full_like(net.row, 7.0), np.array([2**62 + 12345])
-    batch = MiniBatch(net.images, order[0], None if crop is None else crop[:, 0].copy(), key)
-    loss = net.native.gradient(net.row, g, batch)
-    rows = torch.stack([net.row, net.row * 0.9])
-    read = bool(net.native._plan.features)
-    return loss, g, *net.native.score(rows, net.images, order[0], True, read)
+    moved = None if crop is None else crop[:, 0]
+    loss = net.client.gradient(net.row, g, order[0], moved, key)
+    rows, head = torch.stack([net.row, net.row * 0.9]), bool(net.client.kernels.plan.features)
+    return loss, g, *net.client.score(rows, order[0], head, logits=True).values()
 
 
 def everything(net):
     """Return what each call leaves, by its name."""
-    kernels, width = net.native, len(net.row)
+    kernels, width = net.client, len(net.row)
     (order, crop), index = drawn(net, 2, 21), torch.arange(width)
-    keys = np.arange(4) * 2**55 + 3
+    seen = Seen(order, crop, np.arange(4) * 2**55 + 3)
     towards, trained = net.row * 0.9, index % 5 > 0
-    sgd = StepRule(SGD(18, 0.9, 1e-3, 0.5), 0.01, trained, towards, 0.3)
-    adam = StepRule(Adam(18, 0.0, 1e-3, 0.5, decoupled=True), 0.01)
+    sgd = Rule(SGD(18, 0.9, 1e-3, 0.5), 0.01, trained, towards, 0.3)
+    adam = Rule(Adam(18, 0.0, 1e-3, 0.5, decoupled=True), 0.01)
     left = {"gradient": gradient(net)}
     w, m = net.row.clone(), net.row * 0.1
-    epochs = Epochs(net.images, order, crop, 18, sgd, keys)
-    left["train"] = kernels.train(w, m, epochs), w, m
+    left["train"] = kernels.train(w, m, seen, sgd), w, m
     v, m_w, m_v = net.row * 0.8, *(torch.zeros(2 * width + 1) for _ in range(2))
     w = net.row.clone()
-    steps = Epochs(net.images, order, crop, 18, adam, keys)
-    left["mix"] = kernels.mix((w, m_w), (v, m_v), 0.3, steps), w, m_w, v, m_v
+    left["mix"] = *kernels.mix((w, m_w), (v, m_v), 0.3, seen, adam), w, m_w, v, m_v
     w, m_w = net.row.clone(), torch.zeros(2 * width + 1)
-    left["ahead"] = kernels.ahead(w, m_w, 0.05, steps), w, m_w
-    w, loss = net.row.clone(), torch.zeros(1)
-    batch = MiniBatch(net.images, order[0], None, keys[:1])
-    kernels.descents(w, towards, 0.5, 0.01, 3, batch, loss)
-    left["descents"] = loss, w
+    left["ahead"] = kernels.ahead(w, m_w, 0.05, seen, adam), w, m_w
+    w = net.row.clone()
+    left["descents"] = kernels.descents(w, towards, 0.5, 0.01, 3, order[0], seen.keys[:1]), w
     models = torch.stack([net.row * share for share in (1.1, -0.3, 0.95, 1.2)])
     x, y, pair = net.row.double() / 3, models.double().sum(0) / 8, torch.zeros(2, width)
     cases, p = np.zeros(4), np.array([0.1, 0.2, 0.1, 0.1])
-    chooser = Chooser(kernels, net.images, order[0], (x, y, pair, 1 / 3, 0.5), cases)
+    left["candidate"] = *kernels.candidate(x, y, w, 0.1, 0.4, 0.7, pair), pair.clone()
+    chooser = kernels.chooser(order[0], x, y, pair, 1 / 3, 0.5, cases)
     places = np.uint64(models.data_ptr()) + np.arange(4, dtype=np.uint64) * np.uint64(4 * width)
     coins = np.array([0.4, 0.9, 0.1, 0.6])
-    (added,) = chooser.decide(places, p, coins, None, np.array([2]))
+    (added,) = chooser.decide(places, p, coins, np.array([4]), np.array([2]))
     left["search"] = added, x, y, pair, cases, chooser.rewards
     return left
 
@@ -109,47 +106,46 @@ def same(left, right):
 def test_threads_compute_what_one_does(name, members):
     net = CLIENTS[name]()
     want = everything(net)
-    for form in native.forms():
-        net.native = Native(net.ensemble, net.shape, form)
-        teams.share_out(net.native, members)
+    for form in forms():
+        net.compute_by(partial(Cpu, form=form, members=members))
         found = everything(net)
-        assert all(same(found[verb], want[verb]) for verb in want), form
+        assert [verb for verb in want if not same(found[verb], want[verb])] == [], form
     assert np.isfinite(want["train"][0])
 
 
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_gpus_block_computes_what_one_thread_does(name, backwards, block):
+def test_a_gpus_block_computes_what_one_thread_does(name, backwards, block, monkeypatch):
     net = CLIENTS[name]()
     want = everything(net)
-    teams.emulate(net.native, block, backwards)
+    monkeypatch.setattr(Emulated, "backwards", backwards)
+    net.compute_by(partial(Emulated, library=block))
     found = everything(net)
     assert [verb for verb in want if not same(found[verb], want[verb])] == []
 
 
-def compare(net, block):
+def compare(net, block, monkeypatch):
     """The gradient and scores of teams of all kinds are those of one member."""
     want = gradient(net)
-    for form in native.forms():
-        net.native = Native(net.ensemble, net.shape, form)
+    for form in forms():
         for members in MEMBERS:
-            teams.share_out(net.native, members)
+            net.compute_by(partial(Cpu, form=form, members=members))
             assert same(gradient(net), want), (form, members)
-    net.native = Native(net.ensemble, net.shape)
+    net.compute_by(partial(Emulated, library=block))
     for backwards in (False, True):
-        teams.emulate(net.native, block, backwards)
+        monkeypatch.setattr(Emulated, "backwards", backwards)
         assert same(gradient(net), want), backwards
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_layers(name, block):
-    compare(trial(*NETS[name]), block)
+def test_layers(name, block, monkeypatch):
+    compare(trial(*NETS[name]), block, monkeypatch)
 
 
 @pytest.mark.parametrize(
     "seed", [*range(8), *[pytest.param(i, marks=pytest.mark.slow) for i in range(8, 80)]]
 )
-def test_random_programs(seed, block):
+def test_random_programs(seed, block, monkeypatch):
     side = random.Random(seed + 1000)
     kind = (side.randint(7, 12), side.randint(7, 12), 3), "uint8"
-    compare(trial(lambda shape: Program(seed, shape), kind, seed), block)
+    compare(trial(lambda shape: Program(seed, shape), kind, seed), block, monkeypatch)
