@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launch import run_here
 
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.cpu import LIBRARY, forms
 from dpfl_mpi.results import Result
 
 FOLDER = Path(__file__).parent / "golden"
@@ -56,7 +56,7 @@ def curve(tmp_path_factory):
     return type_of(start), lines
 
 
-@pytest.mark.parametrize("form", native.forms() if native.LIBRARY.exists() else ())
+@pytest.mark.parametrize("form", forms() if LIBRARY.exists() else ())
 def test_golden_curve_of_the_native_kernels_to_the_bit(form, tmp_path):
     _, lines = compute(tmp_path / "run.h5", form)
     assert lines == NATIVE.read_text().splitlines()[2:]

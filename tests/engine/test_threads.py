@@ -3,6 +3,7 @@
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from launch import differences, federation, refused, run_here
@@ -33,10 +34,10 @@ def test_three_threads_write_the_file_of_one(method, colour_file, tmp_path):
 def test_the_threads_reach_the_kernels():
     with federation(FIELDS, threads_per_client=3) as fed:
         native, calls = fed.backend.native, []
-        native._call.train = lambda *of: calls.append(of[2:5])
-        native._run("train", None)
-    assert native.members == 3 and calls == [(1, 1, 3)]
-    assert len(native._memory) == native._call.space(native._net, 3) + 64
+        native.calls["train"] = lambda *of: calls.append(of[2:5])
+        native.run("train", np.zeros(2))
+    assert native.members == 3 and calls == [(2, 1, 3)]
+    assert len(native.memory) == native.calls["space"](native.net, 3) + 64
 
 
 def test_where_the_native_kernels_do_not_compute(monkeypatch):
@@ -45,10 +46,10 @@ def test_where_the_native_kernels_do_not_compute(monkeypatch):
     refused(by_torch, federation, FIELDS, threads_per_client=2, kernels="torch")
 
     def missing():
-        raise native_backend.UserError("the CPU kernels were not built")
+        raise native_backend.UserError("the kernels were not built")
 
     monkeypatch.setattr(native_backend, "load", missing)
-    why = f"{by_torch}: the CPU kernels were not built"
+    why = f"{by_torch}: the kernels were not built"
     refused(why, federation, FIELDS, threads_per_client=2)
     gpu = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False)
     for kernels in ("auto", "native", "torch"):

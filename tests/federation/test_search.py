@@ -10,14 +10,14 @@ import torch
 from launch import federation
 
 from dpfl_mpi.federation import search as search_part
-from dpfl_mpi.numerics import native
+from dpfl_mpi.numerics.cpu import LIBRARY, forms
 
-if not native.LIBRARY.exists():
+if not LIBRARY.exists():
     pytest.skip("the kernels were not built", allow_module_level=True)
 N = 9
 
 
-@pytest.fixture(scope="module", params=native.forms())
+@pytest.fixture(scope="module", params=forms())
 def fed(request, digits_file):
     fields = {"dataset": "image_folder", "data": str(digits_file), "model": "mlp"}
     fields |= {"clients": N, "augment": False}

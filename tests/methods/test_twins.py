@@ -1,4 +1,4 @@
-"""The methods against their slow twins: native, PyTorch one client at a time, and all at once."""
+"""The methods against their slow twins, by the native kernels and by PyTorch."""
 
 import launch
 import numpy as np

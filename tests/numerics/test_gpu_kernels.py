@@ -1,44 +1,40 @@
 """The kernels on a GPU, without one: numbers of a block that a CPU emulates, and the compiler.
 
-`GpuBackend` computes on an emulated GPU what `NativeBackend` computes on a CPU, to the last bit.
+An emulated GPU computes a block of clients to the bits of a CPU, which takes them one by one.
 """
 
 import ctypes
-import functools
 import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from _samples import clients_of
-from dpfl_mpi.numerics.gpu_backend import GpuBackend
-from dpfl_mpi.numerics.native import describe
 from launch import differences, refused, run_here
-from teams import emulator
+from teams import Emulated
 from torch import nn
 
 from dpfl_mpi.engine import build
 from dpfl_mpi.models import cnn, mlp
-from dpfl_mpi.numerics import gpu, gpu_backend, native
+from dpfl_mpi.numerics import cpu, gpu, native_backend
 from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs, Proximal
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
+from dpfl_mpi.numerics.kernels import describe
 from dpfl_mpi.numerics.lanes.declared import STRUCTURES, VERBS
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.plugins import names
 
-if not native.LIBRARY.exists() or not shutil.which("g++"):
+if not cpu.LIBRARY.exists() or not shutil.which("g++"):
     pytest.skip("the kernels were not built, or there is no g++", allow_module_level=True)
 TRAINED = 37, 24, 11, 3  # images of each client, in decreasing order
 SCORED = 9, 20, 1, 18
 K = len(TRAINED)
-CLASSES, LR, TEAM = 5, 0.05, 64
+CLASSES, LR = 5, 0.05
 SGDS = {"sgd": SGD(8, 0.9, 1e-2, 0.5), "adam": Adam(8, 0.9, 1e-2, 0.5, decoupled=True)}
 
 
@@ -60,44 +56,8 @@ NETS = {
 }
 
 
-@functools.cache
-def emulated(header):
-    """The library of a network's kernels."""
-    with tempfile.TemporaryDirectory() as folder:
-        return emulator(Path(folder), TEAM, plan=header)
-
-
-class Emulated:
-    """What `Gpu` is, on a CPU: one team, whose threads run in their order or backwards."""
-
-    backwards = 0
-
-    def __init__(self, header, device):
-        self.library = emulated(header)
-        self.launched, self.clusters = [], {}
-
-    def load(self, verbs):
-        assert all(hasattr(self.library, verb) for verb in verbs)
-
-    def teams(self, verb):
-        return 2
-
-    def room(self, team_bytes):
-        return 2
-
-    def launch(self, verb, teams, *arguments):
-        if verb == "team_bytes":
-            return self.library.team_bytes(ctypes.c_void_p(arguments[0].data_ptr()))
-        self.launched.append((verb, len(arguments[0])))
-        tasks, count, following, memory, stride = arguments
-        places = [ctypes.c_void_p(t.data_ptr()) for t in (tasks, following, memory)]
-        kernel, size = getattr(self.library, verb), ctypes.c_int64
-        how = size(count), places[1], places[2], size(stride)
-        return self.library.launch(kernel, self.backwards, places[0], *how)
-
-
 class Pair:
-    """A network's clients, with the numbers of a CPU and of an emulated GPU."""
+    """A network's clients, with the numbers of an emulated GPU and of a CPU."""
 
     def __init__(self, name, augment=True):
         build, shape = NETS[name]
@@ -109,8 +69,9 @@ class Pair:
         labels[:CLASSES] = np.arange(CLASSES)
         parts = rows[:K], rows[K:]
         self.clients = clients_of(self.ensemble, images, labels, *parts, augment)
-        self.gpu = GpuBackend(self.ensemble, self.clients, SGDS["sgd"], make=Emulated)
+        self.gpu = NativeBackend(self.ensemble, self.clients, SGDS["sgd"], Emulated)
         self.cpu = NativeBackend(self.ensemble, self.clients, SGDS["sgd"])
+        self.ways = (self.gpu, K), (self.cpu, K), (self.cpu, 1)  # clients of a call
 
     def optimise(self, name):
         self.gpu.optimiser = self.cpu.optimiser = SGDS[name]
@@ -122,15 +83,15 @@ class Pair:
         out[:, : self.ensemble.size] = torch.from_numpy(values)
         return out
 
-    def trained(self, call, chosen=(0, 1, 2, 3), models=1, **how):
-        """Return what `call(backend, *blocks)` leaves in `models` rows of each client, by both."""
+    def trained(self, call, chosen=(0, 1, 2, 3), models=1):
+        """Compare what `call(backend, *blocks)` leaves in `models` rows of each client."""
         which, out = np.array(chosen), []
-        for backend in (self.gpu, self.cpu):
+        for backend, size in self.ways:
             w = [self.rows(seed) for seed in range(models)]
             m = [backend.zero_momentum(K) for _ in w]
-            found, together = [], [which] if backend is self.gpu else which[:, None]
+            found = []
             for _ in range(2):  # the second goes on from the first one's momentum
-                for rows in together:
+                for rows in np.split(which, range(size, len(which), size)):
                     pairs = zip(w, m, strict=True)
                     blocks = [Block(self.ensemble, a[rows], b[rows], rows) for a, b in pairs]
                     call(backend, *blocks)
@@ -139,7 +100,18 @@ class Pair:
                         did = block.loss.tolist(), block.steps.tolist()
                         found += zip(rows, [i] * len(rows), *did, strict=True)
             order = sorted(range(len(found)), key=lambda at: found[at][:2])
-            out.append((*w, *m, [found[at] for at in order]))
+            out.append(([found[at] for at in order], [row.numpy().tobytes() for row in (*w, *m)]))
+        assert out[0] == out[1] == out[2]
+
+    def each(self, call):
+        """Return the arrays that `call(backend, rows)` returns, of each client, by each way."""
+        out = []
+        for backend, size in self.ways:
+            found = []
+            for first in range(0, K, size):
+                parts = call(backend, slice(first, first + size))
+                found += [[np.asarray(part[i]) for part in parts] for i in range(size)]
+            out.append(found)
         return out
 
 
@@ -153,15 +125,7 @@ def pair(request):
 
 @pytest.fixture(params=["forwards", "backwards"])
 def order(request, monkeypatch):
-    monkeypatch.setattr(Emulated, "backwards", int(request.param == "backwards"))
-
-
-def same(by_gpu, by_cpu):
-    *gpu_rows, gpu_losses = by_gpu
-    *cpu_rows, cpu_losses = by_cpu
-    assert gpu_losses == cpu_losses
-    for a, b in zip(gpu_rows, cpu_rows, strict=True):
-        assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+    monkeypatch.setattr(Emulated, "backwards", request.param == "backwards")
 
 
 EPOCHS = LocalEpochs(2, np.array([4, 1, 0, 2]), LR)
@@ -171,7 +135,7 @@ EPOCHS = LocalEpochs(2, np.array([4, 1, 0, 2]), LR)
 @pytest.mark.parametrize("chosen", [(0, 1, 2, 3), (1, 3)])
 def test_training_has_the_bits_of_a_cpu(pair, order, optimiser, chosen):
     pair.optimise(optimiser)
-    same(*pair.trained(lambda backend, w: backend.train_epochs(w, EPOCHS), chosen))
+    pair.trained(lambda backend, w: backend.train_epochs(w, EPOCHS), chosen)
 
 
 @pytest.mark.parametrize("optimiser", SGDS)
@@ -183,7 +147,7 @@ def test_frozen_columns_and_a_proximal_term(pair, optimiser):
         def train(backend, w, target=target):
             backend.train_epochs(w, EPOCHS, Proximal(backend, target, 0.7), trained)
 
-        same(*pair.trained(train))
+        pair.trained(train)
 
 
 def learn(w, v, mixture):
@@ -197,13 +161,13 @@ def test_a_mixture_of_two_rows(pair, optimiser):
     alpha = torch.tensor([[0.3], [0.5], [0.71], [1.0]], dtype=torch.float64)
     for of_method in (None, learn):
         mix = lambda backend, w, v: backend.train_mixed(w, v, alpha, EPOCHS, of_method)  # noqa: B023, E731
-        same(*pair.trained(mix, models=2))
+        pair.trained(mix, models=2)
 
 
 @pytest.mark.parametrize("optimiser", SGDS)
 def test_pairs_of_mini_batches(pair, optimiser):
     pair.optimise(optimiser)
-    same(*pair.trained(lambda backend, w: backend.train_ahead(w, 0.03, EPOCHS)))
+    pair.trained(lambda backend, w: backend.train_ahead(w, 0.03, EPOCHS))
 
 
 @pytest.mark.parametrize("optimiser", SGDS)
@@ -224,39 +188,33 @@ def test_steps_that_a_method_writes(pair, order, optimiser):
             towards = w.w + 0.1
             backend.descents(w, batch, 2, 0.03, towards, 0.9)
 
-    same(*pair.trained(own))
+    pair.trained(own)
 
 
 def test_scores(pair):
     w, head = pair.rows(3, scale=0.3), "head" if hasattr(pair.ensemble.module, "head") else "fc3"
-    losses, predicted, labels = pair.gpu.score(slice(0, K), w)
-    assert losses.shape == (K, max(SCORED) + 1) and losses.dtype == np.float64
-    predict = lambda rows, w, images, of: of.outputs(w, images, head)[0]  # noqa: E731
-    own = pair.gpu.score(slice(0, K), w, lambda *of: predict(*of, pair.gpu))
-    logits, read = pair.gpu.outputs(w, slice(0, K), head)
+    two = pair.rows(5, 2 * K, 0.3).view(K, 2, -1)
+
+    def scores(backend, rows):
+        predict = lambda rows, w, images: backend.outputs(w, images, head)[0]  # noqa: E731
+        own, by_method = (backend.score(rows, w[rows], how) for how in (None, predict))
+        losses = backend.validation_losses(rows, two[rows])
+        assert own[0].dtype == np.float64 and np.isfinite(losses).all()
+        return *own, *by_method, *backend.outputs(w[rows], rows, head), losses
+
+    *others, right = pair.each(scores)
+    for found in others:
+        assert len(found[0][0]) == max(SCORED) + 1  # with a test image
+        for n, ours, theirs in zip(SCORED, found, right, strict=True):
+            pairs = zip(ours, theirs, strict=True)
+            assert all(np.array_equal(a[: n + 1], b[: n + 1]) for a, b in pairs)
     for i in range(K):
-        n, row = SCORED[i] + 1, w[i : i + 1]  # with a test image
-        want = pair.cpu.score(slice(i, i + 1), row)
-        for found, right in zip((losses, predicted, labels), want, strict=True):
-            assert np.array_equal(found[i, :n], right[0])
-        want = pair.cpu.score(slice(i, i + 1), row, lambda *of: predict(*of, pair.cpu))
-        for found, right in zip(own, want, strict=True):
-            assert np.array_equal(found[i, :n], right[0])
-        right = pair.cpu.outputs(row, pair.cpu._order(i), head)
-        assert torch.equal(logits[i, :n], right[0][0]) and torch.equal(read[i, :n], right[1][0])
-        read_there, read_here = (b.training_features(i, row, 7, head) for b in (pair.gpu, pair.cpu))
-        assert all(map(torch.equal, read_there, read_here))
         three = pair.rows(i, 3, 0.3)
-        found, right = (b.training_losses(i, three) for b in (pair.gpu, pair.cpu))
-        assert np.array_equal(found, right)
-
-
-def test_losses_of_the_search(pair):
-    w = pair.rows(5, 2 * K, 0.3).view(K, 2, -1)
-    found = pair.gpu.validation_losses(slice(0, K), w)
-    for i in range(K):
-        want = pair.cpu.validation_losses(slice(i, i + 1), w[i : i + 1])[0]
-        assert np.array_equal(found[i], want) and np.isfinite(want).all()
+        for backend in (pair.gpu, pair.cpu):
+            read, labels = backend.training_features(i, three[:1], 7, head)
+            out = read, labels, backend.training_losses(i, three)
+            ours = out if backend is pair.gpu else ours
+        assert all(map(np.array_equal, ours, out)) and len(labels) == min(7, TRAINED[i])
 
 
 def test_searches(pair, order):
@@ -265,47 +223,40 @@ def test_searches(pair, order):
     models, own = pair.rows(7, 12, 0.3), pair.rows(8, K, 0.3)
     sums, share = models.double().sum(0) / 12, np.full(K, 1 / 12)
     counts = np.array([[5, 0, 4, 3], [2, 6, 0, 4]])
-    left = [[], []]
     drawn = [(rng.integers(12, size=count.sum()), rng.random(count.sum())) for count in counts]
-    for by_gpu in (True, False):
-        for rows in [slice(0, K)] if by_gpu else [slice(i, i + 1) for i in range(K)]:
-            cases, here = np.zeros((rows.stop - rows.start, 4)), slice(rows.start, rows.stop)
-            x, y = own[here].double() / 12, sums.repeat(len(cases), 1)
-            averages = own[here, None].repeat(1, 2, 1)
-            start = x, y, averages, share[here].copy(), np.ones(len(cases))
-            chooser = (pair.gpu if by_gpu else pair.cpu).chooser(rows, start, cases)
-            found = []
-            for count, (which, coins) in zip(counts, drawn, strict=True):
-                of = np.repeat(np.arange(K), count)
-                mine = (of >= rows.start) & (of < rows.stop)
-                at = models.data_ptr() + 4 * models.shape[1] * which[mine]
-                given = at.astype(np.uint64), np.full(mine.sum(), 1 / 12), coins[mine]
-                if mine.any():
-                    most = np.full(len(cases), 3)
-                    found.append(chooser.decide(*given, count[rows], most))
-                else:
-                    found.append([np.zeros(0, bool)])
-            for i in range(len(cases)):
-                decided = [part[i].tolist() for part in found]
-                numbers = chooser.rewards[i], cases[i].tolist(), decided
-                rows_now = x[i], y[i], averages[i].double().flatten()
-                left[by_gpu].append((numbers, torch.cat(rows_now)))
-    for (found, rows), (want, right) in zip(left[True], left[False], strict=True):
-        assert found == want and torch.equal(rows, right)
-    assert sum(sum(cases) for (_, cases, _), _ in left[True]) > 12
+
+    def searched(backend, rows):
+        k = rows.stop - rows.start
+        cases, most, found = np.zeros((k, 4)), np.full(k, 3), []
+        x, y, averages = own[rows].double() / 12, sums.repeat(k, 1), own[rows, None].repeat(1, 2, 1)
+        chooser = backend.chooser(rows, (x, y, averages, share[rows].copy(), np.ones(k)), cases)
+        for count, (which, coins) in zip(counts, drawn, strict=True):
+            of = np.repeat(np.arange(K), count)
+            mine = (of >= rows.start) & (of < rows.stop)
+            at = (models.data_ptr() + 4 * models.shape[1] * which[mine]).astype(np.uint64)
+            p = np.full(len(at), 1 / 12)
+            found.append(chooser.decide(at, p, coins[mine], count[rows], most))
+        return *found, chooser.rewards, cases, x, y, averages
+
+    *others, right = pair.each(searched)
+    for found in others:
+        for ours, theirs in zip(found, right, strict=True):
+            assert all(map(np.array_equal, ours, theirs))
+    assert sum(cases.sum() for *_, cases, _, _, _ in right) > 12
 
 
 def test_a_candidate_of_a_search_step_by_step(pair):
     x, y = (pair.rows(seed, K, 0.3).double() / 7 for seed in (1, 2))
     w, p = pair.rows(3, K, 0.3), np.array([0.1, 0.25, 1 / 3, 0.0])
-    pairs = [pair.ensemble.zeros(2 * K).view(K, 2, -1) for _ in range(2)]
-    found = pair.gpu.candidate(x, y, w, p, p + 0.3, 1 - p, pairs[0])
-    for i in range(K):
-        one = slice(i, i + 1)
-        sums, shares = (x[one], y[one], w[one]), (p[one], p[one] + 0.3, 1 - p[one])
-        want = pair.cpu.candidate(*sums, *shares, pairs[1][one])
-        assert all(torch.equal(a[i], b[0]) for a, b in zip(found, want, strict=True))
-    assert torch.equal(*pairs)
+
+    def candidates(backend, rows):
+        averages, shares = torch.zeros_like(x[rows, None].repeat(1, 2, 1)).float(), p[rows]
+        sums = x[rows], y[rows], w[rows]
+        return *backend.candidate(*sums, shares, shares + 0.3, 1 - shares, averages), averages
+
+    *others, right = pair.each(candidates)
+    for found in others:
+        assert all(all(map(np.array_equal, *of)) for of in zip(found, right, strict=True))
 
 
 FIELDS = {"dataset": "image_folder", "model": "mlp", "clients": 6, "classes_per_client": 3}
@@ -325,19 +276,25 @@ RUNS |= {name: {} for name in [*OTHERS, "perfedavg", "pfedme", "pfedsv", "scaffo
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_has_the_numbers_of_a_cpu(digits_file, tmp_path, monkeypatch, name):
-    """All clients of the rank are one block."""
+    """A CPU takes the clients of the rank one by one, the GPU all together."""
+    monkeypatch.setattr(native_backend, "BLOCK_BYTES", 1)
     method = name if name in names("method") else "dpfl"
     fields = FIELDS | {"data": str(digits_file), "method": method} | RUNS[name]
     by_cpu = run_here(tmp_path / "cpu.h5", fields, device="cpu")
     made = []
 
     def select(kernels, world, *parts):
-        made.append(GpuBackend(*parts, make=Emulated))
+        made.append(NativeBackend(*parts[:3], make=Emulated))
         return made[0], ""
 
+    monkeypatch.undo()
     monkeypatch.setattr(build, "select_backend", select)
     by_gpu = run_here(tmp_path / "gpu.h5", fields, device="cpu")
-    assert made[0].kernels.gpu.launched and differences(by_cpu, by_gpu) == []
+    assert (
+        len(made[0].blocks) == 1
+        and made[0].kernels.machine.launched
+        and differences(by_cpu, by_gpu) == []
+    )
 
 
 # the program and its compiler --------------------------------------------------------------------
@@ -419,10 +376,10 @@ def test_who_computes_on_a_gpu(monkeypatch, request):
         backend, warned = selection.select_backend(kernels, alone, ensemble, range(3), sgd)
         return "PyTorch" if type(backend) is Backend else backend, warned
 
-    monkeypatch.setattr(selection, "try_gpu", lambda *of: (made, ""))
+    monkeypatch.setattr(selection, "try_native", lambda *of: (made, ""))
     assert select("native") == select("auto") == (made, "") and not tried
     assert select("torch") == ("PyTorch", "") and tried == [(ensemble, range(3))]
-    monkeypatch.setattr(selection, "try_gpu", lambda *of: (None, "there is no such driver"))
+    monkeypatch.setattr(selection, "try_native", lambda *of: (None, "there is no such driver"))
     slower = "PyTorch computes, hundreds of times slower: {}".format
     assert select("auto") == ("PyTorch", slower("there is no such driver"))
     refused("there is no such driver", select, "native")
@@ -432,16 +389,3 @@ def test_who_computes_on_a_gpu(monkeypatch, request):
     float32 = "the native kernels compute in float32, the default of --precision"
     assert select("auto") == ("PyTorch", slower(float32))
     refused(float32, select, "native")
-
-
-def test_the_first_gradient_is_compared_with_pytorch(pair, monkeypatch):
-    gpu_backend.check_against_pytorch(pair.gpu.kernels, pair.ensemble)
-    right = pair.gpu.kernels.sample
-
-    def wrong(*of):
-        g, logits = right(*of)
-        return g * 1.01, logits
-
-    monkeypatch.setattr(pair.gpu.kernels, "sample", wrong)
-    check = gpu_backend.check_against_pytorch
-    refused("the kernels' gradient or score", check, pair.gpu.kernels, pair.ensemble)

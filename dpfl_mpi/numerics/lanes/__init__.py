@@ -1,1 +1,1 @@
-"""The CPU kernels: a module as a list of layers (`trace`), their places (`plan`), and C."""
+"""The kernels: a module as a list of layers (`trace`), their places (`plan`), and C."""
