@@ -67,7 +67,7 @@ def fields(digits_file, colour_file, tmp_path_factory):
         out[name] = BASE | {"data": str(colour_file if name == "cnn" else digits_file)} | more
         for setting, write in more.items():
             if callable(write):
-                path = folder / f"{name}-{setting}"
+                path = folder / f"{name}-{setting}.h5"  # of graphs, a result
                 write(path, out[name]["clients"])
                 out[name][setting] = str(path)
     return out
