@@ -42,7 +42,8 @@ def test_what_limits_nothing_is_the_same_run(tmp_path):
     unread = {"optimizer", "lr_schedule", "beta1", "lr_step", *NOTHING}
     for method in names("method"):
         limited = Run(method=method, **NOTHING)
-        assert not unread & set(limited.key())
+        ring = {"graphs"} if method == "dpsgd" else set()  # its default
+        assert not (unread - ring) & set(limited.key())
         assert limited.slug() == Run(method=method).slug()
     ways = {"fours": ("budget", text_file(tmp_path / "fours", "4\n" * N))}
     ways["uniform"] = ("budget", "uniform:4:4")
