@@ -64,16 +64,13 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
         for part in np.array_split(np.array(order, np.int64), passes):
             one.consider(sender, [part])
     assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # unchanged, for a repeat
+    numbers = [one.p_x[0], one.p_y[0], one.r_x[0], one.r_y[0]]
     if at_once:
-        state = one.chooser._search
-        x, y = one.chooser.start[:2]
-        numbers = [state.p_x, state.p_y, one.r_x[0], state.r_y]
-    else:
-        x, y = one.x[0], one.y[0]
-        numbers = [one.p_x[0], one.p_y[0], one.r_x[0], one.r_y[0]]
+        state = one.chooser.tasks.each[0]
+        numbers = [state["p_x"], state["p_y"], one.r_x[0], state["r_y"]]
     counts = fed.notes["evaluations"][0], fed.notes["cases"][0].tolist()
     averages = one.averages[0].flatten().double()
-    return one.chosen[0], counts, np.concatenate([x, y, averages, numbers])
+    return one.chosen[0], counts, np.concatenate([one.x[0], one.y[0], averages, numbers])
 
 
 def same(a, b):
