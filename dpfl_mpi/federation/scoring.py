@@ -96,12 +96,11 @@ class Scoring:
 
             with torch.no_grad():
                 *_, labels = self.backend.score(b, self.best[b], predict)
+            logits = torch.cat(parts, 1).cpu().numpy()
             for i in np.flatnonzero(self.best_round[b] >= 0):
-                # a part has the first clients, those that have images left
-                logits = torch.cat([part[i] for part in parts if i < len(part)]).cpu().numpy()
                 n_val, n_test = (n[b.start + i] for n in (clients.n_val, clients.n_test))
                 test = slice(n_val, n_val + n_test)
-                out[b.start + i] = auc(logits[test], labels[i][test])
+                out[b.start + i] = auc(logits[i, test], labels[i, test])
         return out
 
     def forget_best(self, clients: np.ndarray) -> None:

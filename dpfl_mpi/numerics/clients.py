@@ -101,11 +101,11 @@ class Clients:
 
         The last one of an epoch has what is left.
         """
-        order, crops = self.schedule(i, epochs, first_epoch)
+        one, first = np.array([i]), np.full(len(self), first_epoch)
+        order, crops = self.schedules(one, epochs, first).of(0)
         step, stride = 0, max(1, GATHERED_IMAGES // batch_size) * batch_size
         if self.ensemble.draws.layers:
-            first = np.zeros(len(self), np.int64) + first_epoch
-            keys = self.dropout_keys(np.array([i]), epochs, first, batch_size)[0]
+            keys = self.dropout_keys(one, epochs, first, batch_size)[0]
         for e in range(epochs):
             for at in range(0, order.shape[1], stride):
                 now = slice(at, at + stride)
@@ -115,21 +115,13 @@ class Clients:
                     yield Batch(step, self.ensemble.normalise(x), y, key)
                     step += 1
 
-    def schedule(self, i: int, epochs: int, first_epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what local client i trains on: samples, int32 `[epochs, n]`, and their crops.
-
-        The crops are (dy, dx, flip), uint8 `[3, epochs, n]`.
-        """
-        return self._schedules(np.array([i]), epochs, np.array([first_epoch])).of(0)
-
     def schedules(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Schedules:
         """Return what these rows train on, from `first_epoch` `[K]` on, drawn in one call."""
         rows = np.arange(len(self))[rows]
-        return self._schedules(rows, epochs, first_epoch[rows])
-
-    def _schedules(self, rows: np.ndarray, epochs: int, first: np.ndarray) -> Schedules:
         places = self.start[rows], self.n_train[rows]
-        return schedules(self.seed, self.ids[rows], first, *places, epochs, self.augment)
+        return schedules(
+            self.seed, self.ids[rows], first_epoch[rows], *places, epochs, self.augment
+        )
 
     def dropout_keys(
         self, rows: np.ndarray, epochs: int, first_epoch: np.ndarray, batch_size: int

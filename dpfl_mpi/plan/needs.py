@@ -70,7 +70,8 @@ def ensemble_of(run: Resolved, source: Source) -> Ensemble:
     """Return the model's numerics on this machine's CPU."""
     torch.set_num_threads(1)  # as each rank of a run
     cpu = torch.device("cpu")
-    return Ensemble(make(run, source), source.mean, source.std, cpu, dtype=source.dtype)
+    how = run.precision, source.dtype
+    return Ensemble(make(run, source), source.mean, source.std, cpu, *how)
 
 
 def needs_of(

@@ -112,7 +112,7 @@ def test_schedules_of_several_clients_are_those_of_each(augmented):
     for rows in (slice(1, 4), np.array([4, 0])):
         several = clients.schedules(rows, 3, first)
         for j, i in enumerate(np.arange(len(clients))[rows]):
-            one = clients.schedule(int(i), 3, int(first[i]))
+            one = clients.schedules(np.array([i]), 3, first).of(0)
             assert one[0].shape == (3, clients.n_train[i])
             assert all(map(np.array_equal, several.of(j), one))
 
