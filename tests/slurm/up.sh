@@ -7,7 +7,7 @@ folder=${1:?which folder}
 fail() { echo "$*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || fail "starting Slurm needs root"
 
-if ! command -v slurmctld slurmd munged >/dev/null; then
+if ! (hash slurmctld slurmd munged srun) 2>/dev/null; then
   command -v apt-get >/dev/null || fail "Slurm is not installed, and there is no apt-get"
   # Debian would start its own daemons: policy-rc.d says no for the while
   policy=/usr/sbin/policy-rc.d
