@@ -44,6 +44,20 @@ def test_every_requirement_has_a_pin_that_it_allows():
     assert "\n-c constraints.txt\n" in (ROOT / "constraints-cpu.txt").read_text()
 
 
+def test_the_recipes_have_the_same_requirements():
+    named = requirements(SETUP["options"]["install_requires"])
+    named.append(("python", SpecifierSet(SETUP["options"]["python_requires"])))
+    conda = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    assert conda["package"] == {"name": dpfl_mpi.__name__, "version": dpfl_mpi.__version__}
+    run = "\n".join(conda["requirements"]["run"]).replace("pytorch", "torch")
+    assert sorted(map(str, requirements(run))) == sorted(map(str, named))
+    spack = next((ROOT / "spack").rglob("package.py")).read_text()
+    for name, allowed in named:
+        package = name if name == "python" else f"py-{name}"
+        asked = f'"{package}@{str(allowed).removeprefix(">=")}:"'
+        assert (asked in spack) == (name != "submitit"), name
+
+
 def test_the_metadata_agree():
     codemeta = json.loads((ROOT / "codemeta.json").read_text())
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
