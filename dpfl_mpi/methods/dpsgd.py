@@ -28,7 +28,7 @@ CITATION = """@inproceedings{lian2017dpsgd,
   booktitle = {Advances in Neural Information Processing Systems}, year = {2017}
 }"""
 METHOD = Method(
-    "D-PSGD", CITATION, searches=False, given=True, ignores=("omega_period",), look="#56B4E9 --"
+    "D-PSGD", CITATION, searches=False, given=True, ignores=("omega_period",), look="#882255 --"
 )
 
 

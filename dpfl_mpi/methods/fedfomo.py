@@ -29,7 +29,7 @@ CITATION = """@inproceedings{zhang2021fedfomo,
             Alvarez, Jose M.},
   booktitle = {International Conference on Learning Representations}, year = {2021}
 }"""
-METHOD = Method("FedFomo", CITATION, searches=False, ignores=OWN_GRAPH, look="#009E73 --")
+METHOD = Method("FedFomo", CITATION, searches=False, ignores=OWN_GRAPH, look="#332288 --")
 LEAST = 1e-12  # stands for a distance of 0
 
 

@@ -30,7 +30,7 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Candidates, Federation, State, Tensor, _given, random_graph
 from dpfl_mpi.settings import option
 
-METHOD = _given.method("Spectral", ignores=OWN_GRAPH, sends_models=False, look="#009E73 P")
+METHOD = _given.method("Spectral", ignores=OWN_GRAPH, sends_models=False, look="#332288 P")
 UNIT = 2**12  # length of a sketch in whole numbers
 LARGEST = 2**26  # entry of a scatter; 1024 of them times STEP add up exactly
 STEP = 2**16  # largest entry of a vector that a scatter is multiplied by
