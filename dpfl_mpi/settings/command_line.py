@@ -17,6 +17,7 @@ from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
 from dpfl_mpi.settings.values import number
 from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, read_text
+from dpfl_mpi.version import VERSION
 
 # what the help shows for a value, by type or by name
 PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P", "candidates": "M"}
@@ -55,6 +56,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **arguments)
         for kind in (int, float):
             self.register("type", kind, partial(number, kind))
+        self.add_argument("--version", action="version", version=f"dpfl_mpi {VERSION}")
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.removeprefix("argument "))
