@@ -16,23 +16,47 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfl_mpi import batch
+from dpfl_mpi import batch, results
 from dpfl_mpi.errors import UserError, without_inner_frames
 from dpfl_mpi.mpi.launcher import OPEN_MPI, find_line
 from dpfl_mpi.mpi.start import SIZE, launched
 from dpfl_mpi.objects import as_files, plain
 from dpfl_mpi.plugins import admitted
-from dpfl_mpi.results import Result
+from dpfl_mpi.results.result import data_frame
 from dpfl_mpi.results.summary import print_finished
+from dpfl_mpi.results.table import of_runs, opened
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.survival.signals import handled
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from dpfl_mpi.numerics.raw import RawImages
+
+
+class Result(results.Result):
+    """A results file, and the models in it; see `results.Result` for its arrays.
+
+    Args:
+        model, dataset: the files or modules of a run's own code, where `source` and `model` need it
+            and this process did not run it: code that only a result names is not executed.
+    """
+
+    @without_inner_frames
+    def __init__(self, path: Any, model: str | None = None, dataset: str | None = None):
+        super().__init__(path)
+        given = {"model": model, "dataset": dataset}
+        if code := {kind: name for kind, name in given.items() if name}:
+            from dpfl_mpi.engine.saved import with_code
+
+            self.run = with_code(self.run, code)
+
+    def model(self, client: int) -> "RawImages":
+        """Return a client's best model by validation, as the function `model` does."""
+        return model(self, client)
 
 
 @without_inner_frames
@@ -83,7 +107,14 @@ def sweep(**settings: Any) -> list[Result]:
 
 
 @without_inner_frames
-def plot(result: Result, figure: str = "learning_curves", **flags: Any) -> "Figure":
+def table(given: Any) -> "pd.DataFrame":
+    """Return a row per Run of results, of paths, or of a folder, as `results.table` says."""
+    one = isinstance(given, str | os.PathLike | results.Result)
+    return data_frame(of_runs(opened([given] if one else given)), "run")
+
+
+@without_inner_frames
+def plot(result: results.Result, figure: str = "learning_curves", **flags: Any) -> "Figure":
     """Return a figure of `analysis/` of one result, with its flags as keywords.
 
     `plot(result, "graph_evolution", rounds=[0, 10])` is an example.
@@ -111,7 +142,7 @@ def plot(result: Result, figure: str = "learning_curves", **flags: Any) -> "Figu
 
 
 @without_inner_frames
-def model(result: Result, client: int, code: str | None = None) -> "RawImages":
+def model(result: results.Result, client: int, code: str | None = None) -> "RawImages":
     """Return a client's best model by validation, a `torch.nn.Module`.
 
     It takes raw images, uint8 `[S, H, W, C]`, normalises them itself, and returns logits. On the

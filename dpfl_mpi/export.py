@@ -9,11 +9,15 @@ clients: a row per client, of its best model by validation:
   scikit-learn, are empty before the end of the run. AUC is of a class against
   the rest, mean over the classes of the client's test images.
 
-Several results share one file, runs.csv beside the first one. Its first column,
-`run`, has their file names, or their paths if names repeat.
+runs: a row per Run: the settings that matter most or differ, B_c as text and as
+  a number, scores from 0 to 1, and costs, as `dpfl_mpi.table` returns them.
+
+A folder stands for the results in it. Several share one file, runs.csv beside
+the first one. Its first column, `run`, has their file names, or their paths if
+names repeat.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.errors import complain, exit_with, in_a_sentence
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
+from dpfl_mpi.results.table import of_runs, opened
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import check_apart, write_csv
 
@@ -77,29 +82,39 @@ TABLES: dict[str, tuple[Row, Callable[[Result], Iterator[Row]], str]] = {
 }
 
 
+def table(results: Sequence[Result], form: str) -> tuple[Row, Iterable[Row]]:
+    """Return the columns and the rows of a CSV file."""
+    if form == "runs":
+        found = of_runs(results)
+        known = lambda value: "" if value is None or value != value else value  # noqa: E731
+        return (*found,), zip(*(map(known, values) for values in found.values()), strict=True)
+    columns, rows_of, _ = TABLES[form]
+    if len(results) == 1:
+        return columns, rows_of(results[0])
+    paths = [result.path for result in results]
+    stems = [path.stem for path in paths]
+    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
+    rows = ((n, *row) for n, r in zip(names, results, strict=True) for row in rows_of(r))
+    return ("run", *columns), rows
+
+
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m dpfl_mpi.export", description=__doc__)
     parser.add_argument("results", nargs="+", metavar="RESULT", help="finished or running results")
-    parser.add_argument("--format", choices=TABLES, default="csv", help="default: csv")
+    parser.add_argument("--format", choices=[*TABLES, "runs"], default="csv", help="default: csv")
     parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write")
     args = parser.parse_args(arguments)
-    results = [Result(path) for path in dict.fromkeys(args.results)]
+    results = opened(dict.fromkeys(args.results))
     for result in results:
         result.check_begun()
-    columns, rows_of, suffix = TABLES[args.format]
     paths = [result.path for result in results]
     stem = paths[0] if len(paths) == 1 else paths[0].with_name("runs")
+    suffix = TABLES[args.format][2] if args.format in TABLES else ".table.csv"
     out = args.out or stem.with_suffix(suffix)
     check_apart(out, *paths)
     replaced = out.exists()
-    rows = rows_of(results[0])
-    if len(results) > 1:
-        columns = ("run", *columns)
-        stems = [path.stem for path in paths]
-        names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
-        rows = ((n, *row) for n, r in zip(names, results, strict=True) for row in rows_of(r))
-    write_csv(out, columns, rows)
+    write_csv(out, *table(results, args.format))
     if replaced:
         complain(f"{out} existed; it was replaced")
     print(out)

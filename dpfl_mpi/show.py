@@ -1,6 +1,8 @@
 """Show a run in the terminal, finished or running: `python -m dpfl_mpi.show RESULT`."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from dpfl_mpi.results.summary import (
     split,
     texts,
 )
+from dpfl_mpi.results.table import MAIN, in_folder, of_runs
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.settings.fields import as_dict, fields
@@ -166,6 +169,29 @@ def show(result: Result, room: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
+def runs(results: Sequence[Result], room: int = WIDTH) -> str:
+    """Return a line per Run, by settings, with the accuracy over its clients in percent."""
+    found = of_runs(results)
+    same = [n for n in MAIN if n != "method" and len({*map(str, found[n])}) == 1]
+    hidden = {*same, "path", "budget_models", *list(found)[list(found).index("accuracy") :]}
+    keys = [found[name] for name in MAIN if name != "budget"]
+    order = sorted(range(len(results)), key=lambda i: [sortable(values[i]) for values in keys])
+    shown = {name: found[name] for name in found if name not in hidden}
+    shown |= {"test %": percent(found["accuracy"], 2), "std": percent(found["std"], 2)}
+    shown |= {"received": [f"{models:.0f}" for models in found["models_received"]]}
+    shown |= {"seconds": [f"{seconds:.0f}" for seconds in found["seconds"]]}
+    shown["file"] = [result.path.name for result in results]
+    head = ", ".join(f"{n} {found[n][0]}" for n in same if n != "budget_models")
+    cells = [["-" if v is None else v for v in values] for values in shown.values()]
+    rows = [[column[i] for column in cells] for i in order]
+    where = f"{results[0].path.parent}: {len(results)} Run{'s' * (len(results) > 1)}"
+    return f"{where}{f', {head}' if head else ''}\n{table((*shown,), rows, room)}"
+
+
+def sortable(value: Any) -> tuple[bool, bool, Any]:
+    return value is not None, isinstance(value, str), value or 0
+
+
 def setting(run: Resolved, name: str) -> Any:
     """Return a setting, a dash for none; a file is followed by the start of its SHA-256."""
     content, value = run.contents.get(name, ""), getattr(run, name)
@@ -211,7 +237,7 @@ def cite(results: Sequence[Result]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m dpfl_mpi.show", description=__doc__)
     add = parser.add_argument
-    add("results", nargs="*", metavar="RESULT", help="result files, finished or running")
+    add("results", nargs="*", metavar="RESULT", help="results, finished or running, or folders")
     add("--compare", nargs=2, metavar=("A", "B"), help="show what differs between two results")
     add("--cite", action="store_true", help="print only the BibTeX of the methods used")
     add("--layout", action="store_true", help="print only what a result file holds")
@@ -222,15 +248,18 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if not args.results and not args.compare:
         parser.error("name a RESULT, or two with --compare")
-    results = [Result(path) for path in args.results]
+    room = 10**6 if args.wide else WIDTH
+    folders = [path for path in args.results if os.path.isdir(path)]
+    results = [Result(path) for path in args.results if path not in folders]
     pair = [Result(path) for path in args.compare or ()]
     if args.cite:
-        print(cite(results or pair))
+        of_folders = [result for folder in folders for result in in_folder(Path(folder))]
+        print(cite([*results, *of_folders] or pair))
         return
     for result in (*results, *pair):
         result.check_begun()
-    room = 10**6 if args.wide else WIDTH
-    parts = [show(result, room) for result in results]
+    parts = [runs(in_folder(Path(folder)), room) for folder in folders]
+    parts += [show(result, room) for result in results]
     if pair:
         parts.append(compare(pair[0], pair[1], room))
     print("\n\n".join(parts))

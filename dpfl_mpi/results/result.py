@@ -21,7 +21,7 @@ import numpy as np
 from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError, printable, without_inner_frames
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.plugins import changes, codes, short
+from dpfl_mpi.plugins import admitted, changes, codes, short
 from dpfl_mpi.results import schema
 from dpfl_mpi.results.schema import ADDED, ARRAYS, EXEMPT, OVER_ROUNDS, PHASES, SCHEMA
 from dpfl_mpi.settings import NUMERICS, Job, Resolved
@@ -209,6 +209,7 @@ class Result(AbstractContextManager["Result"]):
                 return []
         return list(self.hdf5.json(name, list, "meta"))
 
+    @without_inner_frames
     def omega(self) -> CollaborationGraph:
         return self._graph("graph/omega", self["graph/omega/indptr"], self["graph/omega/senders"])
 
@@ -321,6 +322,7 @@ class Result(AbstractContextManager["Result"]):
             out += [liars[graph.senders[benign[graph.receivers()]]] for graph in graphs]
         return np.concatenate(out)
 
+    @without_inner_frames
     def score(self, metric: str) -> np.ndarray:
         """Return one of `METRICS` for each client's best model, on its own test images, `[N]`.
 
@@ -358,13 +360,19 @@ class Result(AbstractContextManager["Result"]):
             return {name: values.reshape(shape) for name, shape, values in layers}
 
     @functools.cached_property
+    @without_inner_frames
     def source(self) -> Source:
         """The data of the run, from the file that the run names; `UserError` if they differ."""
+        own, name = codes(self.run.contents).get("dataset"), self.run.dataset
+        if own and own != admitted("dataset", name):
+            how = f"name it: Result({str(self.path)!r}, dataset={name!r})"
+            raise UserError(f"the run's data set is code of its own; {how}")
         source = open_source(self.run)
         if source.sha256 != self.fact("data_sha256"):
             raise UserError(f"{self.run.data} does not hold the data of {self.path}")
         return source
 
+    @without_inner_frames
     def starts(self) -> list[dict[str, Any]]:
         """Return one description per start of the run: time, hosts, ranks, devices, versions."""
         texts = self.hdf5.texts("meta/starts")

@@ -5,11 +5,13 @@ import os
 import py_compile
 import sys
 
+import numpy as np
 import own
 import pytest
 import tiny_result
 from launch import ROOT, mpirun, refused, run_here
 
+import dpfl_mpi
 from dpfl_mpi import evaluate, plugins, prepare, show
 from dpfl_mpi.figures import accuracy_table, learning_curves
 from dpfl_mpi.figures import names as figure_names
@@ -344,6 +346,11 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said, outside
         ([model], "the run's data set is code of its own; name it with --dataset (trees.py)"),
     ):
         assert sentence in said(evaluate.main, alone, *words, code=2)
+    codes = {"model": f"{outside[0]}/nets/net.py", "dataset": f"{outside[0]}/trees.py"}
+    named = f"name it: Result('{alone}', dataset='trees.py')"
+    refused(named, dpfl_mpi.Result(alone, model=codes["model"]).model, 0)
+    with dpfl_mpi.Result(alone, **codes) as whole:
+        assert whole.model(1)(whole.source.images("test", np.arange(5))).shape == (5, 4)
     text = said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
     assert "the same for 4 of 4 clients" in text
     # A result tells of its method what its code said; 10^30 models would end in an overflow.

@@ -10,6 +10,7 @@ import pytest
 import tiny_result
 from launch import ROOT, refused, run_here, text_file
 
+import dpfl_mpi
 from dpfl_mpi import api, describe, evaluate, export, prepare, show
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.data.own import arrays_of
@@ -18,6 +19,7 @@ from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import LAYOUT
 from dpfl_mpi.results.summary import epochs, fitted, outcome, summary
+from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.lock import Lock
 
 EVEN = (0.5,) * 4
@@ -37,6 +39,42 @@ def trained(tmp_path_factory):
 
 def rows_of(path):
     return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """A folder with Runs of several budgets and methods, and two files that are no results."""
+    at = tmp_path_factory.mktemp("several")
+    for i, fields in enumerate(({"budget": "0.75N"}, {"budget": 2, "lr": 0.5}, {})):
+        more = fields | {"best": (0.8, 0.6, 1, 0.4), "seed": 9 - i}
+        tiny_result.make(at / f"{i}.h5", "dpfl" if fields else "local", **more)
+    tiny_result.empty(at / "begun.h5", Run().resolve())
+    text_file(at / "other.h5", "no result")
+    return at
+
+
+def test_one_table_of_runs(several, said):
+    out = several / "runs.csv"
+    assert said(export.main, several, "--format=runs", "--out", out) == f"{out}\n"
+    rows = rows_of(out)
+    shown = ("method", "budget", "budget_models", "seed", "lr")
+    assert [[row[name] for name in shown] for row in rows] == [
+        ["dpfl", "0.75N", "3", "9", "0.01"],
+        ["dpfl", "2", "2", "8", "0.5"],
+        ["local", "", "", "7", "0.01"],
+    ]
+    best = np.array([0.8, 0.6, 1, 0.4])
+    assert [float(row["accuracy"]) for row in rows] == pytest.approx([best.mean()] * 3)
+    assert float(rows[0]["std"]) == pytest.approx(best.std()) and rows[0]["lowest"] == "0.4"
+    assert float(rows[0]["models_received"]) == 3.75 and rows[0]["hours"] == ""
+    frame = dpfl_mpi.table(several)
+    assert frame.sort_values("budget_models")["seed"].tolist() == [8, 9, 7]
+    assert frame.equals(dpfl_mpi.table([dpfl_mpi.Result(path) for path in frame["path"]]))
+    lines = words_of(said(show.main, several, "--wide"))
+    assert [line[0] for line in lines[1:]] == ["method", "dpfl", "dpfl", "local"]
+    assert lines[0][:3] == [f"{several}:", "3", "Runs,"] and "70.00" in lines[2]
+    assert [line[-1] for line in lines[2:]] == ["1.h5", "0.h5", "2.h5"]
+    assert "has no results with a round in it" in said(show.main, several.parent, code=2)
 
 
 def floats(path, name):

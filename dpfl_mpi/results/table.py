@@ -1,0 +1,110 @@
+"""One table of Runs: a row each, of plain settings that sort, scores and costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl_mpi.errors import UserError
+from dpfl_mpi.plugins import KINDS, short
+from dpfl_mpi.results.result import METRICS, Result
+from dpfl_mpi.results.summary import epochs
+from dpfl_mpi.settings.fields import as_dict
+
+# settings that are shown even where they are the same in all Runs
+MAIN = ["dataset", "partition", "clients", "model", "method"]
+MAIN += ["budget", "budget_models", "rounds", "seed"]
+
+
+def in_folder(folder: Path) -> list[Result]:
+    """Return the results in a folder that have recorded a round, by their names."""
+    out = []
+    for path in sorted(folder.glob("*.h5")):
+        with suppress(UserError):
+            out += [result for result in [Result(path)] if result.last_round >= 0]
+    if not out:
+        raise UserError(f"{folder} has no results with a round in it (*.h5)")
+    return out
+
+
+def of_runs(results: Sequence[Result]) -> dict[str, list[Any]]:
+    """Return the columns of the table by name, a value per result.
+
+    `budget` is B_c as it was typed, `budget_models` the number that it stands for (None: it differs
+    between clients). Of the other settings those are there in which methods that read
+    them differ. Scores are
+    from 0 to 1, means over benign clients; `std` and `lowest` are those of the accuracy. Costs are
+    of a client: local epochs, models received, megabytes sent; `edges` those of the last graph,
+    `seconds` of a rank, `hours` simulated. A value that is not known is nan.
+    """
+    each = [settings(result) for result in results]
+    names = dict.fromkeys(name for of_one in each for name in of_one)
+    differ = [n for n in names if len({json.dumps(o[n]) for o in each if o.get(n) is not None}) > 1]
+    shown = dict.fromkeys([*MAIN, *differ])
+    out: dict[str, list[Any]] = {"path": [str(result.path) for result in results]}
+    out |= {name: [of_one.get(name) for of_one in each] for name in shown}
+    outcomes = [outcome(result) for result in results]
+    return out | {name: [of_one[name] for of_one in outcomes] for name in outcomes[0]}
+
+
+def settings(result: Result) -> dict[str, Any]:
+    """Return the settings of a Run as numbers and texts, options as `options.NAME`.
+
+    None are those that its method does not read.
+    """
+    run, out = result.run, dict[str, Any]()
+    for name, value in as_dict(run).items():
+        if isinstance(value, dict):
+            out |= {f"{name}.{option}": chosen for option, chosen in value.items()}
+        else:
+            out[name] = short(value) if name in KINDS else value
+    known = {"inf": math.inf, "number": run.budget.fields.get("number")}
+    out |= {"budget": run.typed_budget, "budget_models": known.get(run.budget.kind)}
+    unread = {*result.method.unread}
+    unread |= {"budget_models"} if "budget" in unread else set()
+    return out | dict.fromkeys(unread)
+
+
+def outcome(result: Result) -> dict[str, Any]:
+    """Return the scores and the costs of a Run, by the name of their column."""
+    rounds, accuracies = result.by_round(), result.benign_percentages() / 100
+    accuracies = accuracies if len(accuracies) else np.array([math.nan])
+    ended = "best/confusion" in result
+    scores = {m: average(result.score(m)[result.benign]) if ended else math.nan for m in METRICS}
+    return {
+        "state": result.state,
+        **scores,
+        "accuracy": float(accuracies.mean()),
+        "std": float(accuracies.std()),
+        "lowest": float(accuracies.min()),
+        "last": average(result.benign_percentages("last/test_acc") / 100),
+        "epochs": epochs(result),
+        "edges": int(rounds["edges"][-1]),
+        "models_received": float(rounds["models_received"].sum()),
+        "megabytes_sent": float(sum(rounds.get("bytes_sent", [math.nan]))) / 1e6,
+        "seconds": float(rounds["seconds"].sum()),
+        "hours": float(rounds.get("hours", [math.nan])[-1]),
+    }
+
+
+def average(values: np.ndarray) -> float:
+    """Return the mean of the finite values, nan if there is none."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan
+
+
+def opened(results: Iterable[Any]) -> list[Result]:
+    """Return results, or those at paths; a folder stands for the results in it."""
+    out: list[Result] = []
+    for each in results:
+        if isinstance(each, Result):
+            out.append(each)
+        else:
+            out += in_folder(Path(each)) if Path(each).is_dir() else [Result(each)]
+    return out
