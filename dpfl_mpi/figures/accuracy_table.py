@@ -141,6 +141,21 @@ def by_group(lines: pd.DataFrame, column: str) -> list[str]:
     return [f"\nby group of clients\n\n{markdown(table)}"]
 
 
+def by_class(frames: Frames, where: str) -> list[str]:
+    """Return a table of the scores that count classes alike, if all Runs are finished."""
+    if not all("best/confusion" in result for result in frames.runs["result"]):
+        return []
+    lines, rows = (
+        frames.of("scores", where),
+        frames.rows.loc[frames.rows["setting"] == where, "row"],
+    )
+    columns = {
+        name: [number(tables.means(lines, row, metric).mean()) for row in rows]
+        for metric, name in list(METRICS.items())[1:]
+    }
+    return [f"\n{markdown(pd.DataFrame({'method': list(rows)} | columns))}"]
+
+
 def notes(part: pd.DataFrame, results: pd.Series) -> list[str]:
     """Return what makes the rows of one data set less comparable."""
     out = []
@@ -177,6 +192,7 @@ def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawin
     for where in settings:
         part = data[data["setting"] == where]
         parts.append(f"\n{where}\n\n{markdown(details(part, score))}")
+        parts += by_class(frames, where) if score == "accuracy" else []
         frame, column = frame_of(score)
         parts += by_group(frames.of(frame, where), column)
         parts += notes(part, frames.rows.loc[frames.rows["setting"] == where, "result"])

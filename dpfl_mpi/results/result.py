@@ -305,6 +305,8 @@ class Result(AbstractContextManager["Result"]):
             group, _, rest = name.partition("/")
             if group in ("client", "best", "last") and name in ARRAYS and ARRAYS[name].axes == "N":
                 columns[rest if group == "client" else f"{group}_{rest}"] = self[name]
+        if "best/confusion" in self:
+            columns |= {metric: self.score(metric) for metric in ("balanced_accuracy", "macro_f1")}
         if self.last_round >= 0:
             columns["collaborators"] = self.chosen(self.last_round).degrees()
             columns["models_received"] = self["traffic/models_received"].sum(0)
