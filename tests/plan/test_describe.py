@@ -148,6 +148,13 @@ def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(said, monke
     assert "steps of" in said(main, "--clients", 3, "--rounds", 1)
 
 
+def test_bfloat16_is_measured_by_what_computes_it():
+    run = Run(precision="bf16").resolve()
+    source = open_source(run)
+    backend, _ = needs.one_client(run, Job(), source, needs.ensemble_of(run, source), 1)
+    assert backend.name == "torch" and backend.ensemble.bfloat16_products
+
+
 def test_saves_what_a_run_reads(tmp_path, capsys):
     path = tmp_path / "p.json"
     text = shown(capsys, "--clients", "6", "--save", str(path))
