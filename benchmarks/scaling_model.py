@@ -144,8 +144,8 @@ def network() -> None:
     inbox = Inbox(world, np.ones((rows, width), np.float32), rows)
     seconds = dict.fromkeys((1, rows), math.inf)
     for count in seconds:
-        puts = [(i, 1 - world.rank, i) for i in range(count)]
-        path = Route(puts, np.zeros(0, np.int64), np.full(2, count))
+        puts = [(i, 1 - world.rank, i, i) for i in range(count)]
+        path = Route(puts, np.arange(count), np.full(2, count), np.full(count, 1 - world.rank))
         for _ in range(repeats):  # as often on both ranks: an exchange needs both
             start = time.perf_counter()
             inbox.exchange(path)

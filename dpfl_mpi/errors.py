@@ -46,6 +46,10 @@ class Leave(Exception):
         self.code = code
 
 
+class Damaged(Exception):
+    """A model did not arrive as it was sent, not even the second time: every rank knows."""
+
+
 class RootFailed(Exception):
     """Root ended with an error, which it reports; a rank that waits for root cannot go on."""
 

@@ -27,6 +27,7 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training, learning_rate
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
+from dpfl_mpi.mpi.window import Way
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import devices_line, name_of, pick_device, why_hidden
@@ -96,6 +97,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     backend, slower = select_backend(job.kernels, world, *computed, threads)
     warn(slower, job, world)
     warn_of_few_cores(job, world)
+    way = Way(job.exchange, job.window, job.check_rows)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     lie = attack.kind if attack and attack.falsifies else ""
     training = Training(
@@ -115,7 +117,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         metric_batch=run.batch_size if run.metric == "batch" else 0,
     )
     mailroom, ledger = transport_of(
-        run, job.window_gb, members, log, limits.most_senders, start, ensemble
+        run, job.window_gb, way, members, log, limits.most_senders, start, ensemble
     )
     sends = f"--send is {run.send}" if run.send else f"sends is {method.sends}"
     mail = Mail(members, training.attack, mailroom, ledger, sends)

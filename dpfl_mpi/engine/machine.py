@@ -12,6 +12,7 @@ import torch
 from dpfl_mpi.batch import output
 from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts
+from dpfl_mpi.mpi.world import LIBRARY
 from dpfl_mpi.storage.files import system
 from dpfl_mpi.version import VERSION
 
@@ -40,6 +41,7 @@ def describe_start(parts: Parts) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "ranks": parts.world.size,
         "hosts": sorted(set(hosts)),
+        "exchange": f"{parts.mail.mailroom.way} of {LIBRARY}",
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "kernels": backend.name,
         "portable": backend.name == "native" and parts.run.found("method").elementwise,

@@ -8,7 +8,7 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.follow import Followers
 from dpfl_mpi.engine.record import begin_record
-from dpfl_mpi.errors import REQUEUE, STALLED, Leave, Nobody, UserError, complain
+from dpfl_mpi.errors import REQUEUE, STALLED, Damaged, Leave, Nobody, UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.node import remove_left
@@ -129,6 +129,10 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
                 for t in after.add_newcomers(record, parts, state, method):
                     watch.begin(t)
             record.finish(job)
+        except Damaged as error:
+            parts.close()
+            again = f"{again_text(job)} goes on from the last checkpoint"
+            raise Leave(world.code, f"error: round {parts.round}: {error}; {again}") from None
         except UserError:
             if world.all_stop():  # MPI warns of a window that is open at its end
                 parts.close()

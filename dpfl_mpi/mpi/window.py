@@ -1,24 +1,30 @@
-"""The one-sided window of a rank, and who puts which row where along a graph."""
+"""The slots of a rank that rows arrive in, and who sends which row where along a graph."""
 
 import time
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from mpi4py import MPI
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import Damaged, UserError
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.mpi.world import World
+from dpfl_mpi.mpi.world import LIBRARY, World
+
+LINE = 64  # bytes of a cache line
+ROW, SUM = 0, 1  # tags of messages
 
 
 @dataclass(frozen=True)
 class Route:
     """Who puts which row where, for one graph: made once, used every round."""
 
-    puts: list[tuple[int, int, int]]  # this rank's row, the rank it goes to, the slot there
+    # this rank's row, the rank it goes to, the slot there, and the sender
+    puts: list[tuple[int, int, int, int]]
     arriving: np.ndarray  # senders on other ranks, ascending: slot i of this window is the i-th's
     need: np.ndarray  # slots used on each rank [ranks]
+    source: np.ndarray  # the ranks of those that arrive
 
     def slots(self, senders: Any) -> np.ndarray:
         """Return the slot of each of these senders; `UserError` if one sends nothing to here."""
@@ -49,51 +55,147 @@ def route(
     need = np.bincount(to, minlength=ranks)
     slots = np.arange(len(to)) - (np.cumsum(need) - need)[to]  # `to` ascends
     leaving, arriving = owner[sender] == rank, to == rank
-    columns = row[sender[leaving]], to[leaving], slots[leaving]
+    columns = row[sender[leaving]], to[leaving], slots[leaving], sender[leaving]
     puts = list(zip(*(column.tolist() for column in columns), strict=True))
-    return Route(puts, sender[arriving], need)
+    return Route(puts, sender[arriving], need, owner[sender[arriving]])
+
+
+@dataclass(frozen=True)
+class Way:
+    """How rows travel: as --exchange, --window and --check_rows say."""
+
+    exchange: str = "rma"
+    window: str = "allocate"
+    check_rows: bool = True
+
+    def __str__(self) -> str:
+        call = f"a window of MPI_Win_{self.window}"
+        return f"rma ({call})" if self.exchange == "rma" else "sendrecv (MPI_Isend, MPI_Irecv)"
+
+
+def checksum(row: np.ndarray, sender: int, exchange: int) -> int:
+    """Return the CRC-32 of a row, begun with its sender's number; above it 32 bits of the exchange.
+
+    The row of another sender or exchange always differs, as does a row with one wrong float; one
+    with several does but for one chance in 2^32.
+    """
+    return crc32(row.data, sender) | (exchange % 2**32) << 32
 
 
 class Inbox:
-    """One window of `slots` rows that other ranks put into, and the rows that this rank puts."""
+    """`slots` rows that other ranks send to this one, and the rows that this rank sends.
 
-    def __init__(self, world: World, staging: np.ndarray, slots: int):
-        """Allocate the window. Collective. `staging`: this rank's persistent float32 `[K, W]`."""
-        self.world, self.staging, self.slots = world, staging, slots
+    They are put into a window, or travel as messages. A checksum of 8 bytes goes with each.
+    """
+
+    def __init__(self, world: World, staging: np.ndarray, slots: int, way: Way | None = None):
+        """Allocate the slots. Collective. `staging`: this rank's persistent float32 `[K, W]`."""
+        self.world, self.staging, self.slots, self.way = world, staging, slots, way or Way()
         self.row_bytes = staging.shape[1] * 4
-        world.check_memory(slots * self.row_bytes, "set a smaller --window_gb")
-        size = slots * self.row_bytes
-        self.window: Any = MPI.Win.Allocate(size, self.row_bytes, comm=world.comm)
-        memory: Any = self.window.tomemory()
+        self.closed, self.exchanges = False, 0
+        size = -(-slots * self.row_bytes // 8) * 8 + 8 * slots  # the checksums come last
+        rma = self.way.exchange == "rma"
+        shared = rma and self.way.window == "allocate"
+        world.check_memory(size, "set a smaller --window_gb", shared)
+        self.window: Any = None
+        if shared:
+            self.window = MPI.Win.Allocate(size, 1, comm=world.comm)
+            memory: Any = self.window.tomemory()
+        else:
+            memory = np.zeros(size + LINE, np.uint8)
+            memory = memory[-memory.ctypes.data % LINE :][:size]
+            if rma:
+                self.window = MPI.Win.Create(memory, 1, comm=world.comm)
         self.view: np.ndarray = np.ndarray((slots, staging.shape[1]), np.float32, memory)
+        self.sums: np.ndarray = np.ndarray(slots, np.uint64, memory, size - 8 * slots)
+        self._sent = np.zeros(len(staging), np.uint64)  # checksums of the rows that are staged
+        if self.way.check_rows:
+            sizes = np.array(world.texts(str(size - 8 * slots)), np.int64)
+            self._sums_at = sizes.tolist()  # where in the window of each rank
 
     def exchange(self, route: Route) -> float:
-        """Put the staged rows along the route; return the seconds until the slowest rank came.
+        """Send the staged rows along the route; return the seconds until the slowest rank came.
 
-        Collective: Fence, one Put per row and rank, Fence. The origin of a Put is a staging row: a
-        temporary would pass in shared memory and crash between nodes.
+        Collective. Rows that arrive wrong anywhere are all sent once more. `Damaged` on every rank
+        where they are wrong again.
         """
-        if self.window is None:
+        if self.closed:
             raise ValueError("this Inbox is closed")
-        need, width = route.need[self.world.rank], self.staging.shape[1]
+        need = int(route.need[self.world.rank])
         if need > self.slots:
             raise ValueError(f"the graph needs {need} slots, the window has {self.slots}")
+        self.exchanges += 1
+        wrong = np.zeros(0, np.int64)
+        for _ in range(2):
+            waited = self._move(route)
+            if not self.way.check_rows:
+                return waited
+            came = zip(self.view, route.arriving.tolist(), strict=False)
+            expected = [checksum(row, sender, self.exchanges) for row, sender in came]
+            wrong = np.flatnonzero(np.array(expected, np.uint64) != self.sums[:need])
+            if not self.world.agree(len(wrong) > 0):
+                return waited
+        hosts, text = self.world.hosts(), ""
+        if len(wrong):
+            source, rank = int(route.source[wrong[0]]), self.world.rank
+            way = f"from rank {source} ({hosts[source]}) to rank {rank} ({hosts[rank]})"
+            text = f"a model {way} did not arrive as it was sent, twice, by {self.way} of {LIBRARY}"
+        raise Damaged(self.world.first(text))
+
+    def _move(self, route: Route) -> float:
+        """Send the rows and their checksums once; return the seconds until all ranks came.
+
+        The origin of a Put is memory that lasts until the last Fence: a temporary would pass in
+        shared memory and crash between nodes.
+        """
         start = time.perf_counter()
-        self.window.Fence()
+        if self.window:
+            self.window.Fence()
+        else:
+            self.world.comm.Barrier()
         waited = time.perf_counter() - start
-        for row, rank, slot in route.puts:
-            self.window.Put([self.staging[row], MPI.FLOAT], rank, [slot, width, MPI.FLOAT])
-        self.window.Fence()
+        if self.way.check_rows:  # each row is summed once, however many get it
+            for row, sender in {row: sender for row, _, _, sender in route.puts}.items():
+                self._sent[row] = checksum(self.staging[row], sender, self.exchanges)
+        if self.window:
+            self._put(route)
+        else:
+            self._send(route)
         return waited
+
+    def _put(self, route: Route) -> None:
+        width = self.staging.shape[1]
+        for row, rank, slot, _ in route.puts:
+            target = [slot * self.row_bytes, width, MPI.FLOAT]
+            self.window.Put([self.staging[row], MPI.FLOAT], rank, target)
+            if self.way.check_rows:
+                target = [self._sums_at[rank] + 8 * slot, 1, MPI.UINT64_T]
+                self.window.Put([self._sent[row:], 1, MPI.UINT64_T], rank, target)
+        self.window.Fence()
+
+    def _send(self, route: Route) -> None:
+        # between two ranks messages keep their order: slots ascend at both ends
+        comm, requests = self.world.comm, []
+        for slot, rank in enumerate(route.source.tolist()):
+            requests.append(comm.Irecv(self.view[slot], rank, ROW))
+            if self.way.check_rows:
+                requests.append(comm.Irecv(self.sums[slot : slot + 1], rank, SUM))
+        for row, rank, _, _ in route.puts:
+            requests.append(comm.Isend(self.staging[row], rank, ROW))
+            if self.way.check_rows:
+                requests.append(comm.Isend(self._sent[row : row + 1], rank, SUM))
+        MPI.Request.Waitall(requests)
 
     def take(self, slot: int) -> np.ndarray:
         """Return a copy of the row in a slot, float32 `[W]`."""
         return self.view[slot].copy()
 
     def close(self) -> None:
-        """Free the window on all ranks, its view first: to read it later would crash."""
-        if self.window is not None:
-            del self.view
+        """Free the slots on all ranks, their views first: to read a window later would crash."""
+        if self.closed:
+            return
+        self.closed = True
+        del self.view, self.sums
+        if self.window:
             self.window.Fence()
             self.window.Free()
-            self.window = None

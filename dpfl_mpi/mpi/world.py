@@ -178,18 +178,20 @@ class World:
         """Return the host name of every rank. Collective."""
         return self.texts(MPI.Get_processor_name())
 
-    def check_memory(self, need: int, advice: str) -> None:
-        """Raise `UserError`, which ends with `advice`, where a node has too little shared memory.
+    def check_memory(self, need: int, advice: str, shared: bool = True) -> None:
+        """Raise `UserError`, which ends with `advice`, where a node has too little memory.
 
-        `Win.Allocate` would succeed, and SIGBUS end the job at the first touch. Collective.
+        If it is to be `shared`, `Win.Allocate` would succeed, and SIGBUS end the job at the first
+        touch. Collective.
         """
         total = np.zeros(1, np.int64)
         self.node.Allreduce(np.array([need], np.int64), total)
-        limit, what = node_memory()
+        limit, what = node_memory(shared)
         mistake = ""
         if total[0] > limit:
             node = f"a node of {limit / 2**30:.2f} GiB ({what})"
-            mistake = f"the RMA windows need {total[0] / 2**30:.2f} GiB on {node}; {advice}"
+            windows = "RMA windows" if shared else "slots for models"
+            mistake = f"the {windows} need {total[0] / 2**30:.2f} GiB on {node}; {advice}"
         if first := self.first(mistake):
             raise UserError(first)
 

@@ -56,6 +56,11 @@ class Job:
         1, "threads of a rank that compute one client together, by the native kernels on a CPU; "
         "each needs a core", low=1, high=64)
     window_gb: float = JOB(4.0, "most memory of a rank's RMA window, GiB", above=0)
+    exchange: Literal["rma", "sendrecv"] = JOB(
+        "rma", "how models travel: through windows, or as messages")
+    window: Literal["allocate", "create"] = JOB(
+        "allocate", "which call of MPI makes the windows: MPI_Win_allocate or MPI_Win_create")
+    check_rows: bool = JOB(True, "compare a checksum of each model that arrives")
     checkpoint_every: Any = JOB("5min", "rounds (3), time (90s, 5min, 2h) or never")
     grace: float = JOB(25.0, "seconds to end the round in after USR1, USR2, TERM or INT", **SECONDS)
     watchdog: float = JOB(

@@ -4,6 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.window import Way
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Resolved
@@ -20,6 +21,7 @@ from dpfl_mpi.transport.placement import Placement
 def transport_of(
     run: Resolved,
     window_gb: float,
+    way: Way,
     placement: Placement,
     log: Log,
     budgets: np.ndarray,
@@ -44,7 +46,9 @@ def transport_of(
         packing = Packing(ensemble, ages, columns)
     counts = bool(run.network or codec or columns is not None)
     own_code = run.method not in shipped("method")
-    mailroom = Mailroom(packing, log, budgets=budgets, window_gb=window_gb, own_code=own_code)
+    mailroom = Mailroom(
+        packing, log, budgets=budgets, window_gb=window_gb, way=way, own_code=own_code
+    )
     return mailroom, Ledger(packing, log, clock=clock, counts=counts)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi import placement as sizes
-from dpfl_mpi.mpi.window import Inbox, Route, route
+from dpfl_mpi.mpi.window import Inbox, Route, Way, route
 from dpfl_mpi.transport.log import Log
 from dpfl_mpi.transport.packing import Packing
 
@@ -23,7 +23,14 @@ class Mailroom:
     """This rank's windows, and the staged rows that it puts into others'."""
 
     def __init__(
-        self, packing: Packing, log: Log, *, budgets: np.ndarray, window_gb: float, own_code: bool
+        self,
+        packing: Packing,
+        log: Log,
+        *,
+        budgets: np.ndarray,
+        window_gb: float,
+        way: Way,
+        own_code: bool,
     ):
         """Make windows when needed, of `budgets` `[N]` rows per client, within --window_gb.
 
@@ -31,7 +38,7 @@ class Mailroom:
         """
         placement, count = packing.placement, packing.ages.count
         self.packing, self.placement, self.ages = packing, placement, packing.ages
-        self.log, self.window_gb, self.own_code = log, window_gb, own_code
+        self.log, self.window_gb, self.way, self.own_code = log, window_gb, way, own_code
         self.bytes_put = 0  # by this rank into windows, in this round
         self.sendings = 0  # rows are here until the next one; the same on every rank
         self.inboxes: list[Inbox | None] = [None] * len(packing.staged)
@@ -165,7 +172,7 @@ class Mailroom:
         return self._open(window, need)
 
     def _open(self, window: int, slots: int) -> Inbox:
-        inbox = Inbox(self.placement.world, self.packing.staged[window].numpy(), slots)
+        inbox = Inbox(self.placement.world, self.packing.staged[window].numpy(), slots, self.way)
         self.inboxes[window] = inbox
         return inbox
 

@@ -7,6 +7,7 @@ from launch import differences, mpirun, run_here, run_many
 
 from dpfl_mpi import testing
 from dpfl_mpi.engine import machine
+from dpfl_mpi.mpi.world import LIBRARY
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
@@ -19,10 +20,10 @@ CNN |= {"rounds": 1, "tau_init": 1}
 KINDS = {
     "base": {},
     "cnn": CNN,
-    "inf": {"budget": "inf", "rounds": 2, "window_gb": NARROW},
+    "inf": {"budget": "inf", "rounds": 2, "window_gb": NARROW, "exchange": "sendrecv"},
     "wide": {"budget": "inf", "rounds": 2, "window_gb": 1.0},  # all at once
     "eight": {"budget": 8, "rounds": 2, "ggc_period": 2, "ggc_repeats": 2, "window_gb": NARROW},
-    "groups": {"rounds": 2, "window_gb": NARROW},
+    "groups": {"rounds": 2, "window_gb": NARROW, "window": "create", "check_rows": False},
     "few": {"clients": 2, "rounds": 2},  # of three ranks one has none
 }
 SMALL = {"clients": 6, "rounds": 4, "tau_init": 1, "budget": 3}
@@ -37,6 +38,7 @@ PAIRS = {"reach": lambda path, n: path.write_text("0 1\n1 0\n2 3\n3 2\n4 5\n5 4\
 BUDGETS = {"budget": lambda path, n: path.write_text("2 3 2 1 2 inf\n")}
 FLIPPED = {"flip_share": 0.3, "flipped_run_ggc": False}
 ADAM = {"optimizer": "adam", "lr_schedule": "cosine"}
+CODED = {"codec": "topk:0.2", "exchange": "sendrecv"}
 NEAR = {"candidates": 4, "omega_period": 2, "window_gb": NARROW}
 MORE = {
     "stale": CONTROLS | {"attack": "stale:0.3"},
@@ -53,7 +55,7 @@ MORE = {
     "adam": SMALL | ADAM | {"method": "fedrep", "tau_train": 2},
     "files": SMALL | PAIRS | BUDGETS | AWAY,
     "churn": SMALL | {"churn": "0.3:0.5", "network": "phones", "staleness": 1},
-    "late": SMALL | LINKS | {"staleness": 2, "codec": "topk:0.2", "participation": 0.8},
+    "late": SMALL | LINKS | CODED | {"staleness": 2, "participation": 0.8},
     "near": SMALL | NEAR | {"clients": 9, "budget": 6},
     "remembered": {"method": "knnper", "clients": 5, "newcomers": 0.4},  # alone on a rank, too
 }
@@ -134,6 +136,8 @@ def test_the_command(tmp_path, digits_file):
         assert lines[2].split()[1] == f"{100 * result['round/val_acc'][0].mean():.2f}"
         assert f"{100 * result['best/test_acc'].mean():.2f} %" in done.stdout
         assert result.finished and len(result.starts()) == 1
+        made = "rma (a window of MPI_Win_allocate) of"
+        assert result.starts()[0]["exchange"] == f"{made} {LIBRARY}"
 
 
 @pytest.mark.parametrize("off", ["reuse", "skip"])

@@ -18,11 +18,13 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi import node
 from dpfl_mpi.mpi import world as comm_module
 from dpfl_mpi.mpi.placement import models_per_pass, place, rows_of, window_slots
-from dpfl_mpi.mpi.window import Inbox, route
+from dpfl_mpi.mpi.window import Inbox, Way, checksum, route
 from dpfl_mpi.mpi.world import World
 
 WIDTH = 32  # of a row
 RANKS = [1, 2, 3]
+WAYS = Way(), Way(window="create"), Way("sendrecv"), Way(check_rows=False)
+WAYS += (Way("sendrecv", check_rows=False),)
 
 
 def ids_of(owner, work, rank):
@@ -90,12 +92,24 @@ def rows(n, number):
     return (whole + np.arange(WIDTH)[None] / WIDTH).astype(np.float32)
 
 
-def exchange_equals_permutation(world, n, density, seed):
+@given(st.integers(0, 31), st.integers(1, 2**32 - 1))
+def test_what_is_not_the_row_that_was_sent_has_another_checksum(at, change):
+    row = np.frombuffer(b"12345678", np.float32)
+    assert checksum(row, 0, 5) == 0x5_9AE0DAAF  # CRC-32 of "12345678"
+    row = rows(1, 3)[0]
+    sent = checksum(row, 7, 5)
+    assert sent != checksum(row, 7 ^ change, 5) and sent != checksum(row, 7, 5 + change)
+    wrong = row.copy()
+    wrong.view(np.uint32)[at] ^= np.uint32(change)
+    assert sent != checksum(wrong, 7, 5)
+
+
+def exchange_equals_permutation(world, n, density, seed, way=WAYS[0]):
     graph, owner, row, work = drawn(n, world.size, density, seed)
     ids = ids_of(owner, work, world.rank)
     step = route(graph, owner, row, world.rank, world.size)
     staging = np.zeros((len(ids), WIDTH), np.float32)
-    inbox = Inbox(world, staging, int(step.need[world.rank]))
+    inbox = Inbox(world, staging, int(step.need[world.rank]), way)
     for number in range(3):
         models = rows(n, number)
         staging[:] = models[ids]
@@ -144,7 +158,7 @@ def too_much_memory_is_refused_on_every_rank(world, monkeypatch):
     with pytest.raises(UserError, match=text):
         Inbox(world, np.zeros((1, WIDTH), np.float32), int(asks // (4 * WIDTH)))
     exchange_equals_permutation(world, 5, 0.5, 1)  # and they are still in step
-    monkeypatch.setattr(comm_module, "node_memory", lambda: (1000 * world.size - 1, "a test"))
+    monkeypatch.setattr(comm_module, "node_memory", lambda _: (1000 * world.size - 1, "a test"))
     refused("a test", world.check_memory, 1000, "flag")
     world.check_memory(999, "flag")
 
@@ -214,7 +228,8 @@ def what_root_raises_reaches_everyone(world):
 def exchanges(world):
     for n in (1, 2, 7, 20):
         for seed, density in enumerate((0.0, 0.1, 0.5, 1.0)):
-            exchange_equals_permutation(world, n, density, seed)
+            for way in WAYS:
+                exchange_equals_permutation(world, n, density, seed, way)
 
 
 # one start of the ranks for all of these: starting them costs more than all they do

@@ -1,10 +1,11 @@
-"""MPI that fails, at each place where the package calls it."""
+"""MPI that fails: at each place where the package calls it, and with each kind of wrong message."""
 
 import itertools
 import re
 import sys
 
 import pytest
+import starts
 from launch import ROOT, ended
 
 VERBS = """
@@ -14,7 +15,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi.start import all_or_none, open_world
 world = open_world()
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.mpi.window import Inbox, route
+from dpfl_mpi.mpi.window import Inbox, Way, route
 with all_or_none(world):
     assert world.decide(lambda: 5) == 5 and world.agree(world.root) and len(world.hosts()) == 2
     def odd():
@@ -27,17 +28,19 @@ with all_or_none(world):
     assert world.spread(np.ones(1)).tolist() == [[1, 1, 1]]
     for everywhere in (False, True):
         world.gather(np.full(1, world.rank), np.arange(2), everywhere)
-    rows = np.full((1, 5), world.rank, np.float32)
-    inbox = Inbox(world, rows, 1)
     both = CollaborationGraph.from_lists([[1], [0]])
-    inbox.exchange(route(both, np.arange(2), np.zeros(2, int), world.rank, 2))
-    assert (inbox.take(0) == 1 - world.rank).all()
-    inbox.close()
+    step = route(both, np.arange(2), np.zeros(2, int), world.rank, 2)
+    for way in (Way(), Way(window="create"), Way("sendrecv")):
+        inbox = Inbox(world, np.full((1, 5), world.rank, np.float32), 1, way)
+        inbox.exchange(step)
+        assert (inbox.take(0) == 1 - world.rank).all()
+        inbox.close()
     assert world.all_stop()
     if world.root:
         print("right")
 """
 QUIET = {"UCX_LOG_LEVEL": "error", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+ALWAYS = 10**6
 # what of MPI can fail between its start and Abort, after which a process ends in any case
 CALL = "Allgather Allgatherv Allocate Allreduce Barrier Bcast Commit Create Create_contiguous Dup"
 CALL += " Fence Free Gatherv Get_processor_name Ibarrier Irecv Isend Put Split_type Test Waitall"
@@ -92,3 +95,34 @@ def test_an_error_of_any_call_is_a_sentence_and_75(verbs):
         (why,) = sentences(done)
         assert done.returncode == 75 and "failed on rank 1 of 2 (" in why, (place, done.stderr)
         assert why.endswith("; the same command, without --fresh, goes on from the last checkpoint")
+
+
+def test_what_does_not_arrive_as_it_was_sent_is_sent_again(verbs):
+    program, places = verbs
+    for call, kinds in (("Put", ("drop", "late", "flip")), ("Isend", ("flip",))):
+        for place, kind in itertools.product(places[call], kinds):
+            done = over(f"1 {kind} {place} 1", program)
+            assert (done.returncode, done.stdout) == (0, "right\n"), (place, kind, done.stderr)
+
+
+LOST = "did not arrive as it was sent, twice, by"
+RUNS = {  # what fails, flags, and the sentence at the end
+    "windows": ("flip", "Put", ["--exchange", "rma"], LOST),
+    "nothing is put": ("drop", "Put", ["--exchange", "rma", "--window", "create"], LOST),
+    "messages": ("flip", "Isend", ["--exchange", "sendrecv"], LOST),
+    "no end": ("hang", "Fence", ["--exchange", "rma", "--watchdog", "6"], "the run hung"),
+    "no message": ("drop", "Isend", ["--exchange", "sendrecv", "--watchdog", "6"], "the run hung"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_models_do_not_reach_ends_with_75(name, verbs, tmp_path):
+    kind, call, flags, sentence = RUNS[name]
+    out = tmp_path / "run.h5"
+    words = starts.command(out, checkpoint_every=1)[2:]
+    done = over(f"1 {kind} {verbs[1][call][0]} {ALWAYS}", *words, *flags)
+    assert done.returncode == 75 and sentence in done.stderr, done.stderr
+    if sentence == LOST:
+        (why,) = sentences(done)
+        assert why.startswith("error: round 0: a model from rank 1 (")
+        assert done.stderr.count(" to rank 0 (") == 1

@@ -61,9 +61,9 @@ def weighted(at, topology):
 
 
 def test_a_slot_is_the_place_among_those_that_arrive():
-    route = Route([], np.array([3, 5, 9]), np.array([3]))
+    route = Route([], np.array([3, 5, 9]), np.array([3]), np.zeros(3, int))
     assert route.slots(np.array([9, 3])).tolist() == [2, 0] and route.slots(5) == 1
-    empty = Route([], route.arriving[:0], route.need)
+    empty = Route([], route.arriving[:0], route.need, route.source[:0])
     for path, asked in ((route, [3, 4]), (route, [10]), (empty, [3])):
         missing = f"the model of client {asked[-1]} is asked for, and was not sent"
         refused(missing, path.slots, np.array(asked))
@@ -178,7 +178,8 @@ def test_rows_of_a_gpu_pass_through_page_locked_memory(monkeypatch):
         packing.pack(0)
         assert torch.equal(packing.staged[0], sent)
         inbox = SimpleNamespace(view=rng.random((8, 16), np.float32))
-        packing.unpack(0, Route([], np.arange(count), np.array([count])), inbox)
+        path = Route([], np.arange(count), np.array([count]), np.zeros(count, int))
+        packing.unpack(0, path, inbox)
         assert np.array_equal(packing.landed.numpy(), inbox.view[:count])
         assert not np.shares_memory(packing.landed.numpy(), inbox.view)
         assert [rows.data_ptr() for rows in packing.staged] == [memory]
