@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     set_environment()  # before root parses: a method of the user's may import torch
     arguments = sys.argv[1:] if arguments is None else arguments
     world, run, job = start(arguments, finished)
+    code, text = 0, ""
     try:
         with all_or_none(world):
             with modules_by_name():
@@ -47,9 +48,15 @@ def main(arguments: list[str] | None = None) -> None:
     except (UserError, Leave) as end:
         if world.root:
             complain(str(end) if isinstance(end, Leave) else f"error: {end}")
-        sys.exit(end.code if isinstance(end, Leave) else 2)
+        code = end.code if isinstance(end, Leave) else 2
     if world.root and text:
         print(text)
+    if world.stuck:  # MPI would wait at its end
+        sys.stdout.flush()
+        world.all_stop()
+        world.abort(code)
+    if code:
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training, learning_rate
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
-from dpfl_mpi.mpi.window import Way
+from dpfl_mpi.mpi.probe import way_of
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import devices_line, name_of, pick_device, why_hidden
@@ -97,7 +97,9 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     backend, slower = select_backend(job.kernels, world, *computed, threads)
     warn(slower, job, world)
     warn_of_few_cores(job, world)
-    way = Way(job.exchange, job.window, job.check_rows)
+    way, chosen = way_of(job, world, ensemble.width)
+    if chosen and world.root and not job.quiet:
+        print(f"exchange: {chosen}", flush=True)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     lie = attack.kind if attack and attack.falsifies else ""
     training = Training(

@@ -39,6 +39,7 @@ class World:
         self.root = comm.rank == 0  # writes files and messages
         self.bytes_collective = 0
         self.code = REQUEUE  # where MPI or a signal ends the run; STALLED if it came no further
+        self.stuck = False  # whether a thread of a rank hangs in MPI
         try:
             self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
             # for `all_stop`: other ranks may be in a collective of `comm`
@@ -230,6 +231,11 @@ class World:
         why = f"{LIBRARY} failed on {where}: {error.Get_error_string()}"
         again = "the same command, without --fresh, goes on from the last checkpoint"
         self.abort(self.code, f"error: {why}; {again}")
+
+    def free(self) -> None:
+        """Free what MPI keeps of this world. Collective."""
+        for comm in (self.node, self.farewell, self.comm):
+            comm.Free()
 
 
 def note_for_script(text: str) -> None:

@@ -56,8 +56,9 @@ class Job:
         1, "threads of a rank that compute one client together, by the native kernels on a CPU; "
         "each needs a core", low=1, high=64)
     window_gb: float = JOB(4.0, "most memory of a rank's RMA window, GiB", above=0)
-    exchange: Literal["rma", "sendrecv"] = JOB(
-        "rma", "how models travel: through windows, or as messages")
+    exchange: Literal["auto", "rma", "sendrecv"] = JOB(
+        "auto", "how models travel: rma (windows), sendrecv (messages); "
+        "auto: rma if a trial passes")
     window: Literal["allocate", "create"] = JOB(
         "allocate", "which call of MPI makes the windows: MPI_Win_allocate or MPI_Win_create")
     check_rows: bool = JOB(True, "compare a checksum of each model that arrives")

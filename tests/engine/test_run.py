@@ -118,7 +118,9 @@ def test_what_ranks_send(computed):
 def test_the_command(tmp_path, digits_file):
     done = mpirun(2, "-m", "dpfl_mpi", *to_flags(BASE | {"data": digits_file, "results": tmp_path}))
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    way, *lines = done.stdout.splitlines()
+    chosen = "exchange: rma (a window of MPI_Win_allocate), which passed a trial under "
+    assert way == f"{chosen}{LIBRARY}"
     clients = BASE["clients"]
     assert lines[0] == f"dpfl on image_folder, {clients} clients, 2 ranks, means over clients"
     heads = lines[1].replace(" %", "").split()

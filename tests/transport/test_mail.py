@@ -148,7 +148,8 @@ def test_every_row_comes_in_passes_of_one_window(ranks, most, more, slots, tmp_p
     """Each run makes one window; with AS_ON_A_GPU rows are apart from the memory that MPI sees."""
     runs = {name: SEVEN | {"method": name} for name in ("pfedgraph", "cobo")}
     runs["mine"] = FIVE | {"method": method_file(tmp_path, TRAINED_ON)}
-    out = run_many(ranks, tmp_path, runs, IN_PASSES.format(folder=tmp_path, most=most) + more)
+    before = IN_PASSES.format(folder=tmp_path, most=most) + more
+    out = run_many(ranks, tmp_path, runs, before, **{key: {"exchange": "rma"} for key in runs})
     assert sorted(path.read_text() for path in tmp_path.glob("*.slots")) == slots
     for name, fields in runs.items():
         assert differences(run_here(tmp_path / "alone.h5", fields, fresh=True), out[name]) == []
