@@ -197,7 +197,7 @@ def time_text(plan: Needs, step: float) -> str:
     crowded = f", {ranks_per_core:.1f} ranks per core" if ranks_per_core > 1 else ""
     each = f"{1e3 * step:.2g} ms{crowded}"
     return f"""\
-time       training takes about {took} on the slowest rank: {steps} steps of {each}
+time       training takes at least {took} on the slowest rank: {steps} steps of {each}
            measured here on one core, no GPU; scoring, choosing and messages are not in it.
            A run shows the time left after its first round."""
 
