@@ -21,6 +21,7 @@ from dpfl_mpi.storage.files import explained, remove_leftovers, write
 
 SHARE = 0.05  # of the time that writing the file to disk may take
 CHEAP_S = 0.01  # that it may take each round, whatever the share
+SENDERS = "graph/chosen/senders"
 # of arrays that grow each round
 COMPRESSED: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}
 
@@ -29,7 +30,8 @@ class Recorder:
     """Writes the results file, on root only. Every time axis grows by one row per round.
 
     HDF5 writes into memory, and the whole image replaces the file: after a failed write, as on a
-    full disk, HDF5 would crash the process.
+    full disk, HDF5 would crash the process. It is given rows only then, as each of its calls takes
+    0.3 ms, and a round has 50.
     """
 
     def __init__(
@@ -51,6 +53,9 @@ class Recorder:
         self.path, self.still_ours = path, still_ours
         self.written = 0.0  # when the file was last replaced
         self.took = 0.0  # seconds of that
+        self.grown: dict[str, list[np.ndarray]] = {}  # rows that HDF5 has not been given yet
+        self.whole: dict[str, np.ndarray] = {}  # and arrays
+        self.noted: dict[str, Any] = {}  # and attributes
         starts: list[dict[str, Any]] = []
         with self.explained():
             remove_leftovers(path)
@@ -62,6 +67,7 @@ class Recorder:
             self.file = h5py.File(self.image, "r+" if snapshot else "w", libver="earliest")
             if not snapshot:
                 self._begin(run, meta)
+            self.edges = len(self.file[SENDERS]) if SENDERS in self.file else 0
             self._set(state="running", key=json.dumps(run.key()))
             stored = self.file["meta/starts"]
             self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
@@ -85,6 +91,7 @@ class Recorder:
         start = time.monotonic()
         with self.explained():
             if self.file:
+                self._give()
                 starts = self.file["meta/starts"].asstr()[:].tolist()
                 self._set(checksum=checksum(self.file, starts))
                 self.file.flush()
@@ -107,8 +114,24 @@ class Recorder:
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write whole arrays by their path; they replace what is there."""
-        for name, values in arrays.items():
-            values = np.asarray(values)
+        self.whole |= {name: np.array(values) for name, values in arrays.items()}
+
+    def _give(self) -> None:
+        """Give HDF5 what is new since the last time."""
+        grown, whole, self.grown, self.whole = self.grown, self.whole, {}, {}
+        for name, rows in grown.items():
+            values = np.concatenate(rows)
+            if name not in self.file:
+                most = 4096 if name == SENDERS else 32
+                chunk = max(1, min(most, 65536 // max(1, rows[0][:1].nbytes)))
+                shape = values.shape[1:]
+                how = {"maxshape": (None, *shape), "chunks": (chunk, *shape)} | COMPRESSED
+                self.file.create_dataset(name, (0, *shape), rows[0].dtype, **how)
+            stored = self.file[name]
+            stored.resize(len(stored) + len(values), 0)
+            if len(values):
+                stored[-len(values) :] = values
+        for name, values in whole.items():
             if values.dtype.kind == "U":  # fixed lengths, which have a checksum
                 values = np.char.encode(values, "utf-8")
                 values = values.astype(h5py.string_dtype(length=max(1, values.itemsize)))
@@ -116,6 +139,7 @@ class Recorder:
                 self.write_rows(name, values, len(values))
             elif name not in self.file:
                 self.file[name] = values
+        self._set(**self.noted)
 
     def write_rows(self, name: str, values: np.ndarray, n: int, first: int = 0) -> None:
         """Write rows of an array of n, from row `first` on; create it where it is not there."""
@@ -129,33 +153,19 @@ class Recorder:
     def append(self, arrays: Mapping[str, Any]) -> None:
         """Append one row to each time axis."""
         for name, row in arrays.items():
-            row = np.asarray(row)
-            if name not in self.file:
-                chunk = max(1, min(32, 65536 // max(1, row.nbytes))), *row.shape
-                how = {"maxshape": (None, *row.shape), "chunks": chunk} | COMPRESSED
-                self.file.create_dataset(name, (0, *row.shape), row.dtype, **how)
-            stored = self.file[name]
-            stored.resize(len(stored) + 1, 0)
-            stored[-1] = row
+            self.grown.setdefault(name, []).append(np.array(row)[None])
 
     def append_graph(self, graph: CollaborationGraph) -> None:
-        name = "graph/chosen/senders"
-        if name not in self.file:
-            how = {"maxshape": (None,), "chunks": (4096,)} | COMPRESSED
-            self.file.create_dataset(name, (0,), np.int32, **how)
-        senders = self.file[name]
-        edges = len(senders)
-        self.append({"graph/chosen/indptr": graph.indptr + edges})
-        senders.resize(edges + len(graph.senders), 0)
-        if len(graph.senders):
-            senders[edges:] = graph.senders
+        self.append({"graph/chosen/indptr": graph.indptr + self.edges})
+        self.grown.setdefault(SENDERS, []).append(graph.senders.astype(np.int32))
+        self.edges += len(graph.senders)
 
     def flush(self, rounds_done: int, test_acc: float) -> None:
         """Note the round; write the file to disk unless that takes more than `SHARE` of the time.
 
         What is not written now is written by a later `flush`, `copy` or `close`.
         """
-        self._set(rounds_done=rounds_done, test_acc=test_acc)
+        self.noted = {"rounds_done": rounds_done, "test_acc": test_acc}
         if self.took < max(CHEAP_S, SHARE * (time.monotonic() - self.written)):
             self._replace()
 

@@ -173,6 +173,28 @@ def test_a_file_reads_well_while_it_is_written(tmp_path, monkeypatch):
         assert "model/best" in b and Result.same_numbers(a, b) and Result.differences(a, b) == []
 
 
+def test_rounds_that_are_not_put_on_disk_call_hdf5_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorders, "CHEAP_S", 0)
+    monkeypatch.setattr(recorders, "SHARE", 0)
+    calls, resize = [], h5py.Dataset.resize
+    monkeypatch.setattr(h5py.Dataset, "resize", lambda *a: (calls.append(a[0].name), resize(*a)))
+    run = Run(clients=3, rounds=99).resolve()
+    recorder = Recorder(tmp_path / "run.h5", run, {"parameters": 5}, {"ranks": 2})
+    del calls[:]
+    for t in range(100):
+        recorder.append({"round/number": np.int64(t), "round/val_acc": np.full(3, t / 100)})
+        recorder.append_graph(CollaborationGraph.from_lists([[1, 2], [], [0] * (t % 2)]))
+        recorder.write({"best/round": np.full(3, t)})
+        recorder.flush(t, 0.5)
+    assert calls == []
+    recorder.close("finished")
+    assert len(calls) == 4
+    with Result(tmp_path / "run.h5") as done:
+        assert done["round/val_acc"].tolist() == [[t / 100] * 3 for t in range(100)]
+        assert done["best/round"].tolist() == [99] * 3 and done.last_round == 99
+        assert [len(done.chosen(t).senders) for t in range(100)] == [2, 3] * 50
+
+
 def test_a_running_file(tmp_path, monkeypatch):
     monkeypatch.setattr(recorders, "CHEAP_S", 60.0)  # each round is put on disk
     run = Run(clients=3, rounds=2).resolve()
