@@ -99,6 +99,8 @@ def test_a_mistake_starts_and_writes_nothing(tmp_path, monkeypatch, settings, se
     (lambda result: api.model(result, "1"), "client '1' is not in"),
     (lambda result: result.graph("1"), "round '1' is not in"),
     (lambda result: result[5], "has no 5; it has best/"),
+    (lambda result: result.score("f1"), "there is no score f1; allowed are accuracy, "),
+    (lambda result: api.table(["nowhere.h5"]), "nowhere.h5: there is no such result file"),
 ])  # fmt: skip
 def test_a_mistake_shows_one_frame_of_the_package(computed, call, sentence):
     with pytest.raises(UserError) as error:

@@ -56,6 +56,7 @@ def of_runs(results: Sequence[Result]) -> dict[str, list[Any]]:
 def settings(result: Result) -> dict[str, Any]:
     """Return the settings of a Run as numbers and texts, options as `options.NAME`.
 
+    Files and code of one's own are followed by the start of their SHA-256.
     None are those that its method does not read.
     """
     run, out = result.run, dict[str, Any]()
@@ -64,6 +65,7 @@ def settings(result: Result) -> dict[str, Any]:
             out |= {f"{name}.{option}": chosen for option, chosen in value.items()}
         else:
             out[name] = short(value) if name in KINDS else value
+    out |= {f"{name}_sha256": text.split(":")[-1][:8] for name, text in run.contents.items()}
     known = {"inf": math.inf, "number": run.budget.fields.get("number")}
     out |= {"budget": run.typed_budget, "budget_models": known.get(run.budget.kind)}
     unread = {*result.method.unread}
