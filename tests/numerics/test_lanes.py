@@ -57,10 +57,11 @@ class Setting:
         border = (0, 0), *[(BORDER, BORDER)] * 2, (0, 0)
         self.padded = np.pad(self.pixels, border) if dtype == "uint8" else self.pixels
         self.labels, self.rng = rng.integers(0, classes, m), rng
-        self.compute_by(partial(Cpu, form=form, path=path))
+        make = partial(Cpu, form=form, path=path)
+        self.client = OneClient(self.ensemble, self.shape, self.padded, self.labels, make)
 
     def compute_by(self, make):
-        self.client = OneClient(self.ensemble, self.shape, self.padded, self.labels, make)
+        self.client.kernels.machine = make(self.client.kernels.plan, self.ensemble)
 
     def gradient(self, order, crop=None, row=None):
         """The kernels' loss and gradient."""
