@@ -348,7 +348,8 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said, outside
         assert sentence in said(evaluate.main, alone, *words, code=2)
     codes = {"model": f"{outside[0]}/nets/net.py", "dataset": f"{outside[0]}/trees.py"}
     named = f"name it: Result('{alone}', dataset='trees.py')"
-    refused(named, dpfl_mpi.Result(alone, model=codes["model"]).model, 0)
+    with dpfl_mpi.Result(alone, model=codes["model"]) as half:
+        refused(named, half.model, 0)
     with dpfl_mpi.Result(alone, **codes) as whole:
         assert whole.model(1)(whole.source.images("test", np.arange(5))).shape == (5, 4)
     text = said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
