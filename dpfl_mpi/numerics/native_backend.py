@@ -258,7 +258,7 @@ class NativeBackend(Backend):
         each["pair"] = tasks.rows(pair.view(len(p), -1), width=2 * tasks.width)
         models = put(tasks.rows(w_kW).view(np.int64))
         each["models"] = tasks.parts(models, np.arange(len(p)))
-        each["p"] = tasks.parts(put(p), np.arange(len(p)))
+        each["p"] = tasks.parts(self.ensemble.column(p), np.arange(len(p)))
         self.kernels.run("candidate", tasks)
         return x, y
 

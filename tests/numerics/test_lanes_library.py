@@ -175,6 +175,12 @@ def stored(net, x=None, y=None, start=0):
     net.client.kernels.images(x, y, np.array([start]), np.array([40]))
 
 
+def decided(net, x, models):
+    pair = torch.zeros(2, net.ensemble.width)
+    chooser = net.client.chooser(ZERO, x, x.double(), pair, 0.5, 0.5, np.zeros(4))
+    chooser.decide(models, np.zeros(1), np.zeros(1), np.ones(1, int), np.ones(1, int))
+
+
 def keyed(net, keys):
     drawn = Schedules(ZERO, np.zeros(3, np.uint8), np.array([0, 1]), 1)
     net.client.kernels.schedule(net.client.backend._train, drawn, 1, keys)
@@ -199,6 +205,10 @@ def keyed(net, keys):
     (lambda n, w: n.client.score(w[None].double(), ZERO), "float64"),
     (lambda n, w: keyed(n, torch.zeros(1, 0, dtype=torch.int64)), "0 keys; a mini-batch each"),
     (lambda n, w: keyed(n, torch.zeros(1, 1)), "not 1 of 1 torch.int64"),
+    (lambda n, w: decided(n, w, np.zeros(1, np.uint64)), "float32 .* not 1 of 4816 torch.float64"),
+    (lambda n, w: decided(n, w.double(), np.zeros(1)), "models that are float64"),
+    (lambda n, w: decided(n, w.double(), np.zeros(2, np.uint64)), r"models that are uint64 \(2,\)"),
+    (lambda n, w: n.client.kernels.machine.fixed(np.zeros(1, np.uint64), np.ones(1), w), "int64"),
 ])  # fmt: skip
 def test_arrays_that_would_be_misread_are_refused(call, sentence):
     net = make("mlp")
