@@ -84,7 +84,7 @@ class Pair:
         return out
 
     def trained(self, call, chosen=(0, 1, 2, 3), models=1):
-        """Compare what `call(backend, *blocks)` leaves in `models` rows of each client."""
+        """Compare what `call(backend, *blocks)` leaves in rows of each client; return these."""
         which, out = np.array(chosen), []
         for backend, size in self.ways:
             w = [self.rows(seed) for seed in range(models)]
@@ -102,6 +102,7 @@ class Pair:
             order = sorted(range(len(found)), key=lambda at: found[at][:2])
             out.append(([found[at] for at in order], [row.numpy().tobytes() for row in (*w, *m)]))
         assert out[0] == out[1] == out[2]
+        return out[0][1]
 
     def each(self, call):
         """Return the arrays that `call(backend, rows)` returns, of each client, by each way."""
@@ -134,8 +135,11 @@ EPOCHS = LocalEpochs(2, np.array([4, 1, 0, 2]), LR)
 @pytest.mark.parametrize("optimiser", SGDS)
 @pytest.mark.parametrize("chosen", [(0, 1, 2, 3), (1, 3)])
 def test_training_has_the_bits_of_a_cpu(pair, order, optimiser, chosen):
+    """In one call, and step by step."""
     pair.optimise(optimiser)
-    pair.trained(lambda backend, w: backend.train_epochs(w, EPOCHS), chosen)
+    left = pair.trained(lambda backend, w: backend.train_epochs(w, EPOCHS), chosen)
+    by_step = lambda backend, w: backend.train_epochs(w, EPOCHS, backend.gradient)  # noqa: E731
+    assert pair.trained(by_step, chosen) == left
 
 
 @pytest.mark.parametrize("optimiser", SGDS)
