@@ -1,7 +1,7 @@
 """Does the collaboration graph mean anything, or is it chance?
 
 It shows homophily, reciprocity, asked, gap and classes of each round's graph, and how far the
-Omegas of Runs on one partition agree; docs/controls.md defines them. An edge is one client that
+Omegas of Runs on one partition agree; docs/experiments.md defines them. An edge is one client that
 averages with another.
 """
 

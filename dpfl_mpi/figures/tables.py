@@ -1,7 +1,7 @@
 """Accuracies in tables: paired differences with intervals, bold cells, markdown and LaTeX.
 
 `lines` are the frame `clients` of one setting (`frames`). Accuracies are in percent, differences in
-points; docs/analysis.md defines both.
+points; docs/results.md defines both.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The models, one file each, by the contract of docs/own-model.md.
+"""The models, one file each, by the contract of docs/extend-methods.md.
 
 What a model may not do is in `numerics/model_check.py`.
 """

@@ -1,4 +1,4 @@
-"""Data sets, methods and models by what a Run calls them, as docs/own-code.md says.
+"""Data sets, methods and models by what a Run calls them, as docs/extend-methods.md says.
 
 `find` executes only what was admitted. Resolving a Run admits what it names. The Run of a result or
 a checkpoint is never resolved.

@@ -1,1 +1,1 @@
-"""How models move between clients, and what that would cost on a network (docs/network.md)."""
+"""How models move between clients, and what that would cost on a network (docs/experiments.md)."""

@@ -185,8 +185,8 @@ def test_a_tuned_run_does_not_wait_for_a_job_that_is_gone(tmp_path, swept, fakes
 
 SRUN = """
 case "$*" in
---mpi=list) echo pmix; exit ;;
-*" -c "*) echo "world of 2"; echo "world of 2"; exit ;;
+--mpi=pmix" "*" -c "*) echo "world of 2"; echo "world of 2"; exit ;;
+*" -c "*) exit 1 ;;
 esac
 echo "$OMP_NUM_THREADS $*" > {folder}/started
 exit {code}"""

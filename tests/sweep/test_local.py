@@ -27,13 +27,27 @@ from dpfl_mpi.sweep.entries import Entry, Status, Submission, load_submissions
 
 SWEEP = (sys.executable, "-m", "dpfl_mpi.sweep")
 
+LEAVES = """
+import os, signal, sys, time
+def say(file, words):
+    with open(os.path.join(os.path.dirname(__file__), file), "a") as out:
+        out.write(words + "\\n")
+def leave(*_):
+    say("left", str(os.getpid()))
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, leave)
+say("up", " ".join(["mpirun", *sys.argv[1:]]))
+time.sleep(60)
+"""
+
 
 @pytest.fixture
 def mpirun(fakes) -> Path:
     """The folder of an mpirun that computes nothing until it is told to leave."""
-    # dash loses a signal that comes while it starts a program, but not within `wait`
-    hear = f'sleep 60 & trap "echo $$ >> {fakes}/left; kill $!; exit 75" USR1'
-    script(fakes / "mpirun", f'{hear}\necho "mpirun $*" >> {fakes}/up\nwait')
+    # a shell may lose a signal that comes while it starts a program
+    program = fakes / "leaves.py"
+    program.write_text(LEAVES)
+    script(fakes / "mpirun", f'exec {sys.executable} -S {program} "$@"')
     return fakes
 
 
