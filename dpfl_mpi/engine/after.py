@@ -1,4 +1,4 @@
-"""What follows the rounds: --finetune_epochs (docs/methods.md) and --newcomers (docs/experiments.md).
+"""What follows the rounds: --finetune_epochs and --newcomers.
 
 Tuning starts from the file of the base Run (the same Run without tuning) where that has the models;
 else the rounds are computed first.

@@ -1,7 +1,7 @@
 """Accuracy against its cost: models received and evaluated, gradient steps, seconds.
 
-docs/experiments.md says how they are counted; with a server, each round counts one model down and one
-up. Seconds are those of the slowest rank: compare only runs of one machine. Fine-tuning adds
+docs/experiments.md says how they are counted; with a server, each round counts one model down and
+one up. Seconds are those of the slowest rank: compare only runs of one machine. Fine-tuning adds
 gradient steps; its seconds are not recorded.
 """
 
