@@ -181,7 +181,7 @@ def test_the_sbatch_file_is_short_and_names_no_account(tmp_path):
     ('*) echo "ended with 75" > $DPFL_BEGUN; exit 137 ;;', 1, 75, True),
     ('*) echo "ended with 76" > $DPFL_BEGUN; kill -USR1 $PPID; sleep 1 ;;', 1, 76, False),
     ("*) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138, True),  # before MPI was up
-    ('*) trap "exit 75" USR1; kill -TERM $PPID; sleep 60 & wait ;;', 1, 75, True),
+    ('*) sleep 59 & trap "kill $!; exit 75" USR1; kill -TERM $PPID; wait ;;', 1, 75, True),
     ("1) exec sleep 60 ;; *) echo up > $DPFL_BEGUN; sleep 2; exit 0 ;;", 2, 0, False),  # hangs once
 ])  # fmt: skip
 def test_a_job_starts_mpi_up_to_three_times_and_is_requeued(tmp_path, cases, tries, code, requeued):
