@@ -50,7 +50,8 @@ GPU 0: A100-PCIE-40GB (UUID: GPU-92276658-1e27-51c0-8a6a-63ec24ede6a4)
 @pytest.fixture
 def smi(fakes, monkeypatch):
     """A function that sets what a fake nvidia-smi lists; CUDA_VISIBLE_DEVICES is not set."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # noted: what a test leaves is taken back
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     script(fakes / "nvidia-smi", f'test "$1" = -L && cat {fakes}/list')
     return (fakes / "list").write_text
 
