@@ -87,11 +87,11 @@ def tasks() -> list[int]:
 
     DPFL_RANKS comes before what the batch system says. The list is empty if neither says it.
     """
-    said = os.environ.get("DPFL_RANKS") or os.environ.get(system().tasks, "")
-    if said.isdigit():
-        return [int(said)]
+    ranks = os.environ.get("DPFL_RANKS") or os.environ.get(system().tasks, "")
+    if ranks.isdigit():
+        return [int(ranks)]
     with contextlib.suppress(OSError):
-        return list(Counter(Path(said).read_text().split()).values())
+        return list(Counter(Path(ranks).read_text().split()).values())
     return []
 
 
@@ -100,10 +100,12 @@ def seconds_left() -> float | None:
     # set by Slurm from version 23.02 on; before, squeue is asked
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return int(end) - time.time()
-    if (here := system()) is OUTSIDE:
+    if (batch_system := system()) is OUTSIDE:
         return None
-    said = output(here.left.format(job=number()).split(), ANSWER_S).strip()
-    found = re.match(here.answer, said, re.DOTALL | re.MULTILINE)
+    command = batch_system.left.format(job=number()).split()
+    found = re.match(
+        batch_system.answer, output(command, ANSWER_S).strip(), re.DOTALL | re.MULTILINE
+    )
     if not found:  # UNLIMITED and the like
         return None
     parts = found.groupdict()

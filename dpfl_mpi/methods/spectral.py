@@ -100,14 +100,14 @@ def places(sketch_NE: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray,
     The places are whole numbers of length `STEP`, float64 `[N, J]`; J is 0 where all is noise. The
     share is that of the squared distances of unit sketches from their mean. `rng` draws noise.
     """
-    told = sketch_NE.any(1)  # absent clients tell nothing
-    middle = np.rint(sum(units(part).sum(0) for part in parts(sketch_NE)) / max(told.sum(), 1))
+    present = sketch_NE.any(1)  # who is absent sends zeros
+    middle = np.rint(sum(units(part).sum(0) for part in parts(sketch_NE)) / max(present.sum(), 1))
 
     def centred(part: np.ndarray) -> np.ndarray:
         return np.where(part.any(1, keepdims=True), units(part) - middle, 0.0)
 
     def scatter(signs: bool = False) -> np.ndarray:
-        """Return the sum of t t' over clients, or of t' t between them if that is smaller."""
+        """Return the sum of t t' over clients; with drawn `signs`, t' t between few clients."""
         out = np.zeros((len(middle), len(middle)))
         for part in map(centred, parts(sketch_NE)):
             if signs:
