@@ -8,12 +8,13 @@ import inspect
 from types import ModuleType
 from typing import Any
 
+from numpy.random import Generator
+
 from dpfl_mpi.data.source import Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.fields import options_of
-from dpfl_mpi.streams import INIT, stream
 
 
 def load(name: str, module: ModuleType) -> ModuleType:
@@ -28,8 +29,11 @@ def load(name: str, module: ModuleType) -> ModuleType:
     return module
 
 
-def make(run: Resolved, source: Source) -> Any:
-    """Return a Run's model for its data, a checked `nn.Module`, the same on every rank."""
+def make(run: Resolved, source: Source, draws: Generator) -> Any:
+    """Return a Run's model for its data, a checked `nn.Module`, the same on every rank.
+
+    Its own weights and buffers are by `draws`.
+    """
     from dpfl_mpi.numerics.model_check import check_module, in_one_line, seeded
 
     file, name = run.found("model"), short(run.model)
@@ -50,7 +54,7 @@ def make(run: Resolved, source: Source) -> Any:
         called = f"build({', '.join(['shape', 'classes', *keywords])})"
         defined = f"the model {name} defines build{signature}"
         raise UserError(f"{defined}, which is called as {called}") from None
-    with seeded(int(stream(run.seed, INIT, 0, 1).integers(2**63))):
+    with seeded(int(draws.integers(2**63))):
         try:
             module = file.build(source.shape, source.classes, **keywords)
         except UserError:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 # as int64 holds them; its products wrap as those of 64 bits without a sign do
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, odd
@@ -73,13 +74,66 @@ class KeyedDropout(nn.Module):
         return torch.where(stays, x * (1 / (1 - self.p) if self.p < 1 else 0.0), 0.0)
 
 
+class KeyedAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` whose weights pass through a keyed layer, without added keys."""
+
+    drop: KeyedDropout
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what PyTorch's layer does for samples with an axis of their own.
+
+        `is_causal` only says that `attn_mask` is the causal one.
+        """
+        first = self.batch_first
+        inputs = (t if first else t.transpose(0, 1) for t in (query, key, value))
+        own = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        weights = own if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
+        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        made = map(functional.linear, inputs, weights, biases)
+        q, k, v = (t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in made)
+        scores = (q @ k.transpose(2, 3)) * (1 / math.sqrt(self.head_dim))
+        if attn_mask is not None and attn_mask.dim() == 3:
+            attn_mask = attn_mask.unflatten(0, (-1, self.num_heads))
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask[:, None, None]
+        for mask in (attn_mask, key_padding_mask):
+            if mask is not None and mask.dtype == torch.bool:
+                scores = scores.masked_fill(mask, -math.inf)
+            elif mask is not None:
+                scores = scores + mask
+        shares = self.drop(scores.softmax(3))
+        joint = (shares @ v).transpose(1, 2).flatten(2)
+        y = functional.linear(joint, self.out_proj.weight, self.out_proj.bias)
+        given = (shares.mean(1) if average_attn_weights else shares) if need_weights else None
+        return y if first else y.transpose(0, 1), given
+
+
+def drops_weights(part: Any) -> bool:
+    """Return whether a layer is attention with dropout that `KeyedAttention` can compute."""
+    plain = type(part) is nn.MultiheadAttention and part.bias_k is None and not part.add_zero_attn
+    return plain and part.dropout > 0
+
+
 def keyed(module: nn.Module, draws: Draws) -> nn.Module:
-    """Replace PyTorch's dropout layers inside a module by keyed ones, in place; return it."""
+    """Replace PyTorch's dropout inside a module by keyed layers, in place; return it."""
     # named_children() leaves out a layer's second name
     parts: list[tuple[str, Any]] = [*module._modules.items()]
     for name, part in parts:
         if type(part) in TRAILING:
             setattr(module, name, KeyedDropout(part.p, TRAILING[type(part)], draws))
+        elif drops_weights(part):
+            part.__class__ = KeyedAttention  # with its parameters, by their names
+            part.drop = KeyedDropout(part.dropout, 0, draws)
         elif part is not None:
             keyed(part, draws)
     return module

@@ -138,6 +138,16 @@ class Ensemble:
         self.scale, self.shift = (values.to(device) for values in scaling(mean, std, dtype))
         self.bfloat16_products = precision == "bf16"
 
+    def on_cpu(self) -> Ensemble:
+        """Return this ensemble, or its copy, on a CPU."""
+        cpu = torch.device("cpu")
+        if self.device == cpu:
+            return self
+        copied = copy.deepcopy(self)
+        copied.device, copied.scale, copied.shift = cpu, self.scale.cpu(), self.shift.cpu()
+        copied.module.cpu(), copied.learner.cpu()
+        return copied
+
     def zeros(self, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return k rows of zeros."""
         return torch.zeros(k, self.width, dtype=dtype, device=self.device)

@@ -6,15 +6,15 @@ ranks), or that changes a buffer (a row holds parameters).
 """
 
 import copy
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpfl_mpi.errors import LONGEST, UserError
+from dpfl_mpi.errors import LONGEST, UserError, own_line
 from dpfl_mpi.numerics.dropout import Draws, keyed
 from dpfl_mpi.numerics.ensemble import call, first_names, with_safe_norms
 
@@ -105,7 +105,8 @@ def of_forward(
         must = f"it must return logits, float [2, {classes}]"
         yield f"forward returned a {kind} for 2 samples of {classes} classes; {must}"
     if drew or any(isinstance(part, RANDOM) for part in learner.modules()):
-        allowed = "nn.Dropout, Dropout1d, Dropout2d and Dropout3d, as layers that build makes"
+        layers = "nn.Dropout, Dropout1d, Dropout2d, Dropout3d and MultiheadAttention (without"
+        allowed = f"{layers} add_bias_kv, add_zero_attn), as layers that build makes"
         yield f"forward draws random numbers from PyTorch's generator; allowed are {allowed}"
     for name, p in learner.named_parameters():
         if not torch.equal(p, values[name]):
@@ -115,8 +116,11 @@ def of_forward(
             yield f"forward changes the buffer {name}; buffers must stay as build made them"
     alike = first.shape == (1, classes)
     if not alike or not torch.allclose(both[:1], first, rtol=1e-3, atol=1e-4, equal_nan=True):
-        use = "use GroupNorm, not statistics of the mini-batch"
+        use = "use GroupNorm, not statistics of the mini-batch; batch_first=True in attention"
         yield f"forward gives a sample other logits when it is alone than beside another; {use}"
+    if torch.equal(both[0], both[1]) and ignores_samples(scorer, two):
+        use = "attention needs batch_first=True where the samples are the first axis"
+        yield f"forward gives all samples the same logits, as it does not read them; {use}"
     try:
         names = untrained(module, learner, two, draws)
     except RuntimeError as error:
@@ -124,6 +128,17 @@ def of_forward(
     for name in names:
         use = "let forward use every layer, without detach or no_grad"
         yield f"the logits do not depend on {name}, so it cannot be trained; {use}"
+
+
+def ignores_samples(scorer: nn.Module, two: Tensor) -> bool:
+    """Return whether two samples have the same logits under other parameters, too.
+
+    Under its own a model may have: its last layer may start at 0.
+    """
+    with torch.no_grad(), seeded(0):
+        moved = {name: p + 0.1 * torch.randn_like(p) for name, p in scorer.named_parameters()}
+        a, b = call(scorer, first_names(scorer), moved, two)
+    return torch.equal(a, b) and not torch.equal(two[0], two[1])
 
 
 def untrained(module: nn.Module, learner: nn.Module, x: Tensor, draws: Draws) -> list[str]:
@@ -161,9 +176,5 @@ def samples(shape: tuple[int, ...], dtype: str, vocabulary: int) -> Tensor:
 
 def in_one_line(error: Exception) -> str:
     """Return an exception's type and text, and the last line of the model's own code, if any."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [f for f in frames if "/torch/" not in f.filename]
-    where = ""
-    if inside:
-        where = f" ({inside[-1].filename.rpartition('/')[2]}, line {inside[-1].lineno})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}{where}"
+    line = own_line(reversed([*walk_tb(error.__traceback__)]))
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}{line}"

@@ -190,3 +190,16 @@ def test_sketches_and_who_is_nearest():
                 return (-alike(own, expected[j]), j)
 
             assert chosen.tolist() == sorted(sorted(among[k].tolist(), key=by_cosine)[:most])
+
+
+def test_a_copy_on_a_cpu_draws_what_the_original_does():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 5))
+    ensemble = ensemble_of(module, 3)
+    ensemble.device = torch.device("cuda")
+    here = ensemble.on_cpu()
+    assert here is not ensemble and here.device == CPU and here.on_cpu() is here
+    w, x, y = torch.rand(here.width), torch.rand(3, 4, 4, 3), torch.tensor([0, 4, 2])
+    for number in (5, 6):
+        key = torch.tensor(number)
+        (g, loss), (g_here, loss_here) = (of.gradient(w, x, y, key) for of in (ensemble, here))
+        assert torch.equal(g, g_here) and loss == loss_here and (g == 0).sum() > 5

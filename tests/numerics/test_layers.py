@@ -116,6 +116,77 @@ def weighted(s, x):
     return (y * s.q(y).softmax(1) * s.g).sum(1)
 
 
+def vit(s, x):
+    y = s.c(x).flatten(2).transpose(1, 2)
+    return s.m(torch.cat([s.token.expand(len(x), -1, -1), y], 1) + s.place)[:, 0]
+
+
+def gpt(s, t):
+    x = s.e(t) + s.place(torch.arange(7))
+    q, k, v = s.qkv(s.n(x)).view(len(x), 7, 3, 2, 6).permute(2, 0, 3, 1, 4)
+    score = (q @ k.transpose(-2, -1)) * 0.4
+    share = score.masked_fill(s.mask[:, :, :7, :7] == 0, float("-inf")).softmax(-1)
+    return (x + s.o((share @ v).transpose(1, 2).reshape(len(x), 7, 12)))[:, -1]
+
+
+def masks(s, x):
+    y = s.m(s.a(lines(x)[:, :9]).transpose(0, 1) + s.place, mask=s.after, is_causal=True)
+    q = y.unflatten(2, (3, 4)).permute(1, 2, 0, 3)
+    z = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    z = z + functional.scaled_dot_product_attention(q, z, q, attn_mask=s.some)
+    return z + functional.scaled_dot_product_attention(q, q, z, attn_mask=s.bias)
+
+
+def without_padding(s, t):
+    y = s.m(s.e(t), src_key_padding_mask=t == 0) * (t != 0).unsqueeze(-1)
+    return y.masked_fill((t == 0).unsqueeze(-1), -3.0).mean(1)
+
+
+def root_mean_square(s, x):
+    y = s.a(lines(x))
+    return s.n(y) + y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * s.gain
+
+
+def powers(s, x):
+    y = s.a(x)
+    return 1 / (y**2 + 1) + (y.square() + 0.5).sqrt() * s.v[::2] - s.v[1::2] / (2 + y.tanh())
+
+
+def pads(s, x):
+    y = s.b(functional.pad(s.a(x), (1, 2, 0, 1), value=0.5))
+    y = functional.pad(y[:, :, ::2, ::2], (0, 0, 0, 0, 1, 2))
+    return functional.pad(y, (2, 1, 0, 3), mode="replicate")
+
+
+def recurrent(s, x):
+    y = s.a(x).tanh() + x.new_ones(len(x), 1)
+    for _ in range(3):
+        y = s.h(y).tanh() @ s.w + s.gain * y
+    return y.log_softmax(1)
+
+
+def queries(s, x):
+    y, q = s.a(lines(x)), s.f(s.q.repeat(len(x), 1, 1))
+    k = y @ s.w.t() + torch.linspace(-1, 1, 33)[:, None]
+    return (q @ k.transpose(1, 2)).softmax(-1) @ y
+
+
+def two_ways(s, t):
+    y, (last, _) = s.m(s.e(t))
+    return torch.cat([y.mean(1), last[-1], last[-2]], 1)
+
+
+def states(s, x):
+    y, last = s.m(lines(x).transpose(0, 1))
+    z, end = s.k(y.transpose(0, 1)[:, :7])
+    return torch.cat([y[-1], last[0], z[:, 3], end.squeeze(0)], 1)
+
+
+def encoder(heads, **settings):
+    layer = nn.TransformerEncoderLayer(12, heads, 24, 0.0, **settings)
+    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(12), enable_nested_tensor=False)
+
+
 torch.manual_seed(0)  # what is no weight of a dense layer or convolution stays as it is made here
 NETS = {
     "dense": row(IMAGE, nn.Flatten(), nn.Linear(270, 33), nn.ReLU(), nn.Linear(33, 9), nn.Tanh()),
@@ -187,6 +258,51 @@ NETS = {
     "nn.TransformerEncoderLayer": of(
         LINES, lambda s, x: s.m(s.a(lines(x))).mean(1), a=nn.Linear(4, 12),
         m=nn.TransformerEncoderLayer(12, 3, 24, 0.0, batch_first=True),
+    ),
+    "ViT": of(
+        IMAGE, vit, c=conv(3, 12, 3, 3), token=nn.Parameter(torch.randn(1, 1, 12)),
+        place=nn.Parameter(torch.randn(10, 12)),
+        m=encoder(3, activation="gelu", batch_first=True, norm_first=True),
+    ),
+    "GPT": of(
+        TOKENS, gpt, e=nn.Embedding(17, 12), place=nn.Embedding(9, 12), qkv=nn.Linear(12, 36),
+        n=nn.LayerNorm(12, bias=False), o=nn.Linear(12, 12),
+        mask=nn.Buffer(torch.ones(9, 9).tril().view(1, 1, 9, 9)),
+    ),
+    "masks": of(
+        LINES, masks, a=nn.Linear(4, 12), place=nn.Parameter(torch.randn(9, 1, 12)),
+        m=encoder(3), after=nn.Buffer(nn.Transformer.generate_square_subsequent_mask(9)),
+        some=nn.Buffer(torch.eye(9) + torch.rand(9, 9) > 0.6),
+        bias=nn.Buffer(torch.randn(3, 9, 9)),
+    ),
+    "a mask of padding": of(
+        TOKENS, without_padding, e=nn.Embedding(17, 12), m=encoder(2, batch_first=True)
+    ),
+    "RMSNorm, ELU": of(
+        LINES, root_mean_square, a=nn.Linear(4, 12), gain=nn.Parameter(torch.randn(12)),
+        n=nn.Sequential(nn.RMSNorm(12), nn.ELU(0.7), nn.RMSNorm((33, 12), eps=1e-3)),
+    ),
+    "powers and quotients": of(
+        VECTOR, powers, a=nn.Linear(22, 8), v=nn.Parameter(torch.randn(16))
+    ),
+    "pads": of(
+        IMAGE, pads, a=conv(3, 4, 3, padding=1, padding_mode="reflect"),
+        b=nn.Sequential(nn.ZeroPad2d(1), conv(4, 5, 3, padding=1, padding_mode="circular")),
+    ),
+    "weights that are used three times": of(
+        VECTOR, recurrent, a=nn.Linear(22, 12), h=nn.Linear(12, 10),
+        w=nn.Parameter(torch.randn(10, 12)), gain=nn.Parameter(torch.randn(12)),
+    ),
+    "queries that learn": of(
+        LINES, queries, a=nn.Linear(4, 12), f=nn.Linear(12, 12),
+        q=nn.Parameter(torch.randn(1, 2, 12)), w=nn.Parameter(torch.randn(12, 12)),
+    ),
+    "LSTM": of(
+        TOKENS, two_ways, e=nn.Embedding(17, 6),
+        m=nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True),
+    ),
+    "GRU, RNN": of(
+        LINES, states, m=nn.GRU(4, 9), k=nn.RNN(9, 6, bias=False, batch_first=True)
     ),
     "pools of one axis": of(
         LINES, pools, a=nn.Conv1d(4, 8, 5, 2, 3, 2, groups=2), n=nn.InstanceNorm1d(8),
@@ -301,11 +417,22 @@ def test_gradient_of_random_programs(seed):
     compare(trial(lambda shape: Program(seed, shape), kind, seed))
 
 
+DROPPING = {
+    "layers": row(
+        IMAGE, conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
+    ),
+    "attention": of(
+        TOKENS, without_padding, e=nn.Embedding(17, 12),
+        m=nn.TransformerEncoderLayer(12, 3, 24, batch_first=True),
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("form", forms())
-def test_dropout_draws_as_keyed(form):
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_draws_as_keyed(name, form):
     """With a key the gradient is that of `Ensemble.gradient`; scoring drops nothing."""
-    body = conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
-    net = trial(*row(IMAGE, *body))
+    net = trial(*DROPPING[name])
     net.compute_by(functools.partial(Cpu, form=form))
     check_against_pytorch(net.client.kernels, net.ensemble)
     order, key = numbers(net.rng.permutation(net.m)[:19]), np.array([2**62 + 12345])
@@ -323,8 +450,9 @@ def test_dropout_draws_as_keyed(form):
 
 
 EXCEED = "an embedding of 17 rows, which tokens may exceed"
+START = "a recurrent layer with a first state"
 STOPPED = "no layer for a gradient that is stopped"
-TWICE = "no layer for a weight that is used twice in h"
+TWICE = "no layer for a weight that is used twice in n (test_layers.py, line "
 
 
 @pytest.mark.parametrize(("function", "sentence"), [
@@ -346,15 +474,18 @@ def test_what_has_no_layer_for_tokens_is_named(function, sentence):
     (lambda s, x: s.h(x - x.mean(0)), "no layer for a sum over samples"),
     (lambda s, x: s.h(x) if x.sum() > 0 else s.h(-x), "no layer for "),
     (lambda s, x: s.h(functional.relu(x) if s.training else x), "does other things in training"),
-    (lambda s, x: functional.linear(x, s.h.weight * 2), "no layer for a weight that is computed"),
-    (lambda s, x: s.h(x) + s.h(x * 2), TWICE),
-    (lambda s, x: s.h(x) + s.h(x).detach(), TWICE),
+    (lambda s, x: functional.linear(x, s.h.weight * 2), "no layer for mul of a parameter"),
+    (lambda s, x: s.h(s.n(x) + s.n(x * 2)), TWICE),
+    (lambda s, x: s.h(x + torch.tensor([1.0, 2, 3])[:, None]), "that differ between samples"),
+    (lambda s, x: s.h(torch.ones(len(x), 270).mul_(x)), "no layer for mul (test_layers.py, line "),
+    (lambda s, x: s.h(s.r(x[:, None], x.new_ones(1, len(x), 270))[0][:, 0]), START),
     (lambda s, x: s.h((x * 2).detach()), STOPPED),
     (lambda s, x: s.h((x * 2).data), STOPPED),
     (lambda s, x: s.h(x) * (1 // len(x.shape[2:])), "cannot be followed (ZeroDivisionError)"),
 ])  # fmt: skip
 def test_what_has_no_layer_is_named(function, sentence):
     module = Forward(lambda s, x: function(s, x.flatten(1)), h=nn.Linear(270, CLASSES))
+    module.n, module.r = nn.LayerNorm(270), nn.GRU(270, 270, batch_first=True)
     refused(sentence, describe, module, *IMAGE)
 
 

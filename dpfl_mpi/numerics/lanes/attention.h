@@ -114,7 +114,7 @@ static void product_back(const Pass *p, const Layer *layer) {
              batch(d_of(p, layer->other) + s[PRODUCT_B], t + 4), 1);
 }
 
-/* Of each line, e^x over their sum; lines are shared out. */
+/* Of each line, e^x over their sum, or (size[0]) the logarithm of that; lines are shared out. */
 static void softmax(const Pass *p, const Layer *layer) {
   const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
   SHARE(&p->team, line, in->lines) {
@@ -123,7 +123,12 @@ static void softmax(const Pass *p, const Layer *layer) {
     F most = x[0], sum = ZERO;
     for (int32_t i = 1; i < in->units; i++) most = PICK(ABOVE(x[i], most), x[i], most);
     for (int32_t i = 0; i < in->units; i++) sum += y[i] = exponential(x[i] - most);
-    for (int32_t i = 0; i < in->units; i++) y[i] /= sum;
+    if (layer->size[0]) {
+      const F log_sum = logarithm(sum);
+      for (int32_t i = 0; i < in->units; i++) y[i] = (x[i] - most) - log_sum;
+    } else {
+      for (int32_t i = 0; i < in->units; i++) y[i] /= sum;
+    }
   }
 }
 
@@ -134,7 +139,13 @@ static void softmax_back(const Pass *p, const Layer *layer) {
     const Vectors dy = d_of(p, layer->out) + line * out->line;
     const Vectors dx = d_of(p, layer->in) + line * in->line;
     F sum = ZERO;
-    for (int32_t i = 0; i < in->units; i++) sum = FMA(dy[i], y[i], sum);
-    for (int32_t i = 0; i < in->units; i++) put(&dx[i], y[i] * (dy[i] - sum), layer->adds & 1);
+    if (layer->size[0]) {
+      for (int32_t i = 0; i < in->units; i++) sum += dy[i];
+      for (int32_t i = 0; i < in->units; i++)
+        put(&dx[i], dy[i] - exponential(y[i]) * sum, layer->adds & 1);
+    } else {
+      for (int32_t i = 0; i < in->units; i++) sum = FMA(dy[i], y[i], sum);
+      for (int32_t i = 0; i < in->units; i++) put(&dx[i], y[i] * (dy[i] - sum), layer->adds & 1);
+    }
   }
 }

@@ -1,13 +1,14 @@
-/* Convolutions of any kernel, stride, padding, dilation and groups, in one or two dimensions; a
- * dense layer of many lines.
+/* Convolutions of any kernel, stride, padding, dilation and groups, in one or two dimensions; also
+ * a dense layer of the lines of a text. (net.h says what vectors, lines and the arena are.)
  *
- * Forward and the way back are both correlations: y[m] = sum over n and taps of w[m,n,tap]
- * x[n,place+tap]. What lies outside of an image is zeros around it in the arena. The way back has
- * one correlation for each remainder of a place by the stride. `table` has the correlations one
- * after the other, forward first, each as `Correlation` reads it.
+ * The forward and the backward pass are both correlations: output channel m at a position is the
+ * sum over input channels n and taps of w[m, n, tap] x[n, position + tap]. Backward, the gradients
+ * of the outputs are the inputs. Padding lies in the arena as zeros around each image. With a
+ * stride s the backward pass has a correlation for each remainder of a position divided by s.
+ * `table` has all correlations one after the other, forward first, each as `Correlation` reads it.
  *
- * weight [O, I / groups, taps], bias [O] or none. Scratch: a vector for each weight and output.
- * Own: a float for each weight of a group.
+ * weight [O, I / groups, taps], bias [O] or none. Scratch memory that the team shares: a vector for
+ * each weight and output. Of each member alone: a float for each weight of a group.
  */
 enum { CONV_GROUPS, CONV_BACKS, CONV_OUT, CONV_IN, CONV_Y_STEP, CONV_X_STEP, CONV_PIECES };
 
@@ -27,7 +28,8 @@ static Correlation correlation(const int32_t **table) {
   return c;
 }
 
-/* From one of the sums' m, and of the inputs' n, to the next; and the weights of a group. */
+/* Output and input channels of a group; the steps from one channel to the next in y, x and w; and
+ * the weights of a group. */
 typedef struct {
   int32_t m, n, y_m, x_n, w_m, w_n, weights;
 } Steps;
@@ -42,9 +44,9 @@ static Steps steps_of(const Layer *layer, int32_t taps) {
 }
 
 #ifdef GPU
-/* Run `call` on tiles of `high` m and `wide` of n others, then on what is left by ones, of each
- * line of each group. In it `group`, `line_`, `at` (the first m), `count` of them, `from` (the
- * first of the others), `some` of them. */
+/* Run `call` on tiles of `high` output channels and `wide` of n columns, then on what is left one
+ * by one, of each line of each group. In it: `group`, `line_`; `count` channels from `at` on;
+ * `some` columns from `from` on. */
 #define TILES_OF(t, groups, high, m, lines, wide, n, ...) \
   PART(t, groups, high, 0, (m) / (high), lines, wide, 0, (n) / (wide), __VA_ARGS__) \
   PART(t, groups, high, 0, (m) / (high), lines, 1, (n) - (n) % (wide), (n) % (wide), __VA_ARGS__) \
@@ -61,14 +63,15 @@ static Steps steps_of(const Layer *layer, int32_t taps) {
     }) \
   }
 #else
-/* What a member has of the outputs: some blocks of m, counted through all groups, and of each all
- * rows (or weights); or all blocks, and some of the rows. */
+/* A member's part of the outputs: some blocks of channels with all their rows, or all blocks with
+ * some of the rows. Blocks are counted through all groups. */
 typedef struct {
-  int32_t blocks, first, end; /* of a group; of this member */
+  int32_t blocks, first, end; /* blocks of a group; this member's */
   int32_t low, high;          /* rows */
 } Part;
 
-/* Return a member's part, shared out as evenly as it goes; rather by blocks: rows share weights. */
+/* Return a member's part of the outputs, as equal as possible. At a tie blocks are shared out, not
+ * rows, because the rows of a block use the same weights. */
 static Part part_of_groups(const Team *t, int32_t groups, int32_t blocks, int32_t rows) {
   const int64_t all = (int64_t)groups * blocks, k = t->members;
   const Team alone = {0, 1, NULL};
@@ -80,7 +83,8 @@ static Part part_of_groups(const Team *t, int32_t groups, int32_t blocks, int32_
                      part_of(of_rows, rows, of_rows->member + 1)};
   return part;
 }
-/* Run `call` for each group of a part: its m from `top` to `bottom`, which are blocks of `size`. */
+/* Run `call` for each group in a member's part, with its output channels from `top` to `bottom`.
+ * A block has `size` channels, a group m. */
 #define GROUPS_OF(part, size, m, ...) \
   for (int32_t group = (part).first / (part).blocks; group * (part).blocks < (part).end; \
        group++) { \
@@ -92,8 +96,8 @@ static Part part_of_groups(const Team *t, int32_t groups, int32_t blocks, int32_
   }
 #endif
 
-/* y [count, some]: outputs of `count` m at `some` columns, whose inputs are `step` apart; w is [n,
- * taps, count] on a CPU, packed, and on a GPU where the weights are. */
+/* Compute y [count, some]: `count` output channels at `some` columns, whose inputs are `step`
+ * apart. On a CPU w is packed as [n, taps, count], on a GPU it lies where the weights are. */
 INLINE void tile(const int count, const int some, const int64_t step, const Correlation *c,
                  const Steps *s, Vectors x, const float *w, const float *b, Vectors y, int adds) {
   F sum[8][8];

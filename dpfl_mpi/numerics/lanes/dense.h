@@ -55,6 +55,9 @@ INLINE void apply(const int count, int32_t inputs, Vectors x, const float *w, co
   }
 }
 
+/* y = W x + b. OUTPUTS shares the outputs among the team: it declares `at`, the first of some
+ * neighbouring ones, and `count`, how many. Fewer are computed at once where some members would
+ * have none. */
 INTERNAL void dense(const Pass *p, const Layer *layer) {
   const int32_t inputs = p->net->value[layer->in].units, outputs = p->net->value[layer->out].units;
   const float *w = p->row + layer->weight, *b = layer->bias < 0 ? NULL : p->row + layer->bias;

@@ -137,6 +137,20 @@ static void plus_back(const Pass *p, const Layer *layer) {
   add_up(p, p->g + layer->weight, sums, layer->size[2]);
 }
 
+/* The same numbers for all images: parameters, or (weight -1) those whose bits `table` has. */
+static void given(const Pass *p, const Layer *layer) {
+  const Vectors y = x_of(p, layer->out);
+  SHARE(&p->team, i, p->net->value[layer->out].units) {
+    if (layer->weight < 0) y[i] = FLOAT(BITS(ZERO) + (uint32_t)layer->table[i]);
+    else y[i] = FILL(p->row[layer->weight + i]);
+  }
+}
+
+static void given_back(const Pass *p, const Layer *layer) {
+  const int32_t count = p->net->value[layer->out].units;
+  add_up(p, p->g + layer->weight, d_of(p, layer->out), count);
+}
+
 /* Sums over some dimensions of a value with any steps, times number[0]. size: dimensions that stay,
  * outputs; dimensions that are summed, numbers that are summed into one; where to start; whether
  * outputs have numbers in common. `table`: of the dimensions that stay the numbers in each, then

@@ -1,6 +1,7 @@
-"""What a call that joins values becomes: sums, products, parts, attention, tokens, dropout.
+"""Translate PyTorch's operations on several values into the kernels' layers.
 
-See `layers`, whose conventions these functions share.
+These are sums, products, parts, attention, tokens, dropout. Each function is called with the
+recorder r, the result that PyTorch computed, and the arguments of the call, as in `layers`.
 """
 
 import functools
@@ -18,15 +19,28 @@ from torch.nn import functional
 
 from dpfl_mpi.numerics.dropout import BITS
 from dpfl_mpi.numerics.lanes.layers import HANDLERS, each, flat, handles, pool
-from dpfl_mpi.numerics.lanes.trace import Geometry, Op, S, Slot, Unknown, Use, View, image, move
+from dpfl_mpi.numerics.lanes.trace import (
+    Geometry,
+    Op,
+    S,
+    Slot,
+    Unknown,
+    Use,
+    View,
+    image,
+    move,
+    tensors,
+)
 
+# how NumPy names ways of padding
+PADDINGS: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 JOINS = ("add", "sub", "mul", "div", "choose")  # in the order of join.h
-KNOWN = HANDLERS  # the functions of both files
+KNOWN = HANDLERS  # the functions of this file and of layers.py
 
 
 # sums, products, parts -----------------------------------------------------------------------
 def is_number(value: Any) -> bool:
-    """Return whether a call's argument is one number, which does not learn."""
+    """Return whether a call's argument is a constant scalar."""
     constant = isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad
     return isinstance(value, int | float) or constant
 
@@ -42,20 +56,20 @@ def joined(r, out, input, other, *, alpha=1, what="add"):
         lines = {"add": (1.0, n), "sub": (1.0, -n), "mul": (n, 0.0), "div": (inverse, 0.0)}
         each(r, out, "line", input, *lines[what])
     elif is_number(input) and not r.tracked(input):
-        if what == "div" or alpha != 1:
-            raise Unknown("a number over a tensor")
+        if alpha != 1:
+            raise Unknown(f"{what} with alpha")
         n = float(input)
+        if what == "div":
+            with r:
+                other, what = other.reciprocal(), "mul"
         lines = {"add": (1.0, n), "sub": (-1.0, n), "mul": (n, 0.0)}
         each(r, out, "line", other, *lines[what])
     elif alpha != 1:
         raise Unknown(f"{what} with alpha")
-    elif r.tracked(input) and r.tracked(other):
-        both(r, out, what, input, other)
-    elif what not in ("add", "mul"):
-        raise Unknown(f"{what} of a parameter")
     else:
-        sample, parameter = (input, other) if r.tracked(input) else (other, input)
-        with_parameter(r, out, what == "mul", sample, parameter)
+        parts = (input, other) if r.tracked(input) else (other, input)
+        if what not in ("add", "mul") or not with_parameter(r, out, what == "mul", *parts):
+            both(r, out, what, input, other)
 
 
 handles("sub", "isub", "subtract")(functools.partial(joined, what="sub"))
@@ -66,43 +80,48 @@ handles("div", "truediv", "true_divide", "itruediv", "divide")(
 
 
 @handles("rsub")
-def reversed_difference(r, out, input, other, *, alpha=1):
-    joined(r, out, other, input, alpha=alpha, what="sub")
+def reversed_difference(r, out, input, other, *, alpha=1, what="sub"):
+    joined(r, out, other, input, alpha=alpha, what=what)
+
+
+handles("rdiv", "rtruediv")(functools.partial(reversed_difference, what="div"))
 
 
 def with_parameter(r, out, times, input, parameter):
-    """Record a parameter that is added or multiplied.
+    """Return whether a parameter that is added or multiplied was recorded as a layer's own.
 
     It has a number for each number, or for each of the first axes or of the last.
     """
+    if r.tracked(parameter) or not parameter.requires_grad or r.is_shared(parameter):
+        return False
     view = r.leading(input)
     shape, own = list(view.shape), list(parameter.shape)
     own = [1] * (len(shape) - len(own)) + own[max(0, len(own) - len(shape)) :]
     long = [i for i, n in enumerate(own) if n != 1]
     first, last = (long[0], long[-1] + 1) if long else (0, 0)
-    if tuple(out.shape[1:]) != view.shape or own[first:last] != shape[first:last]:
-        what = f"a parameter of the shape {tuple(parameter.shape)} at a tensor {shape}"
-        raise Unknown(what)
+    fits = tuple(out.shape[1:]) == view.shape and own[first:last] == shape[first:last]
+    if not fits or not parameter.is_contiguous():
+        return False
     count, made = parameter.numel(), flat(view.shape)
     r.layer(
         out, "plus", [Use(view, made)], made, parameter,
         size=[int(times), math.prod(shape[last:]), count], scratch=count,
         in_place=True, overwrites=not times, keeps=False,
     )  # fmt: skip
+    return True
 
 
 def both(r, out, what, a, b, otherwise=0.0):
     """Record what is made of two values number by number, where shapes differ by strides."""
-    first, second = r.leading(a), r.leading(b)
+    if any(r.tracked(t) and t.dim() != out.dim() for t in (a, b)):
+        raise Unknown(f"{what} of tensors of {a.dim() - 1} and {b.dim() - 1} axes")
+    first, second = r.leading(a.expand(out.shape)), r.leading(b.expand(out.shape))
     same = first.shape == second.shape and first.whole and second.whole
     if what == "add" and same and first.slot is not second.slot and not first.slot.tokens:
         geometry = first.slot.geometry
         uses = [Use(first, geometry), Use(second, geometry)]
         r.layer(out, "sum", uses, geometry, in_place=True, overwrites=True, keeps=False)
         return
-    if not a.dim() == b.dim() == out.dim():
-        raise Unknown(f"{what} of tensors of {a.dim() - 1} and {b.dim() - 1} axes")
-    first, second = r.leading(a.expand(out.shape)), r.leading(b.expand(out.shape))
     views, shape = (first, second), tuple(out.shape[1:])
 
     def fill(x: Any, other: Any, y: Any) -> tuple[list[int], list[int]]:
@@ -162,12 +181,35 @@ def natural(shape: tuple[int, ...]) -> Geometry:
     return (1, shape[0], shape[1]) if len(shape) == 2 else flat(shape)
 
 
+@handles("pow", "square")
+def power(r, out, input, exponent=2):
+    if exponent == 2:
+        return both(r, out, "mul", input, input)
+    if exponent not in (0.5, -0.5):
+        raise Unknown(f"the power {exponent}")
+    with r:
+        return input.sqrt() if exponent > 0 else input.sqrt().reciprocal()
+
+
+handles("rsqrt")(functools.partial(power, exponent=-0.5))
+
+
 @handles("where")
 def where(r, out, condition, input, other):
     # x.where(condition, other) comes in this order, too
+    if is_number(input) and not r.tracked(input):
+        with r:
+            condition, input, other = ~condition, other, input
     if not is_number(other) or not r.tracked(input) or input.dtype == torch.bool:
         raise Unknown("where of two tensors")
     both(r, out, "choose", input, condition, float(other))
+
+
+@handles("masked_fill")
+def masked_fill(r, out, input, mask, value):
+    with r:
+        here = ~mask
+    both(r, out, "choose", input, here, float(value))
 
 
 @handles("contiguous", "clone", "reshape", "flatten")
@@ -177,6 +219,25 @@ def moved(r, out, input, *shape, **settings):
     if out.shape[0] != S:
         raise Unknown("a view across samples")
     r.record(out, move(view, natural(out.shape[1:])))
+
+
+@handles("expand of a parameter", "repeat of a parameter", "expand_as of a parameter")
+def expanded(r, out, input, *_, **settings):
+    """Record a parameter that has an axis of samples from here on, such as a class token."""
+    if len(out) != S or (input.dim() == out.dim() and len(input) == S):
+        return None
+    view = r.same(input.expand(out.shape))
+    copy = out.clone(memory_format=torch.contiguous_format)
+    r.record(copy, move(view, natural(copy.shape[1:])))
+    return copy
+
+
+@handles("embedding of a parameter")
+def rows(r, out, input, weight, *_, **settings):
+    """Return the rows of places one after the other as a part of the parameter."""
+    first, last = int(input.min()), int(input.max()) + 1
+    in_order = torch.equal(input.flatten(), torch.arange(first, last))
+    return weight[first:last].view_as(out) if in_order else None
 
 
 @handles("cat", "concat", "concatenate")
@@ -232,41 +293,69 @@ handles("mean")(functools.partial(summed, mean=True))
 
 
 # attention -----------------------------------------------------------------------------------
+@handles("pad")
+def pad(r, out, input, pad, mode="constant", value=None):
+    """Record lines beside others: of a number, or of copies."""
+    if min(pad) < 0 or len(pad) > 2 * (input.dim() - 1):
+        raise Unknown("padding of samples, or by less than 0")
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = input.dim() - 1 - i
+        head, size, tail = input.shape[:axis], input.shape[axis], input.shape[axis + 1 :]
+        with r:
+            if mode == "constant":
+                number = torch.tensor(float(value or 0))
+                first, last = ([number.expand(*head, n, *tail)] * (n > 0) for n in (before, after))
+            else:
+                places = np.pad(np.arange(size), (before, after), PADDINGS[mode]).tolist()
+                lines = [input.narrow(axis, place, 1) for place in places]
+                first, last = lines[:before], lines[before + size :]
+            input = torch.cat([*first, input, *last], axis)
+    return input
+
+
 @handles("matmul", "bmm")
 def matmul(r, out, input, other):
-    """Record products of matrices, `[..., I, K] [..., K, J]` with up to two axes before."""
-    if not r.tracked(other):
-        raise Unknown("matmul with a parameter (nn.Linear is known)")
-    a, b = r.leading(input), r.leading(other)
+    """Record products of matrices, `[..., I, K] [..., K, J]` with at most two batch axes."""
+    if input.dim() != 3 and other.dim() == 2 and not r.tracked(other):
+        with r:  # recorded as a dense layer
+            return (input.reshape(len(input), -1, input.shape[-1]) @ other).view(out.shape)
+    axes_before = S, *out.shape[1:-2]
+    alike = (t if r.tracked(t) else t.expand(*axes_before, *t.shape[-2:]) for t in (input, other))
+    a, b = map(r.leading, alike)
     axes = len(a.shape)
     if axes != len(b.shape) or not 2 <= axes <= 4 or a.shape[:-2] != b.shape[:-2]:
         raise Unknown("matmul of tensors of different shapes")
     (i, k), j = a.shape[-2:], b.shape[-1]
     missing = 4 - axes
-    learn = [view for view in (a, b) if view.slot.upstream]
-    # what is expanded is one number for several
-    expanded = any(
-        not step and n > 1 for v in learn for n, step in zip(v.shape, v.strides, strict=True)
-    )
-    common = expanded or have_in_common(learn)
-    size = [*[1] * missing, *a.shape[:-2], i, j, k, a.offset, b.offset, int(common)]
+    with_gradient = [view for view in (a, b) if view.slot.upstream]
+    steps_of = (zip(v.shape, v.strides, strict=True) for v in with_gradient)
+    expanded = any(n > 1 and not step for axes in steps_of for n, step in axes)
+    # where a number is read at several places, one member of the team adds up its gradients
+    overlap = expanded or have_in_common(with_gradient)
+    size = [*[1] * missing, *a.shape[:-2], i, j, k, a.offset, b.offset, int(overlap)]
     strides = a.strides, b.strides, out.stride()[1:]
     table = [step for steps in strides for step in (*[0] * missing, *steps)]
     uses = [Use(a), Use(b)]
     r.layer(out, "product", uses, flat(out.shape[1:]), size=size, table=table, keeps=False)
+    return None
 
 
 @handles("softmax")
-def softmax(r, out, input, dim=None, *_, **settings):
+def softmax(r, out, input, dim=None, *_, of="softmax", **settings):
     if dim is None or dim % input.dim() == 0:
         raise Unknown("softmax over samples, or over an axis that is not named")
     if dim % input.dim() != input.dim() - 1:
         with r:
-            return input.movedim(dim, -1).softmax(-1).movedim(-1, dim).contiguous()
+            last = getattr(input.movedim(dim, -1), of)(-1)
+            return last.movedim(-1, dim).contiguous()
     view = r.leading(input)
     made = 1, math.prod(view.shape[:-1]), view.shape[-1]
-    r.layer(out, "softmax", [Use(view, made)], made, in_place=True)
+    size = [int(of == "log_softmax")]
+    r.layer(out, "softmax", [Use(view, made)], made, size=size, in_place=True)
     return None
+
+
+handles("log_softmax")(functools.partial(softmax, of="log_softmax"))
 
 
 @handles("scaled_dot_product_attention")
@@ -275,11 +364,18 @@ def attention(
     **settings,
 ):  # fmt: skip
     """Record softmax of the scaled products of queries and keys, times the values."""
-    if attn_mask is not None or dropout_p or is_causal:
-        raise Unknown("attention with a mask or dropout")
+    if dropout_p and r.dropping is None:
+        raise Unknown("attention with dropout that is no layer")
     factor = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
     with r:
-        return ((query @ key.transpose(-1, -2)) * factor).softmax(-1) @ value
+        scores = (query @ key.transpose(-1, -2)) * factor
+        mask = torch.ones(scores.shape[-2:]).tril() > 0 if is_causal else attn_mask
+        if mask is not None and mask.dtype == torch.bool:
+            scores = torch.where(mask, scores, -math.inf)
+        elif mask is not None:
+            scores = scores + mask
+        shares = scores.softmax(-1)
+        return (r.dropout(r.dropping, shares) if dropout_p else shares) @ value
 
 
 @handles("multi_head_attention_forward")
@@ -287,18 +383,62 @@ def multi_head(
     r, out, query, key, value, width, heads, weight, bias, key_bias, value_bias, add_zeros, dropout,
     out_weight, out_bias, **settings,
 ):  # fmt: skip
-    """Record nn.MultiheadAttention, whose samples are its second axis."""
-    masked = any(settings[name] is not None for name in ("key_padding_mask", "attn_mask"))
+    """Record nn.MultiheadAttention, whose samples are its second axis and masks are added."""
     added = key_bias is not None or value_bias is not None or add_zeros
-    if added or masked or (dropout and settings["training"]):
-        raise Unknown("attention with a mask, dropout or added keys")
+    mask, keys = settings["attn_mask"], settings["key_padding_mask"]
+    of_samples = mask is not None and mask.dim() > 2
+    if added or of_samples:
+        raise Unknown("attention with added keys or a mask for each sample")
+    p = dropout if settings["training"] else 0.0
     biases = [None] * 3 if bias is None else bias.chunk(3)
     with r:
         inputs = [t.transpose(0, 1) for t in (query, key, value)]
         made = map(functional.linear, inputs, weight.chunk(3), biases)
-        split = [t.unflatten(-1, (heads, width // heads)).transpose(1, 2) for t in made]
-        joint = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        q, k, v = (t.unflatten(-1, (heads, width // heads)).transpose(1, 2) for t in made)
+        if keys is not None:
+            keys = keys[:, None, None]
+            mask = keys if mask is None else keys + mask
+        joint = functional.scaled_dot_product_attention(q, k, v, mask, p).transpose(1, 2).flatten(2)
         return functional.linear(joint, out_weight, out_bias).transpose(0, 1), None
+
+
+# recurrent layers ----------------------------------------------------------------------------
+@handles("lstm", "gru", "rnn_tanh")
+def recurrent(
+    r, out, input, start, weights, has_biases, layers, dropout, training, both_ways, batch_first
+):
+    """Record layers one after the other, each forward and perhaps backward along the lines."""
+    directions = 1 + both_ways
+    each = len(weights) // (layers * directions)
+    zeros = [t for t in tensors(start) if not r.tracked(t) and not t.any()]
+    if len(zeros) < len(tensors(start)) or each != 2 * (1 + has_biases):
+        raise Unknown("a recurrent layer with a first state, or with projections")
+    if dropout and training and layers > 1:
+        raise Unknown("a recurrent layer with dropout")
+    with r:
+        y = input if batch_first else input.transpose(0, 1)
+    ends = []
+    for first in range(0, len(weights), each * directions):
+        parts = []
+        for i in range(directions):
+            of_input, of_state, *biases = weights[first + i * each : first + (i + 1) * each]
+            with r:
+                gates = functional.linear(y, of_input, *biases[:1])
+            view, (count, units) = r.leading(gates), of_state.shape
+            made, lines = gates[..., :units].clone(), view.shape[0]
+            r.layer(
+                made, "recurrent", [Use(view, (1, lines, count))], (1, lines, units), of_state,
+                *biases[1:], size=[1, 1, i], space=lines * (count + units),
+                scratch=2 * units + count * (units + 1),
+            )  # fmt: skip
+            parts.append(made)
+        with r:
+            ends += [part[:, :1] if i else part[:, -1:] for i, part in enumerate(parts)]
+            y = torch.cat(parts, 2) if both_ways else parts[0]
+    with r:
+        last = (torch.cat(ends, 1) if len(ends) > 1 else ends[0]).transpose(0, 1)
+        y = y if batch_first else y.transpose(0, 1)
+    return (y, last, None) if len(weights[0]) == 4 * len(weights[1][0]) else (y, last)
 
 
 # tokens and dropout --------------------------------------------------------------------------
@@ -323,6 +463,12 @@ def differs(r, out, input, other):
     if other != 0:
         raise Unknown("a comparison with another token than 0")
     token(r, out, input, 0)
+
+
+@handles("eq")
+def equals(r, out, input, other):
+    with r:
+        return ~(input != other)
 
 
 @handles("float", "to", "type")

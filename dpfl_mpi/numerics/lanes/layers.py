@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from dpfl_mpi.numerics.lanes.trace import Fill, Geometry, Unknown, Use, image
 
 HANDLERS: dict[str, Callable[..., Any]] = {}
@@ -41,6 +43,10 @@ def linear(r, out, input, weight, bias=None):
 
     Of lines it is a convolution of one tap, whose channels are the units of a line.
     """
+    if any(t is not None and r.is_shared(t) for t in (weight, bias)):
+        with r:
+            made = input @ weight.t()
+            return made if bias is None else made + bias
     view, (outputs, inputs) = r.leading(input), weight.shape
     lines = math.prod(view.shape[:-1])
     what = [Use(view, (1, lines, inputs))], (1, lines, outputs), weight, bias
@@ -54,6 +60,7 @@ def linear(r, out, input, weight, bias=None):
         r.layer(out, "dense", *what, scratch=inputs + 1, keeps=False)
     else:
         r.layer(out, "conv", *what, fill=fill, **work_space(weight, 1), keeps=False)
+    return None
 
 
 @handles("conv1d", "conv2d")
@@ -142,19 +149,27 @@ def flat(shape: tuple[int, ...]) -> Geometry:
 
 def plain(kind: str, *numbers: float, overwrites: bool = False) -> Callable[..., None]:
     """Return what handles a function without settings."""
-    return lambda r, out, input, inplace=False: each(
+    return lambda r, out, input, inplace=False, **settings: each(
         r, out, kind, input, *numbers, overwrites=overwrites
     )
 
 
 HANDLERS |= {"tanh": plain("squash"), "sigmoid": plain("sigmoid"), "silu": plain("silu")}
 HANDLERS |= {"relu": plain("relu", overwrites=True), "relu6": plain("hardtanh", 0.0, 6.0)}
-HANDLERS |= {"neg": plain("line", -1.0, 0.0)}
+HANDLERS |= {"neg": plain("line", -1.0, 0.0), "logical_not": plain("line", -1.0, 1.0)}
+HANDLERS |= {"zeros_like": plain("line", 0.0, 0.0), "ones_like": plain("line", 0.0, 1.0)}
+HANDLERS |= {"sqrt": plain("root"), "reciprocal": plain("inverse")}
+HANDLERS["invert"] = HANDLERS["bitwise_not"] = HANDLERS["logical_not"]
 
 
 @handles("leaky_relu")
 def leaky_relu(r, out, input, negative_slope=0.01, inplace=False):
     each(r, out, "leaky_relu", input, negative_slope)
+
+
+@handles("elu")
+def elu(r, out, input, alpha=1.0, inplace=False):
+    each(r, out, "elu", input, alpha)
 
 
 @handles("gelu")
@@ -251,7 +266,7 @@ handles("adaptive_max_pool1d", "adaptive_max_pool2d")(
 
 
 # norms ---------------------------------------------------------------------------------------
-def norm(r, out, view, shape, groups, each, weight=None, bias=None, eps=1e-5):
+def norm(r, out, view, shape, groups, each, weight=None, bias=None, eps=1e-5, leaves_mean=False):
     """Record a norm of groups of planes.
 
     With `each`, it has a scale and shift for each number of a group, else for each plane.
@@ -259,7 +274,7 @@ def norm(r, out, view, shape, groups, each, weight=None, bias=None, eps=1e-5):
     parameters = math.prod(shape) // groups if each else shape[0]
     r.layer(
         out, "norm", [Use(view, shape)], shape, weight, bias,
-        size=[groups, int(each)], numbers=(eps,), space=2 * groups,
+        size=[groups, int(each), int(leaves_mean)], numbers=(eps,), space=2 * groups,
         scratch=2 * (parameters + groups), in_place=True, keeps=False,
     )  # fmt: skip
 
@@ -278,10 +293,19 @@ def instance_norm(r, out, input, *, weight, bias, eps, **settings):
 
 
 @handles("layer_norm")
-def layer_norm(r, out, input, normalized_shape, weight=None, bias=None, eps=1e-5, **settings):
+def layer_norm(
+    r, out, input, normalized_shape, weight=None, bias=None, eps=1e-5, *, leaves_mean=False,
+    **settings,
+):  # fmt: skip
     view, units = r.leading(input), math.prod(normalized_shape)
     groups = math.prod(view.shape) // units
     shape = (groups, 1, units)
     if groups == 1 and len(view.shape) > 1:
         shape = image(view.shape)
-    norm(r, out, view, shape, groups, True, weight, bias, eps)
+    norm(r, out, view, shape, groups, True, weight, bias, eps, leaves_mean)
+
+
+@handles("rms_norm")
+def rms_norm(r, out, input, normalized_shape, weight=None, eps=None):
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    layer_norm(r, out, input, normalized_shape, weight, eps=eps, leaves_mean=True)

@@ -67,9 +67,8 @@ typedef struct {
   int64_t n;           /* images of an epoch */
   Images images;
   Sgd sgd;
-  double loss;         /* written: the sum of the mini-batches' losses, of one by `gradient` */
-  float losses[2];     /* the same added up in float32: at w and at row (mix), else the first;
-                        * `descents` goes on adding to it */
+  double loss;         /* written by `gradient`; `train` adds the mini-batches' losses to it, */
+  float losses[2];     /* other verbs in float32 to these: at w and at row (mix), else the first */
 } Training;
 
 /* Rows of parameters that are scored on one client's images. */

@@ -1,13 +1,13 @@
 /* GroupNorm, InstanceNorm, LayerNorm: each group of planes is brought to mean 0 and deviation 1,
- * then scaled and shifted.
+ * then scaled and shifted. RMSNorm leaves the mean, and divides by the root of the mean square.
  *
  * size: groups, whether there is a scale and shift for each number of a group (else for each
- * plane). number[0]: added to the variance. weight and bias: either may be missing. Space: mean and
+ * plane), whether the mean is left. number[0]: added to the variance. weight and bias: either may be missing. Space: mean and
  * 1 / deviation of each group. Scratch: two vectors for each scale, and for each group.
  *
  * Sums of a group are one member's; what is done to each number is shared out by lines.
  */
-enum { NORM_GROUPS, NORM_EACH };
+enum { NORM_GROUPS, NORM_EACH, NORM_LEAVES_MEAN };
 
 /* Run `call` for each number i of a line; k is i modulo 4, which the compiler knows. */
 #define IN_FOURS(units, ...) \
@@ -63,7 +63,7 @@ static void norm(const Pass *p, const Layer *layer) {
   SHARE(&p->team, g, n.groups) {
     F sum[4] = {ZERO, ZERO, ZERO, ZERO}, square[4] = {ZERO, ZERO, ZERO, ZERO};
     GROUP_LINES(n, g, IN_FOURS(units, sum[k] += x[from + i]))
-    const F middle = together(sum) / count;
+    const F middle = layer->size[NORM_LEAVES_MEAN] ? ZERO : together(sum) / count;
     GROUP_LINES(n, g,
                 IN_FOURS(units, const F v = x[from + i] - middle; square[k] = FMA(v, v, square[k])))
     kept[2 * g] = middle;
@@ -122,7 +122,8 @@ static void norm_back(const Pass *p, const Layer *layer) {
         of_plane = moment_of_plane = ZERO;
       }
     })
-    means[2 * g] = all / count, means[2 * g + 1] = moment / count;
+    means[2 * g] = layer->size[NORM_LEAVES_MEAN] ? ZERO : all / count;
+    means[2 * g + 1] = moment / count;
   }
   meet(&p->team);
   if (layer->weight >= 0) add_up(p, p->g + layer->weight, scales, parameters);

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfl_mpi.numerics.lanes.declared import KINDS, STRUCTURES
-from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Unknown, Use, View, move
+from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Unknown, Use, View, move, whole
 
 ADDING = ("join", "product")  # kinds whose way back only adds to gradients
 SAMPLES = {"uint8": 0, "float32": 1, "int32": 2}
@@ -61,12 +61,6 @@ def with_stages(ops: list[Op], logits: Slot) -> list[Op]:
                 done |= {first, second}
         out.append(op)
     return out
-
-
-def whole(slot: Slot) -> View:
-    """Return all of a slot as a view."""
-    _, lines, units = slot.geometry
-    return View(slot, slot.geometry, (lines * units, units, 1))
 
 
 class Arena:

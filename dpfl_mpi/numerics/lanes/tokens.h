@@ -69,7 +69,7 @@ static void drop(const Pass *p, const Layer *layer) {
   SHARE(&p->team, i, draws) {
     F factor = FILL(1.f);
     EACH_LANE(l) if (p->drops) {
-      const uint64_t place = (uint64_t)((p->first + l) * draws + i + 1);
+      const uint64_t place = (uint64_t)(((int64_t)p->first + l) * draws + i + 1);
       const int32_t draw = (int32_t)(mixed(start + place * golden) >> 40);
       ON(factor, l) = draw >= layer->size[2] ? layer->number[0] : 0.f;
     }

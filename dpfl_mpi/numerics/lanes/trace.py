@@ -9,17 +9,22 @@ Axes: S samples.
 
 import copy
 import functools
+import itertools
 import math
+import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from traceback import walk_stack, walk_tb
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from dpfl_mpi.numerics.dropout import Draws, KeyedDropout, keyed
+from dpfl_mpi.errors import own_line
+from dpfl_mpi.numerics.dropout import Draws, KeyedAttention, KeyedDropout, keyed
 
 S = 3  # samples of the trial: an axis of this size and of a sample's stride becomes the lanes
 MOST_AXES = 7  # of a sample
@@ -30,14 +35,25 @@ QUESTIONS = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len
 QUESTIONS |= {"is_contiguous", "is_floating_point", "is_complex", "get_device", "storage_offset"}
 QUESTIONS |= {"element_size", "data_ptr"}
 
+# calls whose samples may be along any axis but the last
+ROWWISE = {"linear", "layer_norm", "rms_norm", "add", "sub", "mul", "relu", "gelu", "elu", "silu"}
+
 
 class Unknown(Exception):
     """Something that the kernels have no layer for."""
 
-    place = ""  # " in LAYER"
+    place = ""  # " in LAYER (FILE, line N)"
 
     def __str__(self) -> str:
         return super().__str__() + self.place
+
+
+class Twice(Unknown):
+    """A parameter that two ops would read as a row's numbers."""
+
+    def __init__(self, column: int):
+        super().__init__("a weight that is used twice")
+        self.column = column  # where it starts
 
 
 @dataclass(eq=False)
@@ -45,7 +61,8 @@ class Slot:
     """Memory of the numbers that one op makes of a sample."""
 
     geometry: Geometry
-    upstream: int  # the numbers depend on the columns of a row before this one
+    # the numbers depend on no parameter from this column of a client's row on; 0: on none at all
+    upstream: int
     tokens: bool = False
 
     @property
@@ -70,6 +87,12 @@ class View:
         axes = zip(self.shape, self.strides, steps, strict=True)
         dense = all(n == 1 or stride == step for n, stride, step in axes)
         return self.offset == 0 and math.prod(self.shape) == self.slot.size and dense
+
+
+def whole(slot: Slot) -> View:
+    """Return all of a slot as a view."""
+    _, lines, units = slot.geometry
+    return View(slot, slot.geometry, (lines * units, units, 1))
 
 
 @dataclass(frozen=True)
@@ -108,7 +131,7 @@ class Op:
     in_stage: bool = False  # it may be the convolution or the pool of a stage
     below: int = 0  # its tokens are below this; 0: any
     adds: int = 0  # bit i: use i's gradient is added to what is there
-    place: str = ""  # " in LAYER"
+    place: str = ""  # " in LAYER (FILE, line N)"
 
 
 def move(view: View, geometry: Geometry) -> Op:
@@ -144,16 +167,26 @@ def gathering(shape: Sequence[int], strides: Sequence[int], y: Any) -> tuple[int
 
 
 class Recorder(TorchFunctionMode):
-    """Records what is called on tensors that depend on the sample."""
+    """Records what is called on tensors that depend on the sample.
 
-    def __init__(self, module: nn.Module, handlers: dict[str, Callable[..., Any]]):
+    `shared` are parameters, by their columns, that are read as values and so may have many readers.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        handlers: dict[str, Callable[..., Any]],
+        sample: Slot,
+        shared: frozenset[int],
+    ):
         super().__init__()
-        self.handlers = handlers
+        self.handlers, self.sample, self.shared = handlers, sample, shared
         self.ops: list[Op] = []
         self.slots: dict[int, Slot] = {}  # by where their memory starts
+        self.alike: dict[Any, Slot] = {}  # of all samples: by column and size, or their bytes
         self.alive: list[Tensor] = []  # so that no memory is given out twice
         self.where = [""]  # names of the layers that are being called
-        self.dropping: KeyedDropout | None = None  # the dropout layer that is being called
+        self.dropping: KeyedDropout | None = None  # the dropout that is called next
         self.drops = 0
         self.used: list[range] = []  # columns of parameters
         self.parameters: list[tuple[Tensor, int]] = []  # and where in a row each starts
@@ -175,16 +208,27 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         made = tensors(out)
         changed = versions != [t._version for t in inputs]
-        if not inputs or (not made and name in QUESTIONS):
-            return out
+        if not inputs:
+            lift = self.handlers.get(f"{name} of a parameter")
+            lifted = lift(self, out, *args, **kwargs) if lift and out.requires_grad else None
+            return out if lifted is None else lifted
         learns = any(t.requires_grad for t in inputs)
+        constant = name.startswith("new_") or (learns and name in ("zeros_like", "ones_like"))
+        if constant or (not made and name in QUESTIONS):
+            return out
         if learns and any(t.is_floating_point() and not t.requires_grad for t in made):
             raise Unknown("a gradient that is stopped")
         if made and not changed and all(self.slot(t) for t in made):
             return out  # a view
         handler = self.handlers.get(name.strip("_"))
-        if handler is None or not made or (changed and made[0] is not inputs[0]):
+        into = any(t is made[0] for t in tensors((args, kwargs))) if made else False
+        if handler is None or not made or ((changed or into) and made[0] is not inputs[0]):
             raise Unknown(name.strip("_"))
+        if name.strip("_") in ROWWISE and not changed and (axis := self.view(inputs[0]).axis):
+            alike = lambda t: isinstance(t, Tensor) and t.dim() == inputs[0].dim()  # noqa: E731
+            args, kwargs = tree_map(lambda t: t.movedim(axis, 0) if alike(t) else t, (args, kwargs))
+            with self:
+                return func(*args, **kwargs).movedim(0, axis)
         if changed:  # in place: views of this memory from now on see the new numbers
             if not self.view(inputs[0]).whole:
                 raise Unknown(f"{name} on a part of a tensor")
@@ -196,9 +240,12 @@ class Recorder(TorchFunctionMode):
             raise Unknown(f"{name.strip('_')} called with other arguments") from error
         return out if instead is None else instead
 
-    def place(self) -> str:
-        """Return in which layer of the module the call is."""
-        return f" in {self.where[-1]}" if self.where[-1] else ""
+    def place(self, error: Exception | None = None) -> str:
+        """Return in which layer of the module, and line of its code, the call is, or an error."""
+        layer = f" in {self.where[-1]}" if self.where[-1] else ""
+        frames = reversed([*walk_tb(error.__traceback__)]) if error else walk_stack(sys._getframe())
+        inside = itertools.takewhile(lambda frame: frame[0].f_code is not trace.__code__, frames)
+        return layer + own_line(inside)
 
     def slot(self, tensor: Tensor) -> Slot | None:
         """Return the slot that a tensor lies in; None: it does not depend on the sample."""
@@ -212,6 +259,11 @@ class Recorder(TorchFunctionMode):
         """Call PyTorch's dropout in place of a keyed layer, so that it is recorded."""
         self.dropping = layer
         return nn.functional.dropout(x, 0.5) if layer.training and layer.p else x
+
+    def attention(self, layer: KeyedAttention, *args: Any, **kwargs: Any) -> Any:
+        """Call PyTorch's attention in place of a keyed layer, so that it is recorded."""
+        self.dropping = layer.drop
+        return nn.MultiheadAttention.forward(layer, *args, **kwargs)
 
     def assign(self, tensor: Tensor, slot: Slot) -> None:
         """Let a tensor's memory stand for a slot."""
@@ -234,7 +286,12 @@ class Recorder(TorchFunctionMode):
         return View(slot, tuple(shape), tuple(strides), tensor.storage_offset(), samples[0])
 
     def leading(self, tensor: Any, tokens: bool = False) -> View:
-        """Return a tensor whose first axis is the samples' as a view; `tokens` are allowed."""
+        """Return a tensor whose first axis is the samples' as a view; `tokens` are allowed.
+
+        It may be parameters or constants that are the same for all samples.
+        """
+        if isinstance(tensor, Tensor) and not self.tracked(tensor):
+            return self.same(tensor)
         view = self.view(tensor)
         if (view.slot.tokens and not tokens) or len(view.shape) > MOST_AXES:
             raise Unknown("arithmetic with tokens, or so many axes")
@@ -242,23 +299,75 @@ class Recorder(TorchFunctionMode):
             raise Unknown(f"samples along axis {view.axis}")
         return view
 
-    def column(self, tensor: Any) -> int:
-        """Return where in a row a parameter starts, -1 for None.
+    def same(self, tensor: Tensor) -> View:
+        """Return a tensor that is the same for all samples as a view of parameters or constants."""
+        if not tensor.dim() or len(tensor) != S or not bool((tensor == tensor[:1]).all()):
+            raise Unknown("numbers that differ between samples")
+        own = one = tensor[0]
+        for axis in range(one.dim()):
+            if not one.stride(axis):
+                own = own.narrow(axis, 0, 1)
+        table = [] if own.requires_grad else own.float().flatten().view(torch.int32).tolist()
+        offset = 0
+        if not table and (not own.is_contiguous() or self.is_shared(own)):
+            offset, strides = int(own.storage_offset()), one.stride()
+            own = self.parameter(own)[0]
+            offset -= int(own.storage_offset())
+        else:
+            own = own.contiguous()
+            strides = tuple(map(operator.mul, own.stride(), map(bool, one.stride())))
+        column = -1 if table else self.column(own)
+        key = tuple(table) or (column, own.numel())
+        if key not in self.alike:
+            self.alike[key] = Slot((1, 1, own.numel()), 0 if table else self.claim(own)[0].stop)
+            use = Use(whole(self.sample))  # which it does not read
+            op = Op("given", [use], self.alike[key], table=table, weight=column, keeps=False)
+            op.place = self.place()
+            self.ops.append(op)
+        return View(self.alike[key], tuple(one.shape), strides, offset)
 
-        `Unknown`: the tensor is no parameter.
+    def is_shared(self, tensor: Tensor) -> bool:
+        """Return whether a tensor lies in a parameter that is read as a value."""
+        return self.parameter(tensor)[1] in self.shared
+
+    def parameter(self, tensor: Tensor) -> tuple[Tensor, int]:
+        """Return the parameter that a tensor lies in, and where in a row that starts.
+
+        `Unknown`: it lies in none.
         """
-        if tensor is None:
-            return -1
         memory = tensor.untyped_storage().data_ptr()
         for p, column in self.parameters:
             inside = tensor.storage_offset() - p.storage_offset()
-            same = p.untyped_storage().data_ptr() == memory and tensor.is_contiguous()
-            if same and 0 <= inside < p.numel():
-                return column + inside
-        raise Unknown("a weight that is computed")
+            if p.untyped_storage().data_ptr() == memory and 0 <= inside < p.numel():
+                return p, column
+        made = tensor.grad_fn.name().partition("Backward")[0].lower() if tensor.grad_fn else ""
+        raise Unknown(f"{made} of a parameter" if made else "a weight that is no parameter")
+
+    def column(self, tensor: Tensor | None) -> int:
+        """Return where in a row a parameter, or a part of one, starts, -1 for None."""
+        if tensor is None:
+            return -1
+        p, column = self.parameter(tensor)
+        if not tensor.is_contiguous():
+            raise Unknown("a parameter in another order")
+        return column + int(tensor.storage_offset() - p.storage_offset())
+
+    def claim(self, *own: Tensor | None) -> list[range]:
+        """Return the columns of an op's parameters, and note that they are taken.
+
+        A parameter has one such op. The gradients of two would be added in an order that depends
+        on the width of vectors.
+        """
+        there = [t for t in own if t is not None]
+        out = [range(c := self.column(t), c + t.numel()) for t in there]
+        for a, t in zip(out, there, strict=True):
+            if any(a.start < b.stop and b.start < a.stop for b in self.used):
+                raise Twice(self.parameter(t)[1])
+        self.used += out
+        return out
 
     def record(self, out: Tensor, op: Op) -> None:
-        """Append an op whose output is a tensor."""
+        """Append an op, and note that its output is `out`."""
         op.place = self.place()
         self.ops.append(op)
         self.assign(out, op.out)
@@ -266,18 +375,12 @@ class Recorder(TorchFunctionMode):
     def layer(
         self, out: Tensor, kind: str, uses: list[Use], geometry: Geometry, *own: Any, **fields: Any
     ) -> None:
-        """Append an op whose output, in a slot of this geometry, is a tensor.
+        """Append an op, and note that its output, in a new slot of this geometry, is `out`.
 
-        `own` are its weight and bias, `fields` those of the `Op`. A parameter has one op: two
-        gradients would be added in an order that the width of vectors changes.
+        `own` are its weight and bias, `fields` other fields of the `Op`.
         """
         weight, bias = [*map(self.column, own), -1, -1][:2]
-        columns = [(c, t) for c, t in zip((weight, bias), own, strict=False) if t is not None]
-        ranges = [range(c, c + t.numel()) for c, t in columns]
-        if any(a.start < b.stop and b.start < a.stop for a in ranges for b in self.used):
-            raise Unknown("a weight that is used twice")
-        self.used += ranges
-        upstream = [use.view.slot.upstream for use in uses] + [own.stop for own in ranges]
+        upstream = [use.view.slot.upstream for use in uses] + [c.stop for c in self.claim(*own)]
         slot = Slot(geometry, max(upstream))
         self.record(out, Op(kind, uses, slot, weight=weight, bias=bias, **fields))
 
@@ -293,15 +396,20 @@ def trace(
     dtype: str,
     handlers: dict[str, Callable[..., Any]],
     training: bool,
+    shared: frozenset[int] = frozenset(),
 ) -> tuple[list[Op], View, Slot]:
     """Return a module's ops on samples of a shape and dtype, its logits, and the sample's slot.
+
+    `Recorder` says what `shared` is.
 
     Raises:
         Unknown: `handlers` lack a call, or the module cannot be followed; the text names the call.
     """
-    module = copy.deepcopy(module)
+    given, module = module, copy.deepcopy(module)
     module = keyed(module.train(), Draws()) if training else module.eval()
-    recorder = Recorder(module, handlers)
+    h, w, c = shape if len(shape) == 3 else (1, shape[0], 1)
+    sample = Slot((c, h, w), 0, dtype == "int32")
+    recorder = Recorder(module, handlers, sample, shared)
     where = recorder.where
     for name, part in module.named_modules():
         part.register_forward_pre_hook(lambda *_, name=name: where.append(name))  # type: ignore[misc]
@@ -309,8 +417,8 @@ def trace(
         part.register_forward_hook(lambda *_: where.__delitem__(-1))
         if isinstance(part, KeyedDropout):
             part.forward = functools.partial(recorder.dropout, part)  # type: ignore[method-assign]
-    h, w, c = shape if len(shape) == 3 else (1, shape[0], 1)
-    sample = Slot((c, h, w), 0, dtype == "int32")
+        elif isinstance(part, KeyedAttention):
+            part.forward = functools.partial(recorder.attention, part)  # type: ignore[method-assign]
     x = torch.zeros(S, *(shape[2:] + shape[:2] if len(shape) == 3 else shape))
     # the result of a sum may be changed in place
     x = x.long() if sample.tokens else x.requires_grad_() + 0
@@ -319,11 +427,15 @@ def trace(
         with torch.enable_grad(), torch.random.fork_rng(devices=[]), recorder:
             logits = module(x)
         return recorder.ops, recorder.leading(logits), sample
+    except Twice as error:
+        if error.column in shared:
+            raise
+        return trace(given, shape, dtype, handlers, training, shared | {error.column})
     except Unknown:
         raise
     except Exception as error:
         what = f"a forward that cannot be followed ({type(error).__name__})"
-        raise Unknown(what + recorder.place()) from error
+        raise Unknown(what + recorder.place(error)) from error
 
 
 def image(shape: tuple[int, ...]) -> Geometry:
