@@ -53,7 +53,7 @@ from dpfl_mpi.numerics import gpu
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.gpu import TEAM, USUAL, Gpu
+from dpfl_mpi.numerics.gpu import MOST_BLOCKS, SCORING, TEAM, TRAINING, USUAL, Gpu
 from dpfl_mpi.numerics.kernels import describe
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.native_backend import NativeBackend
@@ -76,6 +76,7 @@ SHOWN = (  # by Nsight Compute's names; all are saved
     r"|(l1tex|lts)__t_sector_hit_rate\.pct|smsp__average_warps?_issue_stalled_\w+\.ratio"
 )
 Args, Say = argparse.Namespace, Callable[[str], None]
+Job = tuple[str, str, str, int, int]  # architecture, network, kernel, threads, blocks of a client
 
 
 class Report:
@@ -115,16 +116,13 @@ def compiled(
     return line.format(*found.groups("0")), max(map(int, found.groups()[:3]))
 
 
-def compile_all(
-    archs: list[str], work: list[tuple[str, str, int, int]], anew: bool, say: Say, most: int = 0
-) -> bool:
-    """Compile kernels at the same time, for each architecture.
+def compile_all(jobs: list[Job], anew: bool, say: Say) -> bool:
+    """Compile kernels at the same time.
 
-    Return whether all compile, and none of `NO_SPILLS` spills more than so many bytes. Kernels that
-    need not be compiled `anew` may fail: another size may fit.
+    Return whether all compile, and none of `NO_SPILLS` has a stack or spills. Kernels that need not
+    be compiled `anew` may fail: another size may fit.
     """
     start, failed, spill = time.perf_counter(), list[str](), list[str]()
-    jobs = [(arch, *each) for each in work for arch in archs]
     with ThreadPoolExecutor() as pool:
         waiting = {pool.submit(compiled, *job, anew): job for job in jobs}
         for done in as_completed(waiting):
@@ -135,24 +133,31 @@ def compile_all(
                 text, spilled = str(error), 0
                 failed += [title] if anew else []
             say(f"{title:44s} {text}")
-            if spilled > most and waiting[done][2] in NO_SPILLS:
+            if spilled and waiting[done][2] in NO_SPILLS:
                 spill.append(f"{title} ({spilled} bytes)")
-    say(f"{len(jobs)} kernels for {', '.join(archs)} in {time.perf_counter() - start:.1f} s")
+    say(f"{len(jobs)} kernels in {time.perf_counter() - start:.1f} s")
     if failed:
         say(f"error: these do not compile: {'; '.join(sorted(failed))}")
     if spill:
-        say(f"error: stack or spills of {'; '.join(sorted(spill))}; at most {most} are allowed")
+        say(f"error: stack or spills of {'; '.join(sorted(spill))}")
     return not failed and not spill
 
 
-def needed(args: Args) -> list[tuple[str, str, int, int]]:
-    """Return network, kernel, team and cluster of all that the parts launch."""
-    networks, sizes = _gpu_bits.NETWORKS, itertools.product(args.teams, args.clusters)
+def needed(args: Args, arch: str) -> list[Job]:
+    """Return all that the parts launch."""
+    networks, sizes = _gpu_bits.NETWORKS, [*itertools.product(args.teams, args.clusters)]
     verbs = {
         name: {*USUAL, *_gpu_bits.verbs_of(name)} - {"frozen", "proximal"} for name in networks
     }
-    work = [("cnn", verb, *size) for size in sizes if size != (TEAM, 1) for verb in OF_TEAM]
-    return work + [(name, verb, TEAM, 1) for name in networks for verb in sorted(verbs[name])]
+    jobs = [(arch, "cnn", verb, *size) for size in sizes for verb in OF_TEAM]
+    jobs += [usual(arch, name, verb) for name in networks for verb in sorted(verbs[name])]
+    return [*dict.fromkeys(jobs)]
+
+
+def usual(arch: str, network: str, verb: str) -> Job:
+    """Return a kernel for a client of as many blocks as it may have."""
+    clusters = int(arch[3:]) >= 90 and verb in TRAINING + SCORING
+    return arch, network, verb, TEAM, MOST_BLOCKS if clusters else 1
 
 
 @torch.no_grad()
@@ -193,7 +198,8 @@ def by_teams(clients: Backend, team: int, cluster: int) -> Any:
             self.ends[1].synchronize()
             return float(self.ends[0].elapsed_time(self.ends[1])) / 1e3
 
-    make = functools.partial(Timed, most=len(clients.clients), cluster=cluster, team=team)
+    most = len(clients.clients)
+    make = functools.partial(Timed, most=most, clusters={"train": cluster}, team=team)
     return NativeBackend(clients.ensemble, clients.clients, PAPER_SGD, make)
 
 
@@ -202,7 +208,7 @@ def compile_here(args: Args, report: Report) -> None:
     if args.device == "cpu":
         return report.say("skipped: the kernels of a CPU are there")
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    compile_all([arch], needed(args), False, report.say)
+    compile_all(needed(args, arch), False, report.say)
 
 
 def bits(args: Args, report: Report) -> None:
@@ -435,12 +441,11 @@ def main() -> int:
         numbers = lambda t: [int(part) for part in t.split(",")]  # noqa: E731
         parser.add_argument(f"--{name}", type=numbers, default=[*values], help=f"{of} {values}")
     help_ = "such as sm_80,sm_90: print registers and spills; code 1 where one of "
-    help_ += f"{', '.join(NO_SPILLS)} spills more than --spills, or a kernel does not compile"
+    help_ += f"{', '.join(NO_SPILLS)} has a stack or spills, or a kernel does not compile"
     parser.add_argument("--compile", type=words, metavar="ARCHS", help=help_)
     every = re.findall(r"^VERB\((\w+), ", (SOURCES / "lanes.c").read_text(), re.MULTILINE)
     help_ = f"with --compile: which kernels [{','.join(every)}]"
     parser.add_argument("--verbs", type=words, default=every, help=help_)
-    parser.add_argument("--spills", type=int, default=0, metavar="BYTES", help="at most [0]")
     parser.add_argument("--all", action="store_true", help="with it: all that the parts launch")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -456,9 +461,11 @@ def main() -> int:
     elif args.prepared:
         run_parts(args)
     elif args.compile:
-        work = needed(args) if args.all else [("cnn", verb, TEAM, 1) for verb in args.verbs]
-        say = functools.partial(print, flush=True)
-        return int(not compile_all(args.compile, work, True, say, args.spills))
+        jobs = list[Job]()
+        for arch in args.compile:
+            some = [usual(arch, "cnn", verb) for verb in args.verbs]
+            jobs += needed(args, arch) if args.all else some
+        return int(not compile_all(jobs, True, functools.partial(print, flush=True)))
     elif args.reference:
         device, folder = pick_device("cpu", "float32", 0), args.reference.parent
         np.savez_compressed(args.reference, **dict(_gpu_bits.arrays_of(device, folder)))

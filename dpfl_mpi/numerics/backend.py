@@ -41,6 +41,7 @@ class LocalEpochs(NamedTuple):
 
 class Backend:
     name = "torch"
+    warning = ""  # why it computes in the place of the kernels
     native: Any = None  # the CPU kernels, where they compute
 
     def __init__(self, ensemble: Ensemble, clients: Clients, optimiser: SGD, block_size: int = 1):

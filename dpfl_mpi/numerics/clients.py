@@ -1,8 +1,8 @@
-"""This rank's clients: their samples on the device, and the keyed random draws of their training.
+"""This rank's clients: their samples on the device, and the random draws of their training.
 
-The order and augmentation of mini-batches are keyed by the client's local epoch, so every method
-sees the same mini-batches in the same epoch. Samples are images `[H, W, C]`, vectors `[F]` or
-tokens `[L]`; the comments speak of images.
+The order and augmentation of mini-batches are drawn from a key of the client and its local epoch,
+so every method sees the same mini-batches in the same epoch. Samples are images `[H, W, C]`,
+vectors `[F]` or tokens `[L]`; the comments speak of images.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ GATHERED_IMAGES = 256  # fetched at once for training: what fits a core's cache
 
 
 class Batch(NamedTuple):
-    """One mini-batch of one client."""
+    """One mini-batch of one client, which `Clients.batches` yields to the PyTorch backend."""
 
     step: int  # counted from 0
     x: Tensor  # [S, H, W, C] float32

@@ -73,9 +73,9 @@ def schedules(
 def dropout_keys(
     seed: int, clients: np.ndarray, first: np.ndarray, steps: np.ndarray, epochs: int
 ) -> np.ndarray:
-    """Return a key for each of the clients' steps, of which an epoch has `steps` `[k]`.
+    """Return the dropout key of every step of each client, int64 `[k, epochs * most steps]`.
 
-    They are int64 `[k, epochs * most steps]`, 0 after a client's last step.
+    Client i has `steps[i]` steps an epoch; after its last step a row is filled up with 0.
     """
     out = np.zeros((len(clients), epochs * int(steps.max(initial=0))), np.int64)
     if library := _library():
@@ -92,7 +92,7 @@ def dropout_keys(
 
 
 def _words(seed: int) -> np.ndarray:
-    """Return the 32-bit words of a seed, the lowest first; it has one at least."""
+    """Return the 32-bit words of a seed, the lowest first; there is at least one."""
     size = 4 * max(1, -(-seed.bit_length() // 32))
     return np.frombuffer(seed.to_bytes(size, "little"), np.uint32)
 

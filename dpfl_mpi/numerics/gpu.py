@@ -34,8 +34,11 @@ UNROLLED = 24  # most layers of a network whose loops over layers are unrolled
 SHARE = 0.8  # of the memory that is free, for the teams' work
 DIGEST_BYTES = 32  # before a program in its file
 USUAL = "team_bytes", "gradient", "score", "train", "search"  # kernels that most runs need
-LONG = "train", "mix", "ahead", "search", "score"  # what a client's size makes long
+TRAINING = "train", "mix", "ahead"  # kernels whose time is that of a client's steps,
+SCORING = "search", "score"  # and of its images, of which each block of a cluster has some
 STEP_TIMES = {1: 1.0, 2: 0.8, 4: 0.5}  # of a team of so many blocks, measured on an H200
+MOST_BLOCKS = 4  # of a client: with 8, a few clusters too many are left over
+CLUSTERS_SINCE = 9, 0  # compute capability
 IMPORTING = Lock()  # while one thread imports cuda.core, another one finds half of it
 INSTALL = "pip install 'dpfl_mpi[gpu]'"
 
@@ -86,7 +89,7 @@ def literal(value: Any, names: dict[str, str] | None = None) -> str:
 def program(header: str, verb: str, team: int = TEAM, cluster: int = 1) -> str:
     """Return the program of one kernel for a network, as one text.
 
-    A team is `cluster` blocks of `team` threads; `header` is `plan_header`'s.
+    A client has a `cluster` of blocks of `team` threads; `header` is `plan_header`'s.
     """
     texts = {path.name: path.read_text() for path in SOURCES.glob("*.[ch]")} | {"plan.h": header}
 
@@ -97,7 +100,7 @@ def program(header: str, verb: str, team: int = TEAM, cluster: int = 1) -> str:
         name = match[1]  # other files are a test's
         return expanded(texts[name]) if name in texts else match[0]
 
-    settings = {"GPU": 1, "TEAM": team, "CLUSTER": cluster}
+    settings = {"GPU": 1, "TEAM": team, "TEAMS" if verb in SCORING else "CLUSTER": cluster}
     defines = "".join(f"#define {name} {value}\n" for name, value in settings.items())
     # one verb alone: a program of all takes as long as all take together
     others = rf"^VERB\((?!{verb},).*\n"
@@ -174,16 +177,21 @@ class Gpu:
     """The kernels of a network on a GPU, launched on PyTorch's stream."""
 
     def __init__(
-        self, plan: Plan, ensemble: Ensemble, most: int, cluster: int = 1, team: int = TEAM
+        self,
+        plan: Plan,
+        ensemble: Ensemble,
+        most: int,
+        clusters: dict[str, int] | None = None,
+        team: int = TEAM,
     ):
-        """Compile a network, for at most so many teams at once.
+        """Compile a network, for at most so many clients at once.
 
-        A team is a block of `team` threads, or a `cluster` of so many where a client takes long.
+        A client has a block of `team` threads, or as many as `clusters` says of a verb.
         `UserError`: there is no such program here.
         """
         self.header = plan_header(plan, ensemble.width, ensemble.scale, ensemble.shift)
         self.device, self.put, self.most, self.team = ensemble.device, ensemble.put, most, team
-        self.clusters = dict.fromkeys(LONG, cluster)  # the blocks of a verb's team; of others 1
+        self.clusters = clusters or {}
         self._kernels: dict[str, Any] = {}
         self._codes: list[Any] = []  # in which they lie
         self.load(USUAL)
@@ -201,16 +209,22 @@ class Gpu:
         order = np.arange(count) if sizes is None else np.argsort(-sizes, kind="stable")
         here = self.put(each[order].view(np.uint8).reshape(count, -1))
         if len(self.memory) == 0:  # zeros: what lies around padded values stays so
-            most = min(self.most, self.teams("step"), self.room())
-            self.memory = self.memory.new_zeros(most, self.team_bytes)
+            of_one = max(map(self.spaces, SCORING))
+            most = min(self.most * of_one, self.blocks(), self.room())
+            self.memory = self.memory.new_zeros(max(most, of_one), self.team_bytes)
         following = torch.zeros(1, dtype=torch.int32, device=self.device)
-        teams = min(count, len(self.memory), self.teams(verb))
-        self.launch(verb, teams, here, count, following, self.memory, self.team_bytes)
+        at_once = self.blocks() // self.clusters.get(verb, 1), len(self.memory) // self.spaces(verb)
+        clients = max(1, min(count, *at_once))
+        self.launch(verb, clients, here, count, following, self.memory, self.team_bytes)
         return here if sizes is None else here[self.put(np.argsort(order))]
 
-    def teams(self, verb: str) -> int:
-        """Return how many teams may compute at once: a block has a multiprocessor's registers."""
-        return max(1, multiprocessors(self.device) // self.clusters.get(verb, 1))
+    def spaces(self, verb: str) -> int:
+        """Return how many teams compute a client, each in a work space of its own."""
+        return self.clusters.get(verb, 1) if verb in SCORING else 1
+
+    def blocks(self) -> int:
+        """Return how many blocks compute at once: each has a multiprocessor's registers."""
+        return multiprocessors(self.device)
 
     def room(self) -> int:
         """Return for how many teams there is memory, 1 or more."""
@@ -242,13 +256,13 @@ class Gpu:
             why = " ".join(str(error).split())
             raise UserError(f"the GPU's driver cannot load the kernels ({why})") from error
 
-    def launch(self, verb: str, teams: int, *arguments: Any) -> None:
-        """Launch a kernel by so many teams; its tensors are given by their addresses."""
+    def launch(self, verb: str, clients: int, *arguments: Any) -> None:
+        """Launch a kernel for so many clients at once; tensors are given by their addresses."""
         if verb not in self._kernels:
             self.load([verb])
         from cuda.core import LaunchConfig, launch
 
-        shape: dict[str, int] = {"grid": teams, "block": self.team}
+        shape: dict[str, int] = {"grid": clients, "block": self.team}
         if self.clusters.get(verb, 1) > 1:
             shape["cluster"] = self.clusters[verb]  # the grid then counts clusters
         given = [a.data_ptr() if isinstance(a, Tensor) else np.int64(a) for a in arguments]
@@ -270,19 +284,20 @@ class Current:
         return 0, self.handle
 
 
-def cluster_of(sizes: np.ndarray, device: torch.device) -> int:
-    """Return of how many blocks a team should be for clients of these training sizes, `[k]`.
+def clusters_of(sizes: np.ndarray, device: torch.device) -> dict[str, int]:
+    """Return how many blocks each verb should give a client, for these training sizes, `[k]`.
 
     The last client is done when the largest one is, or when all are, whichever takes longer.
     """
-    if not len(sizes):
-        return 1
+    if not len(sizes) or torch.cuda.get_device_capability(device) < CLUSTERS_SINCE:
+        return {}
     most = multiprocessors(device)
     seconds = {
         blocks: step * max(sizes.max(), sizes.sum() / max(1, most // blocks))
         for blocks, step in STEP_TIMES.items()
     }
-    return min(seconds, key=lambda blocks: seconds[blocks])
+    team = min(seconds, key=lambda blocks: seconds[blocks])
+    return dict.fromkeys(TRAINING, team) | dict.fromkeys(SCORING, MOST_BLOCKS)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -1,7 +1,7 @@
 """`Kernels`: the kernels of one network in `lanes/`, for many clients, on a CPU or a GPU.
 
-What a call is to do for a client is a structure of lanes/net.h. An array of them is filled field
-by field, and one call computes them all.
+A structure of lanes/net.h describes what a call does for one client. An array of these structures
+is filled field by field, and one call computes all of them, so many small models train at once.
 
 Axes: W row width, k clients of a call, m models scored on one client's samples, S samples of the
 client that has most, M all samples, C classes, F what the head reads.
@@ -75,18 +75,19 @@ class Kernels:
     def __init__(self, ensemble: Ensemble, shape: tuple[int, ...], make: Callable[..., Any]):
         """Plan the network for samples of `shape`.
 
-        `make(plan, ensemble)` returns the `Cpu` or `Gpu` that computes. `UserError`: neither does.
+        `make(plan, ensemble)` returns the `Cpu` or `Gpu` that computes. Raises `UserError` if the
+        network cannot be computed there.
         """
         self.plan, self.classes = describe(ensemble.module, shape, ensemble.dtype)
         self.ensemble, self.shape, self.width = ensemble, shape, ensemble.width
         self.machine = make(self.plan, ensemble)
 
     def run(self, verb: str, tasks: Tasks, sizes: np.ndarray | None = None) -> Any:
-        """Compute tasks, the largest of `sizes` `[k]` first; return them for `field`."""
+        """Compute tasks, the largest of `sizes` `[k]` first; return them as `field` reads them."""
         return self.machine.run(verb, tasks.each, sizes)
 
     def read_by(self, column: int) -> int:
-        """Return the number of the value that a dense layer reads, whose weight starts there."""
+        """Return which value is the input of the dense layer whose weight starts at this column."""
         if column not in self.plan.features:
             mend = "--kernels torch does"
             raise UserError(f"the kernels do not show what the model's head reads; {mend}")
@@ -175,7 +176,10 @@ class Kernels:
     def sample(
         self, row: Tensor, x: np.ndarray, y: np.ndarray, key: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """Return a row's gradient `[W]` of the mean loss of samples, and their logits `[S, C]`."""
+        """Return a row's gradient `[W]` of the mean loss of samples, and their logits `[S, C]`.
+
+        The start compares them with PyTorch's. `key` is of dropout.
+        """
         put, g, n = self.ensemble.put, row[None].clone(), len(y)
         samples = self.images(put(x), put(y), np.zeros(1, np.int64), np.array([n]))
         order, before = np.arange(n, dtype=np.int32), np.array([0, n])

@@ -21,7 +21,7 @@ from dpfl_mpi.numerics.backend import Backend, Learn, LocalEpochs, Predict, Prox
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.cpu import FORMS, Cpu, load
 from dpfl_mpi.numerics.ensemble import X86, Block, Ensemble, Rows, cross_entropy
-from dpfl_mpi.numerics.gpu import Gpu, cluster_of
+from dpfl_mpi.numerics.gpu import Gpu, clusters_of
 from dpfl_mpi.numerics.kernels import (
     SEARCH,
     TRAINING,
@@ -62,8 +62,8 @@ class NativeBackend(Backend):
         if make is None:
             make = Cpu
             if not on_cpu:
-                cluster = cluster_of(clients.n_train, ensemble.device)
-                make = partial(Gpu, most=k, cluster=cluster)
+                clusters = clusters_of(clients.n_train, ensemble.device)
+                make = partial(Gpu, most=k, clusters=clusters)
         size = max(1, BLOCK_BYTES // (4 * ensemble.width)) if on_cpu else max(k, 1)
         super().__init__(ensemble, clients, optimiser, size)
         self.kernels = Kernels(ensemble, clients.shape, make)
@@ -214,7 +214,7 @@ class NativeBackend(Backend):
         first, n = self.clients.scored[rows].tolist(), self._scored.n[rows].tolist()
         for i in range(len(n)):
             labels[i, : n[i]] = y[first[i] : first[i] + n[i]]
-        if predict:  # a loss has other bits by PyTorch on a GPU
+        if predict:  # on a CPU: on a GPU PyTorch rounds a loss differently
             losses = cross_entropy(logits, torch.from_numpy(labels))
         return losses.numpy().astype(np.float64), predicted.numpy(), labels
 
@@ -295,27 +295,23 @@ def try_native(
                 raise UserError("this processor has no fused multiply-add")
             make = partial(Cpu, form=kernels if kernels in FORMS else "", members=threads)
         backend = NativeBackend(ensemble, clients, optimiser, make)
-        # PyTorch lacks such algorithms for layers that it compares here
-        torch.set_deterministic_debug_mode("default")
-        check_against_pytorch(backend.kernels, ensemble)
+        check_against_pytorch(backend.kernels, ensemble.on_cpu())
         return backend, ""
     except UserError as error:
         return None, str(error)
-    finally:
-        # not use_deterministic_algorithms, which loads PyTorch's compiler
-        torch.set_deterministic_debug_mode("error" if ensemble.device.type == "cuda" else "default")
 
 
 def check_against_pytorch(kernels: Kernels, ensemble: Ensemble) -> None:
     """Compare gradient and scores of two samples of noise with PyTorch's, near the built weights.
 
+    The ensemble is on a CPU: on a GPU PyTorch loads libraries for seconds.
     `UserError`: a parameter's gradient differs by more than a thousandth of it and 1e-5 of the
     whole in each of five draws; in one, a ReLU may be at its kink.
     """
     rng, y, key = np.random.default_rng(0), np.arange(2) % kernels.classes, np.zeros(1, np.int64)
     start = parameters_to_vector(ensemble.module.parameters()).detach()
     levels = {"uint8": 256, "int32": kernels.plan.vocabulary or 2**16}.get(ensemble.dtype)
-    shape, put = (2, *kernels.shape), ensemble.put
+    shape, put = (2, *kernels.shape), torch.from_numpy
     padding = ensemble.width - ensemble.size
     sizes = [math.prod(shape) for shape in ensemble.shapes.values()] + [padding]
     labels, keys = put(y), put(key)
@@ -328,7 +324,8 @@ def check_against_pytorch(kernels: Kernels, ensemble: Ensemble) -> None:
         with torch.no_grad():
             g, _ = ensemble.gradient(row, normalised, labels, keys[0])
             scores = ensemble.logits(row[None], normalised)[0]
-        found, logits = kernels.sample(row, x, y, key)
+        there = kernels.sample(row.to(kernels.ensemble.device), x, y, key)
+        found, logits = (of.cpu() for of in there)
         off = scores - logits
         gradients = g, g - found
         right, gap = (torch.stack([part.norm() for part in g.split(sizes)]) for g in gradients)

@@ -105,5 +105,4 @@ def optimiser_of(run: Resolved) -> SGD:
     sgd = SGD(run.batch_size, run.momentum, run.weight_decay, run.clip_norm)
     if run.optimizer == "sgd":
         return sgd
-    betas, decoupled = (run.beta1, run.beta2), run.optimizer == "adamw"
-    return Adam(**vars(sgd), betas=betas, eps=run.adam_eps, decoupled=decoupled)
+    return Adam(**vars(sgd), eps=run.adam_eps, decoupled=run.optimizer == "adamw")

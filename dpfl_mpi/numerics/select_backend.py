@@ -13,6 +13,8 @@ from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.native_backend import try_native
 from dpfl_mpi.numerics.optimiser import SGD
 
+SLOWER = "usually 2 to 8"  # times: four models, a ViT, GPT, LSTM and GRU; batches of 16
+
 
 def select_backend(
     kernels: str,
@@ -21,39 +23,60 @@ def select_backend(
     clients: Clients,
     optimiser: SGD,
     threads: int = 1,
-) -> tuple[Backend, str]:
+) -> Backend:
     """Return what computes the clients, alike on all ranks, by --kernels. Collective.
 
-    It is the native kernels, else PyTorch. Where PyTorch takes their place, a warning comes with
-    it; else "". `UserError`: what is asked for cannot compute, or --threads_per_client is more than
-    1 and it is not the native kernels of a CPU.
+    It is the native kernels, else PyTorch. `UserError`: what is asked for cannot compute, or
+    --threads_per_client is more than 1 and it is not the native kernels of a CPU.
     """
     parts, gpu = (ensemble, clients, optimiser), ensemble.device.type == "cuda"
-    if kernels in FORMS and gpu:
-        allowed = "allowed on a GPU are auto, native and torch"
-        raise UserError(f"--kernels is {kernels}, a form of a CPU; {allowed}")
     alone = f"--threads_per_client is {threads}; allowed is 1"
     if threads > 1 and world.agree(gpu):  # nodes may differ
         raise UserError(f"{alone} on a GPU")
-    native: Backend | None = None
-    why = ""
+    native, why = native_or_why(kernels, *parts, threads)
+    if not world.agree(native is None) and native:
+        return native
     if kernels != "torch":
-        rounds = ensemble.bfloat16_products or (gpu and torch.backends.cuda.matmul.allow_tf32)
-        if world.agree(rounds):
-            why = "the native kernels compute in float32, the default of --precision"
-        else:
-            native, why = try_native(kernels, *parts, threads)
-        if not world.agree(native is None) and native:
-            return native, ""
         why = why or "another rank's node has no native kernels"
-    if kernels not in ("auto", "torch"):
-        raise UserError(why)
+    backend = in_their_place(kernels, why, *parts)
     if threads > 1:
         raise UserError(f"{alone} where PyTorch computes" + (f": {why}" if why else ""))
     if gpu:
         check_deterministic(ensemble, clients)
-    many = "hundreds of" if gpu else "several"
-    return Backend(*parts), f"PyTorch computes, {many} times slower: {why}" if why else ""
+    return backend
+
+
+def native_or_why(
+    kernels: str, ensemble: Ensemble, clients: Clients, optimiser: SGD, threads: int = 1
+) -> tuple[Backend | None, str]:
+    """Return the native kernels on this rank by --kernels; else None, and why.
+
+    "" is why where PyTorch is asked for.
+    """
+    gpu = ensemble.device.type == "cuda"
+    if kernels in FORMS and gpu:
+        allowed = "allowed on a GPU are auto, native and torch"
+        raise UserError(f"--kernels is {kernels}, a form of a CPU; {allowed}")
+    if kernels == "torch":
+        return None, ""
+    if ensemble.bfloat16_products or (gpu and torch.backends.cuda.matmul.allow_tf32):
+        return None, "the native kernels compute in float32, the default of --precision"
+    return try_native(kernels, ensemble, clients, optimiser, threads)
+
+
+def in_their_place(
+    kernels: str, why: str, ensemble: Ensemble, clients: Clients, optimiser: SGD
+) -> Backend:
+    """Return PyTorch's backend; its `warning` says why the kernels do not compute.
+
+    `UserError`: --kernels asks for them.
+    """
+    if kernels not in ("auto", "torch"):
+        raise UserError(why)
+    backend = Backend(ensemble, clients, optimiser)
+    slower = "hundreds of" if ensemble.device.type == "cuda" else SLOWER
+    backend.warning = f"{why}: PyTorch computes, {slower} times slower" if why else ""
+    return backend
 
 
 def check_deterministic(ensemble: Ensemble, clients: Clients) -> None:

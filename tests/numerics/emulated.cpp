@@ -3,9 +3,11 @@
  * network is set while it runs, or one network's own. */
 #include "lanes.c"
 
-/* Run a kernel of launch.h by one team, whose threads run in their order or backwards. */
+/* Run a kernel of launch.h for one client after the other, by so many teams, whose threads run in
+ * their order or backwards. */
 extern "C" void launch(void (*kernel)(void *, int64_t, int32_t *, uint8_t *, int64_t),
-                       int32_t backwards, void *tasks, int64_t count, int32_t *next,
+                       int32_t backwards, int32_t teams, void *tasks, int64_t count, int32_t *next,
                        uint8_t *memory, int64_t stride) {
-  launch_emulated(THREADS, TEAM, backwards, kernel, tasks, count, next, memory, stride);
+  TEAMS = teams;
+  launch_emulated(THREADS * TEAMS, TEAM, backwards, kernel, tasks, count, next, memory, stride);
 }

@@ -1,8 +1,9 @@
 /* What gpu.h asks of CUDA, on a CPU: C++ by g++, for tests.
  *
- * A block's threads are coroutines of one thread of the CPU, which run one after the other between
- * two barriers, in their order or backwards. A number that one thread writes and another one reads
- * without a barrier between them is then read too early in one of the two orders.
+ * Threads are coroutines of one thread of the CPU. A block's run one after the other up to its next
+ * barrier, and one block after the other up to the next barrier of all; in their order or backwards.
+ * A number that one thread writes and another one reads without a barrier between them is then read
+ * too early in one of the two orders.
  */
 #include <math.h>
 #include <stdint.h>
@@ -41,18 +42,43 @@ static float __uint_as_float(uint32_t u) {
 }
 static int32_t atomicAdd(int32_t *at, int32_t more) { return (*at += more) - more; }
 
-/* Threads of a team, each with a stack, and what runs them in turn. */
+/* Threads of a client, each with a stack, what each waits for, and what runs them in turn. */
 enum { STACK_BYTES = 1 << 18 };
+enum Wait { FOR_BLOCK, FOR_ALL, ENDED };
 static struct {
   ucontext_t turn, thread[1024];
-  bool ended[1024];
-  int now;
+  Wait waits[1024];
+  int now, teams;
 } emulated;
+#define TEAMS emulated.teams
 
-/* A barrier: the other threads are run up to theirs. */
-static void __syncthreads() { swapcontext(&emulated.thread[emulated.now], &emulated.turn); }
+/* The barriers of a block, and of all. */
+static void wait_for(Wait what) {
+  emulated.waits[emulated.now] = what;
+  swapcontext(&emulated.thread[emulated.now], &emulated.turn);
+}
+static void __syncthreads() { wait_for(FOR_BLOCK); }
+static void meet_cluster() { wait_for(FOR_ALL); }
 
-/* Run a kernel by one team of so many threads, in blocks of `block`. */
+/* Run a block, whose first thread is `first`, up to its next barrier. */
+static void run_block(int first, int block, bool backwards) {
+  for (int i = 0; i < block; i++) {
+    const int now = emulated.now = first + (backwards ? block - 1 - i : i);
+    threadIdx.x = now % block, blockIdx.x = now / block;
+    swapcontext(&emulated.turn, &emulated.thread[now]);
+  }
+}
+/* Return what so many threads wait for, all of them the same. */
+static Wait agreed(int first, int count) {
+  for (int i = first; i < first + count; i++)
+    if (emulated.waits[i] != emulated.waits[first]) {
+      fprintf(stderr, "threads %d and %d wait at different barriers\n", first, i);
+      abort();
+    }
+  return emulated.waits[first];
+}
+
+/* Run a kernel for one client by so many threads, in blocks of `block`. */
 template <class Kernel, class... Arguments>
 static void launch_emulated(int threads, int block, bool backwards, Kernel kernel,
                             Arguments... arguments) {
@@ -68,21 +94,14 @@ static void launch_emulated(int threads, int block, bool backwards, Kernel kerne
     thread->uc_stack.ss_sp = stacks + (size_t)i * STACK_BYTES;
     thread->uc_stack.ss_size = STACK_BYTES;
     thread->uc_link = &emulated.turn;
-    emulated.ended[i] = false;
-    makecontext(thread, [] { run(call), emulated.ended[emulated.now] = true; }, 0);
+    makecontext(thread, [] { run(call), emulated.waits[emulated.now] = ENDED; }, 0);
   }
-  for (int ended = 0; !ended;) {
-    for (int i = 0; i < threads; i++) {
-      const int now = emulated.now = backwards ? threads - 1 - i : i;
-      threadIdx.x = now % block, blockIdx.x = now / block;
-      swapcontext(&emulated.turn, &emulated.thread[now]);
-      ended += emulated.ended[now];
+  do
+    for (int i = 0; i < threads; i += block) {
+      const int first = backwards ? threads - block - i : i;
+      do run_block(first, block, backwards);
+      while (agreed(first, block) == FOR_BLOCK);
     }
-    if (ended && ended < threads) {
-      fprintf(stderr, "%d of %d threads ended while the others wait at a barrier\n", ended,
-              threads);
-      abort();
-    }
-  }
+  while (agreed(0, threads) != ENDED);
   free(stacks);
 }

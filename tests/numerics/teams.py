@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dpfl_mpi.numerics.gpu import Gpu, plan_header
+from dpfl_mpi.numerics.gpu import SCORING, Gpu, plan_header
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 
 HERE = Path(__file__).parent
@@ -15,34 +15,37 @@ TEAM = 64
 ANY_NETWORK = 'static Net NET;\nextern "C" void use(const Net *net) { NET = *net; }\n'
 
 
-def emulator(folder, team, plan=ANY_NETWORK):
-    """Compile the kernels of a GPU for a CPU, for a team of so many threads; return the library.
+def emulator(folder, block, cluster=1, plan=ANY_NETWORK):
+    """Compile the kernels of a GPU for a CPU, for a team of blocks of so many threads.
 
-    A folder is for one `plan`, the text of plan.h.
+    Return the library. A folder is for one `plan`, the text of plan.h.
     """
-    target = folder / f"emulated_{team}.so"
+    target = folder / f"emulated_{block}_{cluster}.so"
     if not target.exists():
         (folder / "plan.h").write_text(plan)
         flags = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off"]
-        define = ["-DGPU", "-DEMULATED", f"-DTEAM={team}"]
+        define = ["-DGPU", "-DEMULATED", f"-DTEAM={block}", f"-DCLUSTER={cluster}"]
         places = [f"-I{HERE}", f"-I{SOURCES}", f"-I{folder}", str(HERE / "emulated.cpp")]
         command = ["g++", *flags, *define, *places, "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(target))
+    library = ctypes.CDLL(str(target))
+    library.cluster = cluster
+    return library
 
 
 @functools.cache
 def emulated(header):
     """Return the library of one network's kernels."""
     with tempfile.TemporaryDirectory() as folder:
-        return emulator(Path(folder), TEAM, header)
+        return emulator(Path(folder), TEAM, plan=header)
 
 
 class Emulated(Gpu):
-    """One team on a CPU, whose threads run in their order or backwards."""
+    """One client at a time on a CPU, by threads that run in their order or backwards."""
 
     backwards = False
+    teams_of_client = 3  # that score
 
     def __init__(self, plan, ensemble, library=None):
         """Compute by a library for any network, or by one for this network."""
@@ -51,12 +54,12 @@ class Emulated(Gpu):
         self.net.scale, self.net.shift = (t.data_ptr() for t in (ensemble.scale, ensemble.shift))
         of_plan = ensemble.width, ensemble.scale, ensemble.shift
         self.library = library or emulated(plan_header(plan, *of_plan))
-        super().__init__(plan, ensemble, most=2)
+        super().__init__(plan, ensemble, 2, dict.fromkeys(SCORING, self.teams_of_client))
 
     def load(self, verbs):
         assert all(hasattr(self.library, verb) for verb in verbs)
 
-    def teams(self, verb):
+    def blocks(self):
         return 2
 
     def room(self):
@@ -72,4 +75,6 @@ class Emulated(Gpu):
         places = [ctypes.c_void_p(t.data_ptr()) for t in (tasks, following, memory)]
         kernel, size = getattr(self.library, verb), ctypes.c_int64
         how = size(count), places[1], places[2], size(stride)
-        return self.library.launch(kernel, int(self.backwards), places[0], *how)
+        alone = self.library.cluster > 1  # a cluster is one team, or several of a block
+        client = int(self.backwards), 1 if alone else self.clusters.get(verb, 1)
+        return self.library.launch(kernel, *client, places[0], *how)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from launch import differences, mpirun, run_here, run_many
 
-from dpfl_mpi.plugins import names
+from dpfl_mpi.plugins import shipped
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
@@ -56,7 +56,7 @@ def test_lower_precision_learns_as_well(gpu, fields, tmp_path, precision):
 RESNET = {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}}
 
 
-@pytest.mark.parametrize("method", [name for name in names("method") if name != "replay"])
+@pytest.mark.parametrize("method", [name for name in shipped("method") if name != "replay"])
 def test_every_method_learns_as_on_a_cpu(fields, tmp_path, method):
     few = fields | {"rounds": 3, "method": method} | (RESNET if method == "fedbn" else {})
     cpu = run_here(tmp_path / "cpu.h5", few, device="cpu")

@@ -27,7 +27,7 @@ from dpfl_mpi.numerics.kernels import describe
 from dpfl_mpi.numerics.lanes.declared import STRUCTURES, VERBS
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.optimiser import SGD, Adam
-from dpfl_mpi.plugins import names
+from dpfl_mpi.plugins import shipped
 
 if not cpu.LIBRARY.exists() or not shutil.which("g++"):
     pytest.skip("the kernels were not built, or there is no g++", allow_module_level=True)
@@ -282,14 +282,14 @@ RUNS |= {name: {} for name in [*OTHERS, "perfedavg", "pfedme", "pfedsv", "scaffo
 def test_a_run_has_the_numbers_of_a_cpu(digits_file, tmp_path, monkeypatch, name):
     """A CPU takes the clients of the rank one by one, the GPU all together."""
     monkeypatch.setattr(native_backend, "BLOCK_BYTES", 1)
-    method = name if name in names("method") else "dpfl"
+    method = name if name in shipped("method") else "dpfl"
     fields = FIELDS | {"data": str(digits_file), "method": method} | RUNS[name]
     by_cpu = run_here(tmp_path / "cpu.h5", fields, device="cpu")
     made = []
 
     def select(kernels, world, *parts):
         made.append(NativeBackend(*parts[:3], make=Emulated))
-        return made[0], ""
+        return made[0]
 
     monkeypatch.undo()
     monkeypatch.setattr(build, "select_backend", select)
@@ -369,19 +369,19 @@ def test_the_papers_network_compiles(compiler, arch):
 # selection ---------------------------------------------------------------------------------------
 def test_who_computes_on_a_gpu(monkeypatch, request):
     ensemble = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False)
-    alone, sgd, made = SimpleNamespace(agree=bool), SGDS["sgd"], SimpleNamespace(blocks=[])
+    alone, sgd, made = SimpleNamespace(agree=bool), SGDS["sgd"], SimpleNamespace(warning="")
     tried = []
     monkeypatch.setattr(selection, "check_deterministic", lambda *of: tried.append(of))
 
     def select(kernels):
-        backend, warned = selection.select_backend(kernels, alone, ensemble, range(3), sgd)
-        return "PyTorch" if type(backend) is Backend else backend, warned
+        backend = selection.select_backend(kernels, alone, ensemble, range(3), sgd)
+        return "PyTorch" if type(backend) is Backend else backend, backend.warning
 
     monkeypatch.setattr(selection, "try_native", lambda *of: (made, ""))
     assert select("native") == select("auto") == (made, "") and not tried
     assert select("torch") == ("PyTorch", "") and tried == [(ensemble, range(3))]
     monkeypatch.setattr(selection, "try_native", lambda *of: (None, "there is no such driver"))
-    slower = "PyTorch computes, hundreds of times slower: {}".format
+    slower = "{}: PyTorch computes, hundreds of times slower".format
     assert select("auto") == ("PyTorch", slower("there is no such driver"))
     refused("there is no such driver", select, "native")
     refused("--kernels is avx2, a form of a CPU; allowed on a GPU are auto", select, "avx2")

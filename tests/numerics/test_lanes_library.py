@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from calls import Rule, Seen
 from launch import ROOT, refused, script
 from setuptools import Distribution, Extension
 from test_lanes import FORMS, make, plan
+from test_layers import NETS
 
 from dpfl_mpi.models import resnet, text
 from dpfl_mpi.models.cnn import CNN
@@ -36,6 +38,9 @@ ENTRIES = {
     "text": (lambda: text.build((7,), 4, 9, 8, 2, 0, 0.3), ((7,), "int32"), (19, 0, 18)),
     "vector": (lambda: MLP(22, 5, 9), ((22,), "float32"), (19, 0, 7)),
 }
+# and layers that these lack
+OTHERS = "LSTM", "masks", "RMSNorm, ELU"
+ENTRIES |= {n: (partial(NETS[n][0], NETS[n][1][0]), NETS[n][1], (7, 0, 5)) for n in OTHERS}
 
 
 def described(folder):
@@ -258,7 +263,7 @@ def racing(folder, sources, networks):
 @pytest.mark.skipif(not shutil.which("gcc") or not shutil.which("setarch"), reason="no gcc")
 def test_threads_of_a_team_do_not_race(tmp_path):
     """With a barrier taken out they do, and are reported."""
-    small = "odd", "ones", "mlp", "resnet", "text", "vector"
+    small = "odd", "ones", "mlp", "resnet", "text", "vector", "LSTM"
     networks = [path for path in described(tmp_path) if path.endswith(small)]
     said = racing(tmp_path, SOURCE.parent, networks)
     assert said == ""

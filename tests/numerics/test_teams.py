@@ -12,7 +12,7 @@ import torch
 from calls import Rule, Seen
 from teams import Emulated, emulator
 from test_lanes import make, numbers
-from test_layers import IMAGE, NETS, TOKENS, Program, conv, row, trial
+from test_layers import DROPPING, IMAGE, NETS, TOKENS, Program, conv, row, trial
 from torch import nn
 
 from dpfl_mpi.models import text
@@ -27,20 +27,21 @@ CLIENTS = {
     "CNN": lambda: make("odd"),
     "perceptron": lambda: make("mlp"),
     "dropout": lambda: trial(*dropping),
+    "attention": lambda: trial(*DROPPING["attention"]),
     "text": lambda: trial(lambda shape: text.build(shape, 5, 17, 8, 2, 0, 0.3), TOKENS),
 }
 
 
-@pytest.fixture(scope="session", params=[32, 64])
+@pytest.fixture(scope="session", params=[(32, 2), (64, 1)])
 def block(request, tmp_path_factory):
-    """The kernels of a GPU for blocks of so many threads, compiled once for all processes."""
+    """The kernels of a GPU for a block of 64 threads or a cluster of 2, compiled once for all."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with (folder / "emulated.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return emulator(folder, request.param)
+        return emulator(folder, *request.param)
 
 
 def drawn(net, *epochs):

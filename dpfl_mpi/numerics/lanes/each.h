@@ -88,6 +88,10 @@ FUNCTION(silu, x * sigmoid_of(x), d * FMA(y, 1.f - sigmoid_of(x), sigmoid_of(x))
 FUNCTION(gelu, gelu_of(x), d * gelu_slope(x))
 FUNCTION(gelu_tanh, gelu_tanh_of(x), d * gelu_tanh_slope(x))
 FUNCTION(line, FMA(a, x, b), a * d)
+/* a (e^x - 1) below 0; not-a-number stays. */
+FUNCTION(elu, PICK(ABOVE(ZERO, x), a * (exponential(x) - 1.f), x), PICK(ABOVE(ZERO, x), d * (y + a), d))
+FUNCTION(root, ROOT(x), .5f * d / y)
+FUNCTION(inverse, 1.f / x, ZERO - d * (y * y))
 /* From a to b; the gradient at a and b goes through clamp, and not through hardtanh. */
 FUNCTION(clamp, PICK(ABOVE(a, x), a, PICK(ABOVE(x, b), b, x)),
          PICK(ABOVE(a, x), ZERO, PICK(ABOVE(x, b), ZERO, d)))

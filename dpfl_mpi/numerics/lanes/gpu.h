@@ -1,6 +1,6 @@
-/* What vectors.h and team.h say, for a GPU: a vector is one number of a thread, its lane is the
- * thread's place among 16, and a member of the team is 16 neighbouring threads. A team is a block,
- * or a cluster of blocks.
+/* What vectors.h and team.h declare, for a GPU: each thread holds one lane of a vector of 16 lanes,
+ * and a member of the team is 16 neighbouring threads. A team is a block,
+ * or a cluster of blocks; or the blocks of a cluster are teams that share the images of a client.
  *
  * With EMULATED, C++ on a CPU does the same: a thread of the CPU is a thread of the block.
  */
@@ -29,8 +29,11 @@ typedef unsigned long long uint64_t;
 #ifndef CLUSTER
 #define CLUSTER 1 /* blocks of a team */
 #endif
+#ifndef TEAMS
+#define TEAMS 1 /* of a client, a block each */
+#endif
 
-enum { LANES = 16, OWN = 1 }; /* OWN: lanes that a thread has numbers of */
+enum { LANES = 16, OWN = 1 }; /* OWN: lanes of which a thread holds the numbers */
 typedef float F;
 typedef uint32_t U;
 typedef bool M;
@@ -69,7 +72,7 @@ INLINE F load(const float *p) { return p[own_lane()]; }
 INLINE void store(float *p, F v) { p[own_lane()] = v; }
 INLINE F number(U whole) { return (F)whole; }
 INLINE F numbers(const uint8_t *p) { return (F)p[own_lane()]; }
-#define OWNED(l) 0 /* place of a lane in an array [OWN] */
+#define OWNED(l) 0 /* index of a lane in a thread's array [OWN] */
 /* Read `count` neighbouring numbers; the first lies at a multiple of 16 bytes. */
 INLINE void read_aligned(const int count, const float *from, float *to) {
   UNROLL for (int i = 0; i + 4 <= count; i += 4) {
@@ -100,7 +103,7 @@ INLINE float lane(Vectors v, int l) { return floats_at(v)[l]; }
   }
 
 /* The team. */
-enum { THREADS = TEAM * CLUSTER, MEMBERS = THREADS / LANES };
+enum { THREADS = TEAM * CLUSTER, MEMBERS = THREADS / LANES, WARP = 32 };
 typedef struct {
   int thread; /* of the team's */
 } Team;
@@ -110,8 +113,15 @@ typedef struct {
 #define FORGET(pointer) \
   asm volatile("" : "+l"(pointer)); \
   __builtin_assume(__isGlobal(pointer))
+#define FORGET_THREAD(n) \
+  asm volatile("" : "+r"(n)); \
+  __builtin_assume(n >= 0 && n < THREADS)
+/* What finds no register goes to the block's shared memory. */
+#define SPILL_TO_SHARED asm volatile(".pragma \"enable_smem_spilling\";")
 #else
 #define FORGET(pointer)
+#define FORGET_THREAD(n)
+#define SPILL_TO_SHARED
 #endif
 /* Return which of 8, 4, 2 and 1, none above `most`, divides a number. */
 INLINE int divisor(const int most, int number) {
@@ -122,15 +132,29 @@ INLINE int are_busy(int things) { return 4 * things >= 3 * MEMBERS; }
 INLINE int member_of(const Team *t) { return t->thread / LANES; }
 INLINE int is_first(const Team *t) { return t->thread == 0; }
 INLINE int is_first_member(const Team *t) { return t->thread < LANES; }
-INLINE int thread_of_team(void) { return blockIdx.x % CLUSTER * TEAM + threadIdx.x; }
-INLINE void meet(const Team *) {
-#if CLUSTER > 1 && !defined(EMULATED)
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::
-                   : "memory");
-#else
-  __syncthreads();
-#endif
+/* Warps are numbered through all blocks in turn: fewer things than members keep all blocks busy. */
+INLINE int thread_of_team(void) {
+  return (threadIdx.x / WARP * CLUSTER + blockIdx.x % CLUSTER) * WARP + threadIdx.x % WARP;
 }
+INLINE int team_of_client(void) { return blockIdx.x / CLUSTER % TEAMS; }
+INLINE int leads_teams(const Team *t) { return is_first(t) && team_of_client() == 0; }
+#ifdef __CUDACC_RTC__
+INLINE void meet_cluster(void) {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+#endif
+/* Of the team; of all teams of the client. */
+INLINE void meet(const Team *) {
+  if (CLUSTER > 1) meet_cluster();
+  else __syncthreads();
+}
+INLINE void meet_teams(const Team *) {
+  if (CLUSTER * TEAMS > 1) meet_cluster();
+  else __syncthreads();
+}
+#define SHARE_AMONG_TEAMS(t, i, n) \
+  for (int i = team_of_client() * THREADS + (t)->thread, i##_n = (n); i < i##_n; \
+       i += TEAMS * THREADS)
 #define SHARE(t, i, n) for (int i = member_of(t), i##_n = (n); i < i##_n; i += MEMBERS)
 #define SHARE_NUMBERS(t, i, n) for (int i = (t)->thread, i##_n = (n); i < i##_n; i += THREADS)
 #define PLACES(t, planes, lines, units, ...) \

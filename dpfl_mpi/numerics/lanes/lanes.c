@@ -80,6 +80,7 @@ PUBLIC int32_t widest(void) {
 #include "norm.h"
 #include "join.h"
 #include "attention.h"
+#include "recurrent.h"
 #include "tokens.h"
 #include "step.h"
 
@@ -89,7 +90,8 @@ PUBLIC int32_t widest(void) {
   kind(stage) kind(dense) kind(conv) kind(move) kind(clear) kind(relu) kind(squash) kind(sigmoid) \
   kind(silu) kind(gelu) kind(gelu_tanh) kind(leaky_relu) kind(line) kind(clamp) kind(hardtanh) \
   kind(max_pool) kind(mean_pool) kind(norm) kind(join) kind(sum) kind(plus) kind(total) \
-  kind(product) kind(softmax) kind(token) kind(embed) kind(drop)
+  kind(product) kind(softmax) kind(token) kind(embed) kind(drop) kind(elu) kind(root) \
+  kind(inverse) kind(given) kind(recurrent)
 #define NUMBER(name) OF_##name,
 #define FORWARD(name) case OF_##name: name(p, layer); break;
 #define BACK(name) case OF_##name: name##_back(p, layer); break;
@@ -159,10 +161,10 @@ INTERNAL void cross_entropy(const Pass *p, float share, float *loss) {
 }
 
 /* Write into p->g the gradient of the mean loss of mini-batch number `step`: `count` images from
- * number `first` on. Return that loss, to every member. */
-INTERNAL double gradient_of(Pass *p, const Images *images, int64_t first, int32_t count,
-                          int64_t step) {
-  double loss = 0;
+ * number `first` on; and that loss into p->shared, for the first member. */
+INTERNAL void gradient_of(Pass *p, const Images *images, int64_t first, int32_t count,
+                        int32_t step) {
+  if (is_first(&p->team)) p->shared->loss = 0;
   if (images->keys) p->drops = 1, p->key = images->keys[step];
   float *g = anew(p).g;
   SHARE_ROW(p, i, store(g + i, ZERO))
@@ -172,16 +174,23 @@ INTERNAL double gradient_of(Pass *p, const Images *images, int64_t first, int32_
     forward(p);
     if (is_first_member(&p->team)) cross_entropy(p, 1.f / count, p->shared->losses);
     meet(&p->team);
-    for (int l = 0; l < p->n; l++) loss += p->shared->losses[l];
+    if (is_first(&p->team))
+      for (int l = 0; l < p->n; l++) p->shared->loss += p->shared->losses[l];
     backward(p);
   }
-  return loss / count;
+  if (is_first(&p->team)) p->shared->loss /= count;
+}
+
+/* Add the loss of the last mini-batch. */
+INLINE void add_loss(const Pass *p, float *to) {
+  if (is_first(&p->team)) *to += (float)p->shared->loss;
 }
 
 /* Run `call` for each mini-batch of a client's epochs: number `step`, `size` images from number
  * `first` on. The last one of an epoch is smaller. */
 #define MINI_BATCHES(c, ...) \
-  for (int64_t step = 0, first = 0, size; first < (c)->epochs * (c)->n; first += size, step++) { \
+  int64_t first = 0; \
+  for (int32_t step = 0, size; first < (c)->epochs * (c)->n; first += size, step++) { \
     size = (c)->n - first % (c)->n < (c)->batch ? (c)->n - first % (c)->n : (c)->batch; \
     __VA_ARGS__; \
   }
@@ -189,8 +198,8 @@ INTERNAL double gradient_of(Pass *p, const Images *images, int64_t first, int32_
 /* Write into g the gradient of the mean loss of the first n images. */
 INTERNAL void gradient_one(Pass *p, Training *c) {
   p->row = c->w, p->g = c->g;
-  const double loss = gradient_of(p, &c->images, 0, c->n, 0);
-  if (is_first(&p->team)) c->loss = loss;
+  gradient_of(p, &c->images, 0, c->n, 0);
+  if (is_first(&p->team)) c->loss = p->shared->loss;
 }
 
 /* Take one step of w along g. */
@@ -202,91 +211,90 @@ INTERNAL void train_one(Pass *p, Training *c) {
   p->row = c->w;
   /* the first trained column: nothing below it needs a gradient */
   while (trained && p->lowest < p->net->width && !trained[p->lowest]) p->lowest++;
-  double loss = 0;
   MINI_BATCHES(c, {
-    loss += gradient_of(p, &c->images, first, size, step);
+    gradient_of(p, &c->images, first, size, step);
+    if (is_first(&p->team)) c->loss += p->shared->loss;
     step_along(p, c->w, c->m, p->g, &c->sgd, step);
   })
-  if (is_first(&p->team)) c->loss = loss;
 }
 
 /* Train w, and v along share times the gradient at row = share v + (1 - share) w, after each step
  * of w on the same mini-batch (APFL). */
 INTERNAL void mix_one(Pass *p, Training *c) {
   const F own = FILL(c->share), others = FILL(1.f - c->share);
-  float at_w = 0, at_row = 0;
   MINI_BATCHES(c, {
     p->row = c->w;
-    at_w += (float)gradient_of(p, &c->images, first, size, step);
+    gradient_of(p, &c->images, first, size, step);
+    add_loss(p, &c->losses[0]);
     step_along(p, c->w, c->m, p->g, &c->sgd, step);
     SHARE_ROW(p, i, store(c->row + i, own * load(c->v + i) + others * load(c->w + i)))
     p->row = c->row;
-    at_row += (float)gradient_of(p, &c->images, first, size, step);
+    gradient_of(p, &c->images, first, size, step);
+    add_loss(p, &c->losses[1]);
     SHARE_ROW(p, i, store(p->g + i, own * load(p->g + i)))
     step_along(p, c->v, c->m_v, p->g, &c->sgd, step);
   })
-  if (is_first(&p->team)) c->losses[0] = at_w, c->losses[1] = at_row;
 }
 
 /* Train w by pairs of mini-batches, along the gradient that the second has at row = w - share
  * (gradient of the first) (Per-FedAvg); a last one alone is not used. */
 INTERNAL void ahead_one(Pass *p, Training *c) {
   const F by = FILL(c->share);
-  float loss = 0;
   MINI_BATCHES(c, {
     const int second = step % 2;
     p->row = second ? c->row : c->w;
-    const float found = gradient_of(p, &c->images, first, size, step);
-    if (second) loss += found, step_along(p, c->w, c->m, p->g, &c->sgd, step / 2);
+    gradient_of(p, &c->images, first, size, step);
+    if (second) add_loss(p, c->losses), step_along(p, c->w, c->m, p->g, &c->sgd, step / 2);
     else SHARE_ROW(p, i, store(c->row + i, load(c->w + i) - by * load(p->g + i)))
   })
-  if (is_first(&p->team)) c->losses[0] = loss;
 }
 
 /* Take steps of plain descent from w on one mini-batch, pulled to `towards` by mu (w - towards),
  * which is rounded before it is added. */
 INTERNAL void descents_one(Pass *p, Training *c) {
   const F back = FILL(-c->sgd.lr), by = FILL(c->sgd.mu);
-  float loss = c->losses[0];
   p->row = c->w;
   for (int32_t step = 0; step < c->epochs; step++) {
-    loss += (float)gradient_of(p, &c->images, 0, c->n, 0);
+    gradient_of(p, &c->images, 0, c->n, 0);
+    add_loss(p, c->losses);
     SHARE_ROW(p, i, {
       const F old = load(c->w + i), away = by * (old - load(c->sgd.towards + i));
       store(c->w + i,
             FMA(back, load(p->g + i) + away + ZERO, old)); /* -0 becomes 0, as in a step */
     })
   }
-  if (is_first(&p->team)) c->losses[0] = loss;
 }
 
-/* Score rows on a client's images, which are read once for all rows. */
+/* Score rows on a client's images, which are read once for all rows. Each team of the client has a
+ * part of the passes of rows. */
 INTERNAL void score_one(Pass *p, const Scoring *c) {
   const int32_t classes = p->net->value[p->net->logits].units;
   const int32_t inputs = c->features ? p->net->value[c->read].units : 0;
   const Vectors y = x_of(p, p->net->logits), x = x_of(p, c->read);
-  for (int64_t at = 0; at < c->n; at += LANES) {
-    p->n = c->n - at < LANES ? c->n - at : LANES;
-    load_images(p, &c->images, at);
-    for (int32_t row = 0; row < c->r; row++) {
-      const int64_t to = row * c->n + at;
-      p->row = c->rows + row * c->stride;
-      forward(p);
-      if (is_first_member(&p->team)) {
-        cross_entropy(p, 0, c->losses + to);
-        EACH_LANE(l) if (l < p->n && c->predicted) {
-          int32_t best = 0;
-          for (int32_t i = 1; i < classes; i++)
-            best = lane(y + i, l) > lane(y + best, l) ? i : best;
-          c->predicted[to + l] = best;
-        }
-        EACH_LANE(l) if (l < p->n && c->logits)
-          for (int32_t i = 0; i < classes; i++) c->logits[(to + l) * classes + i] = lane(y + i, l);
-      }
-      SHARE(&p->team, i, inputs)
-        EACH_LANE(l) if (l < p->n) c->features[(to + l) * inputs + i] = lane(x + i, l);
-      meet(&p->team);
+  const int32_t all = (c->n + LANES - 1) / LANES * c->r, team = team_of_client();
+  const int32_t first = (int64_t)all * team / TEAMS, end = (int64_t)all * (team + 1) / TEAMS;
+  for (int32_t pass = first; pass < end; pass++) {
+    const int32_t row = pass % c->r;
+    const int64_t at = pass / c->r * LANES, to = row * c->n + at;
+    if (row == 0 || pass == first) {
+      p->n = c->n - at < LANES ? c->n - at : LANES;
+      load_images(p, &c->images, at);
     }
+    p->row = c->rows + row * c->stride;
+    forward(p);
+    if (is_first_member(&p->team)) {
+      cross_entropy(p, 0, c->losses + to);
+      EACH_LANE(l) if (l < p->n && c->predicted) {
+        int32_t best = 0;
+        for (int32_t i = 1; i < classes; i++) best = lane(y + i, l) > lane(y + best, l) ? i : best;
+        c->predicted[to + l] = best;
+      }
+      EACH_LANE(l) if (l < p->n && c->logits)
+        for (int32_t i = 0; i < classes; i++) c->logits[(to + l) * classes + i] = lane(y + i, l);
+    }
+    SHARE(&p->team, i, inputs)
+      EACH_LANE(l) if (l < p->n) c->features[(to + l) * inputs + i] = lane(x + i, l);
+    meet(&p->team);
   }
 }
 

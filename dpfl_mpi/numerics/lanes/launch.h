@@ -8,13 +8,15 @@ extern "C" __global__ void team_bytes(int64_t *bytes) {
   *bytes = behind_row() + (sizeof(Shared) + 127) / 128 * 128;
 }
 
-INLINE Pass begin(uint8_t *memory) {
+/* The teams of a client share what the first one's space has. */
+INLINE Pass begin(uint8_t *memory, int64_t stride) {
   Pass p = {};
+  uint8_t *own = memory + stride * (blockIdx.x / CLUSTER);
   p.team.thread = thread_of_team();
   p.net = &NET;
-  p.arena = vectors_at(memory);
-  p.g = (float *)(memory + behind_arena());
-  p.shared = (Shared *)(memory + behind_row());
+  p.arena = vectors_at(own);
+  p.g = (float *)(own + behind_arena());
+  p.shared = (Shared *)(own - stride * team_of_client() + behind_row());
   return p;
 }
 
@@ -22,13 +24,14 @@ INLINE Pass begin(uint8_t *memory) {
 #define VERB(verb, Task) \
   extern "C" __global__ void __launch_bounds__(TEAM, 1) \
       verb(Task *tasks, int64_t count, int32_t *next, uint8_t *memory, int64_t stride) { \
+    SPILL_TO_SHARED; \
     for (;;) { \
-      Pass p = begin(memory + stride * (blockIdx.x / CLUSTER)); \
-      if (is_first(&p.team)) p.shared->task = atomicAdd(next, 1); \
-      meet(&p.team); \
+      Pass p = begin(memory, stride); \
+      if (leads_teams(&p.team)) p.shared->task = atomicAdd(next, 1); \
+      meet_teams(&p.team); \
       const int64_t task = p.shared->task; \
       if (task >= count) return; \
       verb##_one(&p, tasks + task); \
-      meet(&p.team); \
+      meet_teams(&p.team); \
     } \
   }

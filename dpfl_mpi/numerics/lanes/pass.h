@@ -3,7 +3,8 @@
 /* What a team's members share, behind its arena and gradient. */
 typedef struct {
   float losses[16], sums[64];
-  double parts[312]; /* of an exact sum */
+  double loss, rewards[2]; /* of the last mini-batch; of two averages */
+  double parts[2][312];    /* of an exact sum each */
   int64_t task;
 } Shared;
 
@@ -15,22 +16,23 @@ typedef struct {
   const float *row; /* [D] parameters */
   float *g;         /* [D] their gradient, to which the way back adds */
   int64_t lowest;   /* columns before this one are not trained */
-  int64_t first;    /* place of the first image in its mini-batch */
+  int32_t first;    /* place of the first image in its mini-batch */
   int n;            /* images; the other lanes repeat the first image, with weight 0 */
   int drops;        /* whether dropout drops, */
   uint64_t key;     /* by this key */
-  int64_t labels[OWN];
+  int32_t labels[OWN];
 #ifndef GPU
   Vectors own; /* work space of this member */
 #endif
 } Pass;
 
-/* Return the pass with addresses that the compiler has not seen. */
+/* Return the pass with addresses and a thread that the compiler has not seen. */
 INLINE Pass anew(const Pass *p) {
   Pass q = *p;
   FORGET(q.arena.at);
   FORGET(q.row);
   FORGET(q.g);
+  FORGET_THREAD(q.team.thread);
   return q;
 }
 

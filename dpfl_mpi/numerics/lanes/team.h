@@ -47,6 +47,12 @@ INLINE int64_t part_of(const Team *t, int64_t n, int32_t member) {
        i < i##_end; i++)
 /* For each number i below n that is this thread's: for loops over single numbers. */
 #define SHARE_NUMBERS SHARE
+/* A client has one team; on a GPU it may have several. */
+enum { TEAMS = 1, WARP = 1 };
+#define team_of_client() 0
+#define leads_teams is_first
+#define meet_teams meet
+#define SHARE_AMONG_TEAMS SHARE
 
 /* Run `call` for each unit of the lines of this member: `plane_`, `line_` and `unit_`. */
 #define PLACES(t, planes, lines, units, ...) \

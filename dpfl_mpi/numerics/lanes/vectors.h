@@ -69,6 +69,7 @@ INLINE F ROOT(F a) { return (F){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3
 /* A GPU's compiler needs these. */
 #define UNROLL_8
 #define FORGET(pointer)
+#define FORGET_THREAD(n)
 #define EACH_LANE(l) for (int l = 0; l < LANES; l++)
 #define ON(v, l) ((v)[l]) /* lane l of a vector */
 #define OWNED(l) (l)      /* place of a lane in an array [OWN] */
