@@ -48,7 +48,7 @@ class Parts:
     provenance: dict[str, str | int]  # what a result records of its data, partition and model
     head: str  # the name of the model's last layer, "" where its file names none
     partition: Partition
-    named: dict[str, list[str]]  # `Partition.named`
+    named: dict[str, list[str]]  # `Partition.names_and_groups`
     members: Members
     log: Log
     backend: Backend
@@ -275,7 +275,6 @@ class Federation:
         return self._parts.head
 
     evaluate = verb("scoring", Scoring.evaluate, collective=True, rows=1)
-    losses = verb("scoring", Scoring.losses)
     training_losses = verb("scoring", Scoring.training_losses)
     validation_losses = verb("scoring", Scoring.validation_losses)
 

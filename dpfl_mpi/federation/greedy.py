@@ -11,7 +11,7 @@ from torch import Tensor
 from dpfl_mpi.federation.members import Candidates
 from dpfl_mpi.federation.neighbours import Neighbours
 from dpfl_mpi.federation.orders import Draws, Losses, Order
-from dpfl_mpi.federation.search import Search, Start, best_of, consider
+from dpfl_mpi.federation.search import Search, Start, consider
 from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.placement import waves
@@ -20,15 +20,8 @@ from dpfl_mpi.transport.mailroom import Received
 
 
 class Greedy:
-    def __init__(
-        self, sums: Sums, neighbours: Neighbours, draws: Draws, *, rule: Rule, repeats: int
-    ):
-        """Search by `rule`, `repeats` times with different orders and coins.
-
-        The best result is kept.
-        """
-        self.sums, self.neighbours, self.draws = sums, neighbours, draws
-        self.rule, self.repeats = rule, repeats
+    def __init__(self, sums: Sums, neighbours: Neighbours, draws: Draws, rule: Rule):
+        self.sums, self.neighbours, self.draws, self.rule = sums, neighbours, draws, rule
         self.members, self.mail, self.blocks = sums.members, sums.mail, sums.blocks
         self._averages = sums.ensemble.zeros(0)
 
@@ -49,16 +42,13 @@ class Greedy:
         self, received: Received, starts: list[Start], w_KW: Tensor, losses_KN: Losses
     ) -> list[list[int]]:
         """Return C_k of the clients of these blocks. Collective where models come in passes."""
-        repeats, graph = [], received.graph
-        for repeat in range(self.repeats):
-            searches = self.searches(starts, w_KW, self.members.most_senders, repeat)  # line 1
-            whole = self._candidate_orders(searches, graph, repeat, losses_KN)
-            orders = [order.next(len(graph.of(order.k))) for order in whole]
-            for here, batch in received.passes(orders):
-                consider(searches, here, batch)  # lines 2-15
-            repeats.append([(search.chosen, search.r_x) for search in searches])
-            del searches  # and its sums, before those of the next repeat are made
-        return best_of(repeats)
+        graph = received.graph
+        searches = self.searches(starts, w_KW, self.members.most_senders)  # line 1
+        whole = self._candidate_orders(searches, graph, losses_KN)
+        orders = [order.next(len(graph.of(order.k))) for order in whole]
+        for here, batch in received.passes(orders):
+            consider(searches, here, batch)  # lines 2-15
+        return [senders for search in searches for senders in search.chosen]
 
     def bggc(self, w_KW: Tensor, candidates: Candidates | None = None) -> CollaborationGraph:
         """Return Omega_k of every client, among candidates (Algorithm 3). Collective.
@@ -75,15 +65,12 @@ class Greedy:
         chosen: list[list[int]] = []
         receive = self.mail.exchange
         for group in np.array_split(np.arange(len(self.blocks)), groups):
-            blocks, repeats = [self.blocks[b] for b in group], []
-            for repeat in range(self.repeats):
-                starts = ((b, y_KW[b], p_y[b]) for b in blocks)
-                searches = self.searches(starts, w_KW, candidates.room, repeat)  # line 8
-                orders = self._candidate_orders(searches, candidates, repeat, losses)  # line 9
-                receive = self._in_phases(searches, orders, w_KW, candidates, receive)
-                repeats.append([(search.chosen, search.r_x) for search in searches])
-                del searches
-            chosen += best_of(repeats)
+            starts = ((b, y_KW[b], p_y[b]) for b in (self.blocks[i] for i in group))
+            searches = self.searches(starts, w_KW, candidates.room)  # line 8
+            orders = self._candidate_orders(searches, candidates, losses)  # line 9
+            receive = self._in_phases(searches, orders, w_KW, candidates, receive)
+            chosen += [senders for search in searches for senders in search.chosen]
+            del searches  # and its sums, before those of the next group are made
         self.mail.ask(candidates)  # for the chosen models once more: line 4 of Algorithm 1
         return self.members.collect(chosen)
 
@@ -91,14 +78,13 @@ class Greedy:
         self,
         searches: list[Search],
         candidates: Candidates | CollaborationGraph,
-        repeat: int,
         losses_KN: Losses,
     ) -> list[Order]:
         orders = []
         for search in searches:
             for i, k in enumerate(search.ids.tolist(), search.block.start):
                 losses = None if losses_KN is None else losses_KN[i]
-                orders.append(Order(self.draws, candidates, k, repeat, losses))
+                orders.append(Order(self.draws, candidates, k, losses))
         return orders
 
     def _in_phases(
@@ -132,9 +118,7 @@ class Greedy:
                 consider(searches, here, now[first:])  # lines 12-25
             receive = self.mail.send  # the rows are staged by now
 
-    def searches(
-        self, starts: Iterable[Start], w_KW: Tensor, room: np.ndarray, repeat: int
-    ) -> list[Search]:
+    def searches(self, starts: Iterable[Start], w_KW: Tensor, room: np.ndarray) -> list[Search]:
         """Return a search for each block; `room` `[N]`: how many models each client may choose."""
         return [
             Search(
@@ -143,7 +127,7 @@ class Greedy:
                 start,
                 w_KW,
                 room=room[self.members.ids[start[0]]],
-                coins=self.draws.coins(start[0], repeat),
+                coins=self.draws.coins(start[0]),
                 averages_k2W=self._memory(start[0].stop - start[0].start),
                 in_place=self.mail.packing.columns is None,
             )

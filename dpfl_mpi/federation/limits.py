@@ -57,7 +57,8 @@ class Limits:
     def present(self, t: int, joined: np.ndarray) -> np.ndarray:
         """Return who takes part in round t, bool `[N]`: in round 0 all that have `joined` `[N]`.
 
-        Later these are a share of those that are available, at least one.
+        In later rounds a share `participation` of the clients that are available, at least one.
+        All are available in the rounds after the table's last.
         """
         out = np.zeros(len(self.most_senders), bool)
         if 0 < t <= len(self.available):
@@ -71,8 +72,8 @@ class Limits:
 
 
 def limits_of(run: Resolved, world: World) -> Limits:
-    """Return the limits of a Run. Collective: root has the contents of the files it names."""
-    # every attack is by those whose labels --flip_share would flip
+    """Return the limits of a Run. Collective: only root has read the files that it names."""
+    # attackers are drawn as the clients are whose labels --flip_share flips
     attack, attacked = run.attack, run.attack.share if run.attack else 0.0
     flipped = attacked if attack and attack.kind == "label_flip" else run.flip_share
     shares = {
@@ -128,10 +129,10 @@ def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
     """Return the graphs of rounds 0 to T that --graphs names, or none. Collective."""
 
     def on_root() -> dict[str, np.ndarray]:
-        if Path(str(run.graphs)).suffix not in (".h5", ".hdf5"):
-            graphs, of_round = graphs_in_text(str(run.graphs), run.clients, run.rounds)
-        else:
+        if Path(str(run.graphs)).suffix in (".h5", ".hdf5"):
             graphs, of_round = graphs_in_result(run), np.arange(run.rounds + 1)
+        else:
+            graphs, of_round = graphs_in_text(str(run.graphs), run.clients, run.rounds)
         senders = np.concatenate([graph.senders for graph in graphs])
         indptr = np.stack([graph.indptr for graph in graphs])
         return {"indptr": indptr, "senders": senders, "of_round": of_round}

@@ -68,11 +68,13 @@ class Members(Placement):
         *,
         stopped_serve: bool,
         advice: str,
+        names: Sequence[str] = (),
     ):
         super().__init__(world, partition.sizes("train"))
         self.limits = limits
         self.stopped_serve = stopped_serve  # clients that have stopped early still send
         self.advice = advice  # ends the error of a client that diverges; "": it is excluded
+        self.names = names  # of all clients, where the data have names
         self.p = partition.p  # the weight of every client in an average [N]
         self.reach = limits.reach  # the senders that each client can reach; None: everyone
         self.diverged_round = np.full(self.n, -1)
@@ -200,8 +202,11 @@ class Members(Placement):
             allows = f"its budget allows {most_senders[k]}"
             budget = "(--budget is B_c, its own model included)"
             raise UserError(
-                f"{name} gives client {k} {graph.degrees()[k]} senders; {allows} {budget}"
+                f"{name} gives {self.called(k)} {graph.degrees()[k]} senders; {allows} {budget}"
             )
+
+    def called(self, k: Any) -> str:
+        return f"client {k} ({self.names[k]})" if self.names else f"client {k}"
 
     def exclude_diverged(self, w_KW: Tensor) -> None:
         """Exclude clients whose row is not finite or too large to sum. Collective.
@@ -212,7 +217,7 @@ class Members(Placement):
         for k in np.flatnonzero(~finite & self.alive):
             if self.advice:
                 why = f"its model is not finite or has a weight beyond {LARGEST:g}"
-                where = f"client {k} diverged in round {self.round}"
+                where = f"{self.called(k)} diverged in round {self.round}"
                 raise UserError(f"{where}: {why}; {self.advice}")
             self.diverged_round[k] = self.round
 

@@ -22,7 +22,7 @@ class Neighbours:
     def __init__(
         self, scoring: Scoring, mail: Mail, start_W: Tensor, *, most: float, seed: int, churn: bool
     ):
-        """`start_W`: the common initial row; `most`: the M of --candidates, infinity for all."""
+        """`start_W` `[W]`: the common initial row; `most`: M of --candidates, infinity for all."""
         self.scoring, self.mail, self.start = scoring, mail, start_W
         self.members, self.log = mail.members, mail.log
         self.most, self.seed, self.churn = most, seed, churn
@@ -44,12 +44,12 @@ class Neighbours:
         return replace(found, nearest=members.collect(lists))
 
     def _sketches(self, w_KW: Tensor, candidates: Candidates) -> np.ndarray:
-        """Return the sketches of all clients, int8 `[N, E]`. Collective."""
+        """Return the sketches of all clients, E entries each, int8 `[N, E]`. Collective."""
         mail, members = self.mail, self.members
         columns = mail.packing.columns
         sent = slice(mail.packing.ensemble.size) if columns is None else columns
         along = None
-        if mail.ledger.counts:
+        if mail.ledger.counts:  # only the count of bytes needs to know who asked whom
             mail.ask(candidates)
             along = CollaborationGraph.from_lists(map(candidates.asked_by, range(members.n)))
         with self.log.clock("graph"):
@@ -79,16 +79,9 @@ class Neighbours:
 
     def losses_of_received(self, received: Received) -> np.ndarray:
         """Return the loss of every model that each local client received, else NaN, `[K, N]`."""
-        lists = [received.graph.of(k) for k in self.members.ids]
-        losses = np.full((len(lists), self.members.n), np.nan)
-        # else receivers have different versions of a row, or complete it by their own layers
-        alike = self.mail.ages.count == 1 and self.mail.packing.columns is None
-        for here, batch in received.passes(lists):
-            for j in np.unique(np.concatenate([np.zeros(0, np.int64), *batch])):
-                asks = np.array([j in senders for senders in batch])
-                for scored in [asks] if alike else np.eye(len(asks), dtype=bool)[asks]:
-                    row_W = here.rows([j], int(scored.argmax()))[0]
-                    losses[scored, j] = self.scoring.losses(row_W, scored)[scored]
+        losses = np.full((len(self.members.ids), self.members.n), np.nan)
+        for i, senders, w_mW in received.models():
+            losses[i, senders] = self.scoring.validation_losses(i, w_mW)
         return losses
 
     # what --churn changes in a graph

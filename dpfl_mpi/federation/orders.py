@@ -10,14 +10,14 @@ from dpfl_mpi.graph import CollaborationGraph
 AHEAD = 64  # batches of an order that are held; later ones are drawn again
 MANY = 10_000  # candidates; of fewer all are drawn at once
 MANY_TIMES = 50  # above so many candidates for one that is held, `Generator.choice` is faster
-REPEATS = 1000  # more than --ggc_repeats allows, so no repeat has the stream of another round
+ORDERS = 1000  # streams of a client in a round
 # validation loss of every candidate's model: [N] for one client, [K, N] for all local clients;
 # None: candidates come in random order
 Losses = np.ndarray | None
 
 
 class Draws:
-    """Random draws of the search, from streams keyed by client, round and repeat."""
+    """Random draws of the search, from streams keyed by client and round."""
 
     def __init__(self, members: Members, seed: int):
         self.members, self.seed = members, seed
@@ -28,13 +28,13 @@ class Draws:
         """Return the candidates in client k's random order of this round, or of round `number`."""
         return self.stream(streams.CANDIDATES, k, repeat, number).permutation(candidates)
 
-    def coins(self, block: slice, repeat: int) -> list[Generator]:
+    def coins(self, block: slice) -> list[Generator]:
         """Return for each client of a block its generator of coins in [0, 1) in this round."""
-        return [self.stream(streams.COIN, k, repeat) for k in self.members.ids[block]]
+        return [self.stream(streams.COIN, k) for k in self.members.ids[block]]
 
-    def stream(self, purpose: int, k: int, repeat: int, number: int | None = None) -> Generator:
+    def stream(self, purpose: int, k: int, repeat: int = 0, number: int | None = None) -> Generator:
         number = self.members.round if number is None else number
-        return streams.stream(self.seed, purpose, int(k), number * REPEATS + repeat)
+        return streams.stream(self.seed, purpose, int(k), number * ORDERS + repeat)
 
 
 class Order:
@@ -45,11 +45,9 @@ class Order:
     follow once these are used up.
     """
 
-    def __init__(
-        self, draws: Draws, of: Candidates | CollaborationGraph, k: int, repeat: int, losses: Losses
-    ):
+    def __init__(self, draws: Draws, of: Candidates | CollaborationGraph, k: int, losses: Losses):
         """`of.of(k)` are the candidates. Their `losses` `[N]` sort them; None: random order."""
-        self.draws, self.among, self.k, self.repeat, self.losses = draws, of, k, repeat, losses
+        self.draws, self.among, self.k, self.losses = draws, of, k, losses
         self.used = 0  # candidates that were returned
         self.left = 1  # candidates that were not; at least 1 until the first draw counts them
         self.ahead = np.zeros(0, np.int64)  # drawn, not yet returned
@@ -69,11 +67,11 @@ class Order:
         """Return the order, of many candidates at first only `few`, and how many there are."""
         candidates = self.among.of(self.k)
         if self.losses is not None or len(candidates) <= max(MANY, MANY_TIMES * few):
-            order = self.draws.shuffle(self.k, candidates, self.repeat)
+            order = self.draws.shuffle(self.k, candidates)
             if self.losses is not None:  # smallest first, equal ones in random order
                 order = order[np.argsort(self.losses[order], kind="stable")]
         else:
-            rng = self.draws.stream(streams.CANDIDATES, self.k, self.repeat)
+            rng = self.draws.stream(streams.CANDIDATES, self.k)
             order = rng.choice(candidates, few, replace=False)
             if self.used:
                 rest = rng.permutation(np.setdiff1d(candidates, order))

@@ -131,15 +131,12 @@ class Scoring:
 
     def validation_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
         """Return the loss of m models on client i's images for the search, float64 `[m]`; count."""
-        return -self.reward(slice(i, i + 1), w_mW[None], np.ones(1, np.int64))[0]
+        return -self.rewards(i, w_mW)
 
-    def reward(self, rows: slice, w_kmW: Tensor, counted: np.ndarray) -> np.ndarray:
-        """Return R = -validation loss (equation 6) of m models per client, float64 `[k, m]`.
-
-        The clients of this block that `counted` `[k]` marks count m evaluations.
-        """
-        self.count(rows, w_kmW.shape[1] * counted)
-        return -self._search_losses(rows, w_kmW)
+    def rewards(self, i: int, w_mW: Tensor) -> np.ndarray:
+        """Return R = -validation loss (equation 6) of m models for client i, `[m]`; count."""
+        self.count(slice(i, i + 1), len(w_mW))
+        return -self._search_losses(slice(i, i + 1), w_mW[None])[0]
 
     def count(self, rows: slice, models: int | np.ndarray) -> None:
         """Count so many models, one number or `[k]`, scored on the images for the search."""

@@ -1,4 +1,4 @@
-"""`Search`: the loop that Algorithms 2 and 3 share, for a block of clients in lock-step.
+"""`Search`: the loop that Algorithms 2 and 3 share, for the clients of a block.
 
 Line numbers are those of Algorithm 2. Algorithm 3 takes the same steps in its lines 12 to 25.
 Client k is always in X and in Y, so the sets that are stored leave it out.
@@ -59,7 +59,7 @@ class Search:
         self.p_x, self.p_y = self.p[self.ids].copy(), p_y.copy()
         self.chosen: list[list[int]] = [[] for _ in self.ids]
         self.stopped = np.zeros(len(self.ids), bool)
-        self.r_x = self.r_y = np.zeros(len(self.ids))
+        self.r_x, self.r_y = np.zeros(len(self.ids)), np.zeros(len(self.ids))
         self.started = np.zeros(len(self.ids), bool)
         # where rows lie whole in the device's memory, the kernels decide all candidates at hand in
         # one call, with the same bits
@@ -75,49 +75,41 @@ class Search:
         return len(self.chosen[i]) >= self.room[i] or bool(self.stopped[i])
 
     def consider(self, here: Arrived, candidates: list[Senders]) -> None:
-        """Decide the candidates of each client in their order; `here` has all of their models."""
+        """Decide each client's candidates in their order; `here` has all of their models."""
         if self.chooser is not None:
             self._consider_at_once(here, candidates)
             return
-        for position in range(max(map(len, candidates), default=0)):
-            active = [position < len(c) and not self.is_full(i) for i, c in enumerate(candidates)]
-            if not any(active):
-                return
-            # a client that is not active scores its own model, with weight 0
-            each = zip(candidates, active, self.ids, strict=True)
-            j = [int(order[position] if searches else k) for order, searches, k in each]
-            self._step(here, j, np.array(active))
+        for i, order in enumerate(candidates):
+            for j in order:
+                if self.is_full(i):
+                    break
+                self._step(here, i, int(j))
 
-    def _step(self, here: Arrived, j: list[int], active: np.ndarray) -> None:
-        """Add candidate j to X or remove it from Y, for each client that is `active` `[k]`."""
-        if not self.started.any():
-            torch.div(self.x, self.ensemble.column(self.p_x), out=self.averages[:, 0])
-            torch.div(self.y, self.ensemble.column(self.p_y), out=self.averages[:, 1])
-            self.r_x, self.r_y = self._rewards(active)  # lines 3, 5
-            self.started[:] = True
-        p_j = np.where(active, self.p[j], 0.0)
-        p_xj, p_yj = self.p_x + p_j, self.p_y - p_j
-        w_kW = here.rows(j, self.block)
-        x_j, y_j = self.scoring.backend.candidate(
-            self.x, self.y, w_kW, p_j, p_xj, p_yj, self.averages
-        )
-        r_xj, r_yj = self._rewards(active)  # R(X and j), R(Y without j): lines 4, 6
-        added = np.zeros(len(active), bool)
-        for i in np.flatnonzero(active):
-            gain_x = r_xj[i] - self.r_x[i]
-            gain_y = r_yj[i] - self.r_y[i]
-            a = max(gain_x, 0.0)  # line 7
-            b = max(gain_y, 0.0)  # line 8
-            added[i] = decide(a, b, self.coins[i].random())  # line 9
-            if not self.rule.decides_as_paper:
-                added[i] = self._departs(int(i), gain_x, gain_y, bool(added[i]))
-            self.cases[i, GAINS.index((a > 0, b > 0))] += 1
-            if added[i]:
-                self.chosen[i].append(j[i])  # line 10
-        removed = active & ~added  # line 12
-        self.x, self.y = select(added, x_j, self.x), select(removed, y_j, self.y)
-        self.p_x, self.p_y = np.where(added, p_xj, self.p_x), np.where(removed, p_yj, self.p_y)
-        self.r_x, self.r_y = np.where(added, r_xj, self.r_x), np.where(removed, r_yj, self.r_y)
+    def _step(self, here: Arrived, i: int, j: int) -> None:
+        """Add candidate j to X of the block's i-th client, or remove it from Y."""
+        own, column = slice(i, i + 1), self.ensemble.column
+        x, y, pair = self.x[own], self.y[own], self.averages[own]
+        p_x, p_y = self.p_x[own], self.p_y[own]
+        if not self.started[i]:
+            torch.div(x, column(p_x), out=pair[:, 0])
+            torch.div(y, column(p_y), out=pair[:, 1])
+            self.r_x[i], self.r_y[i] = self._rewards(i)  # lines 3, 5
+            self.started[i] = True
+        p_j = self.p[[j]]
+        w_1W = here.rows([j], self.block.start + i)
+        x_j, y_j = self.scoring.backend.candidate(x, y, w_1W, p_j, p_x + p_j, p_y - p_j, pair)
+        r_xj, r_yj = self._rewards(i)  # R(X and j), R(Y without j): lines 4, 6
+        gain_x, gain_y = r_xj - self.r_x[i], r_yj - self.r_y[i]
+        a, b = max(gain_x, 0.0), max(gain_y, 0.0)  # lines 7, 8
+        added = decide(a, b, self.coins[i].random())  # line 9
+        if not self.rule.decides_as_paper:
+            added = self._departs(i, gain_x, gain_y, added)
+        self.cases[i, GAINS.index((a > 0, b > 0))] += 1
+        if added:  # line 10
+            self.chosen[i].append(j)
+            self.x[i], self.p_x[i], self.r_x[i] = x_j[0], self.p_x[i] + p_j[0], r_xj
+        else:  # line 12
+            self.y[i], self.p_y[i], self.r_y[i] = y_j[0], self.p_y[i] - p_j[0], r_yj
 
     def _departs(self, i: int, gain_x: float, gain_y: float, added: bool) -> bool:
         """Return whether the method's rule adds where line 9 says `added`; it may end a search."""
@@ -129,11 +121,11 @@ class Search:
         self.stopped[i] = rule.stop and not added
         return bool(added)
 
-    def _rewards(self, active: np.ndarray) -> np.ndarray:
-        """Return R of both averages, `[2, k]`; a forward search has no Y, whose R is 0."""
-        scored = self.averages[:, : self.models].contiguous()
-        r = self.scoring.reward(self.block, scored, active).T
-        return r if self.models == 2 else np.concatenate([r, r * 0])
+    def _rewards(self, i: int) -> list[float]:
+        """Return R of both averages; a forward search has no Y, whose R is 0."""
+        scored = self.averages[i, : self.models].contiguous()
+        r = self.scoring.rewards(self.block.start + i, scored).tolist()
+        return [*r, 0.0][:2]
 
     def _consider_at_once(self, here: Arrived, candidates: list[Senders]) -> None:
         counts = np.array([0 if self.is_full(i) else len(c) for i, c in enumerate(candidates)])
@@ -153,25 +145,8 @@ class Search:
         self.r_x, self.started = self.chooser.rewards, self.started | (counts > 0)
 
 
-def select(which: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
-    """Return `new` in the rows where `which` is true, `old` elsewhere."""
-    if len(which) == 1:
-        return new if which[0] else old
-    return torch.where(torch.from_numpy(which).to(new.device)[:, None], new, old)
-
-
 def consider(searches: list[Search], here: Arrived, batch: list[Senders]) -> None:
     """Let each search decide its clients' candidates, which `batch` has client after client."""
     first = searches[0].block.start if searches else 0
     for search in searches:
         search.consider(here, batch[search.block.start - first : search.block.stop - first])
-
-
-def best_of(repeats: list[list[tuple[list[list[int]], np.ndarray]]]) -> list[list[int]]:
-    """Return each client's set of largest R(X): each repeat has, by block, the sets and R(X)."""
-    best: list[list[int]] = []
-    for of_block in zip(*repeats, strict=True):
-        for i in range(len(of_block[0][0])):
-            repeat = int(np.argmax([r_x[i] for _, r_x in of_block]))
-            best.append(of_block[repeat][0][i])
-    return best

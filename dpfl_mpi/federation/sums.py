@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,9 @@ class Sums:
             if self.native and received.arrived is not None:
                 return self._average_natively(w_KW, received.arrived, senders, a, p_sums)
             out = w_KW.clone()
-            for b, total in self._totals(received, senders, a, w_KW):
-                for i in range(b.start, b.stop):
-                    if p_sums[i]:
-                        out[i] = self.ensemble.quotient(total[i - b.start], p_sums[i])
+            for i, total in enumerate(self._totals(received, senders, a, w_KW)):
+                if p_sums[i]:
+                    out[i] = self.ensemble.quotient(total[0], p_sums[i])
         return out
 
     def _average_natively(
@@ -124,7 +124,7 @@ class Sums:
             for i in np.flatnonzero(a[:, j]):
                 total[i] += row_W.double() * a[i, j]
         a, out = a * members.active, w_KW.clone()
-        self.log.notes["models_received"] += 2 * members.active[members.ids]
+        self.log.notes["models_received"] += 2 * members.active[members.ids]  # one down, one up
         for i in np.flatnonzero(members.active[members.ids] & a.any(1)):
             out[i] = self.ensemble.quotient(total[i], a[i].sum())
         return out
@@ -136,32 +136,29 @@ class Sums:
         a: np.ndarray,
         w_KW: Tensor,
         exact: bool = False,
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield each block's sums a_kk w_k + a_kj w_j over each client's senders j, `[k, W]`.
+    ) -> Iterator[Tensor]:
+        """Yield each client's sum a_kk w_k + a_kj w_j over its senders j, in their order, `[1, W]`.
 
-        They are float64, or fixed-point if `exact`. Passes do not change the order, but take the
-        sums of all blocks at once.
+        It is float64, or fixed-point if `exact`. Where models come in passes, all sums are held.
         """
 
-        def weighted(rows_kW: Tensor, weights: np.ndarray) -> Tensor:
-            column = self.ensemble.column(weights)
-            return fixed_point(rows_kW, column[:, 0]) if exact else rows_kW.double() * column
+        def weighted(row_1W: Tensor, weight: np.ndarray) -> Tensor:
+            column = self.ensemble.column(weight)
+            return fixed_point(row_1W, column[:, 0]) if exact else row_1W.double() * column
 
-        own = a[np.arange(len(a)), self.members.ids]
+        def start(i: int) -> Tensor:
+            return weighted(w_KW[i : i + 1], a[i, self.members.ids[i : i + 1]])
+
         in_passes = received.arrived is None
-        totals = {b.start: weighted(w_KW[b], own[b]) for b in self.blocks if in_passes}
+        held = [start(i) for i in range(len(w_KW))] if in_passes else []
         for arrived, now in received.passes(senders):
-            for b in self.blocks:
-                total = totals[b.start] if in_passes else weighted(w_KW[b], own[b])
-                for position in range(max((len(s) for s in now[b]), default=0)):
-                    on = np.array([position < len(s) for s in now[b]])
-                    j = self.members.ids[b].copy()  # with weight 0 where a list has ended
-                    j[on] = [s[position] for s in now[b] if position < len(s)]
-                    total += weighted(arrived.rows(j, b), a[b][np.arange(len(j)), j] * on)
+            for i, of_client in enumerate(now):
+                total = held[i] if in_passes else start(i)
+                for j in of_client:
+                    total += weighted(arrived.rows([j], i), a[i, [j]])
                 if not in_passes:
-                    yield b, total
-        for b in self.blocks if in_passes else ():
-            yield b, totals.pop(b.start)
+                    yield total
+        yield from held
 
     def mean(self, w_KW: Tensor) -> Tensor:
         """Return the exact p-weighted mean over all active clients, `[W]`. Collective."""
@@ -175,7 +172,7 @@ class Sums:
         self.mail.ledger.to_server(members.active)
         with self.log.clock("exchange"):
             # a row up, the mean down
-            self.log.notes["models_received"] += 2 * members.active[members.ids]
+            self.log.notes["models_received"] += 2 * members.active[members.ids]  # one down, one up
             total = from_fixed_point(self._over_all(self.mail.leaving(w_KW)))
             return self.ensemble.quotient(total, members.p[members.active].sum()).float()
 
@@ -184,26 +181,27 @@ class Sums:
 
         They are float64 `[k, W]` and `[k]`; their quotient is w^Y.
         """
-        members, w_KW, p, graph = self.members, received.w, self.members.p, received.graph
+        w_KW, p, graph = received.w, self.members.p, received.graph
+        senders = [graph.of(k) for k in self.members.ids]
         self._check(w_KW)
-
-        def p_sums(b: slice) -> np.ndarray:  # fsum: the bits of `over_candidates`, in any order
-            return np.array([math.fsum([p[k], *p[graph.of(k)]]) for k in members.ids[b]])
-
+        totals = self._totals(received, senders, self._weights(None), w_KW, exact=True)
         if self.native and received.arrived is not None:
-            for b in self.blocks:
-                total = torch.empty(b.stop - b.start, w_KW.shape[1], dtype=torch.int64)
-                for i, k in enumerate(members.ids[b], b.start):
-                    addresses = received.arrived.addresses(graph.of(k), slice(i, i + 1))
-                    models = np.concatenate([rows_at(w_KW, i), addresses])
-                    of_k = np.concatenate([p[[k]], p[graph.of(k)]])
-                    self.native.fixed(models, of_k, total[i - b.start])
-                yield b, from_fixed_point(total), p_sums(b)
-            return
+            fixed = partial(self._fixed, w_KW, received.arrived)
+            totals = iter(map(fixed, range(len(w_KW)), senders))
+        for b in self.blocks:
+            total = torch.cat([next(totals) for _ in senders[b]])
+            # fsum: the bits of `over_candidates`, in any order
+            p_sums = [math.fsum([p[k], *p[graph.of(k)]]) for k in self.members.ids[b]]
+            yield b, from_fixed_point(total), np.array(p_sums)
 
-        lists = [graph.of(k) for k in members.ids]
-        for b, total in self._totals(received, lists, self._weights(None), w_KW, exact=True):
-            yield b, from_fixed_point(total), p_sums(b)
+    def _fixed(self, w_KW: Tensor, arrived: Arrived, i: int, senders: np.ndarray) -> Tensor:
+        """Return the fixed-point sum of p_i w_i over local client i and its senders, `[1, W]`."""
+        assert self.native is not None
+        addresses = arrived.addresses(senders, slice(i, i + 1))
+        models, k = np.concatenate([rows_at(w_KW, i), addresses]), self.members.ids[i : i + 1]
+        total = torch.empty(1, w_KW.shape[1], dtype=torch.int64)
+        self.native.fixed(models, self.members.p[np.concatenate([k, senders])], total[0])
+        return total
 
     def over_candidates(self, w_KW: Tensor, candidates: Candidates) -> tuple[Tensor, np.ndarray]:
         """Return sum p_i w_i over each client and its candidates, and sum p_i. Collective.

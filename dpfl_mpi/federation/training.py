@@ -23,11 +23,9 @@ def learning_rate(run: Resolved, t: int) -> float:
     """
     eta = run.lr * run.lr_decay ** (t // 10)
     done = t - 1 if 1 <= t <= run.rounds else 0
-    if run.lr_schedule == "step":
-        eta *= run.lr_gamma ** (done // run.lr_step)
     if run.lr_schedule == "cosine":  # SGDR (Loshchilov and Hutter, ICLR 2017), equation 5
         cosine = math.cos(math.pi * done / max(run.rounds, 1))
-        eta *= run.lr_final + (1 - run.lr_final) * (1 + cosine) / 2
+        eta *= (1 + cosine) / 2
     return eta
 
 

@@ -24,7 +24,7 @@ def test_the_search_and_the_choice_of_the_round_see_different_images():
     with federation(SMALL) as whole, federation(SMALL | {"search_share": 0.4}) as fed:
         w = fed.common_row()
         fed.evaluate(w)
-        losses = fed.losses(w[0], np.ones(N, bool))
+        losses = fed.scoring.losses(w[0], np.ones(N, bool))
         module = mlp.build((8, 8, 1), 10)
         torch.nn.utils.vector_to_parameters(w[0, : fed.ensemble.size].clone(), module.parameters())
         for i, k in enumerate(fed.ids):
@@ -111,13 +111,6 @@ def test_the_servers_control_is_the_mean_of_those_who_can_take_part():
             assert mean.abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_a_repeated_search_receives_its_phases_again_and_the_sum_once(repeats):
-    with federation(SMALL | {"budget": "inf", "ggc_repeats": repeats}) as fed:
-        fed.bggc(fed.local_opt(fed.common_row(), 1))
-        assert (fed.notes["models_received"] == (N - 1) + repeats * (N - 1)).all()
-
-
 def test_drift_exchanges_two_classes(tmp_path):
     with federation(SMALL | {"drift": "0.5:2", "method": "local"}) as fed:
         drifted, clients = fed.members.limits.drifted, fed.clients
@@ -158,11 +151,11 @@ def test_a_drift_counts_for_rewards_and_best_rounds(result_of, kernels):
     assert (result["round/val_acc"][3] < result["round/val_acc"][2])[affected].any()
     with federation(SMALL | {"drift": "1:1"}, kernels=kernels) as fed:
         w = fed.local_opt(fed.common_row(), 2)
-        before = fed.losses(w[0], np.ones(N, bool))
+        before = fed.scoring.losses(w[0], np.ones(N, bool))
         fed.begin_round(1)
         a, b = fed.drift_classes
         affected = (fed.partition.class_counts[:, [a, b]].sum(1) > 0)[fed.ids]
-        assert ((before != fed.losses(w[0], np.ones(N, bool))) == affected).all()
+        assert ((before != fed.scoring.losses(w[0], np.ones(N, bool))) == affected).all()
 
 
 def test_patience_counts_rounds_that_are_no_better():

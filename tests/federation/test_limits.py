@@ -14,7 +14,7 @@ from dpfl_mpi.federation import limits, search
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics import sketches
-from dpfl_mpi.plugins import names
+from dpfl_mpi.plugins import shipped
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.values import nearest
@@ -39,8 +39,8 @@ def add_always(a, b, coin):
 
 
 def test_what_limits_nothing_is_the_same_run(tmp_path):
-    unread = {"optimizer", "lr_schedule", "beta1", "lr_step", *NOTHING}
-    for method in names("method"):
+    unread = {"optimizer", "lr_schedule", "adam_eps", *NOTHING}
+    for method in shipped("method"):
         limited = Run(method=method, **NOTHING)
         ring = {"graphs"} if method == "dpsgd" else set()  # its default
         assert not (unread - ring) & set(limited.key())
@@ -279,18 +279,17 @@ def test_the_search_has_the_same_mean(kernels):
     with federation(SMALL | {"metric": "batch", "batch_size": 7}, kernels=kernels) as fed:
         fed.begin_round(1)
         w = fed.local_opt(fed.common_row(), 1)
-        rows = fed.backend.blocks[0]
-        pair = torch.stack([w[rows], 0.5 * w[rows]], 1).contiguous()
-        counted = np.ones(rows.stop - rows.start, int)
-        batched = fed.scoring.reward(rows, pair, counted)
-        losses = fed.backend.score(rows, pair[:, 1].contiguous())[0]
-        for i, n in enumerate(fed.clients.n_val[rows]):
-            batches = [losses[i][at : min(at + 7, n)].mean() for at in range(0, n, 7)]
-            assert batched[i, 1] == pytest.approx(-np.mean(batches), rel=1e-12)
-        fed.scoring.metric_batch = 10**6
-        whole = fed.scoring.reward(rows, pair, counted)
-        fed.scoring.metric_batch = 0
-        np.testing.assert_allclose(whole, fed.scoring.reward(rows, pair, counted), rtol=1e-6)
+        for i, n in enumerate(fed.clients.n_val):
+            pair = torch.stack([w[i], 0.5 * w[i]])
+            fed.scoring.metric_batch = 7
+            batched = fed.scoring.rewards(i, pair)
+            losses = fed.backend.score(slice(i, i + 1), pair[1:])[0][0]
+            batches = [losses[at : min(at + 7, n)].mean() for at in range(0, n, 7)]
+            assert batched[1] == pytest.approx(-np.mean(batches), rel=1e-12)
+            fed.scoring.metric_batch = 10**6
+            whole = fed.scoring.rewards(i, pair)
+            fed.scoring.metric_batch = 0
+            np.testing.assert_allclose(whole, fed.scoring.rewards(i, pair), rtol=1e-6)
     with federation(SMALL) as fed:
         right = np.array([True, True, True, False, False])
         means = {0: 3 / 5, 2: (1.0 + 0.5 + 0.0) / 3, 4: (0.75 + 0.0) / 2, 5: 3 / 5}

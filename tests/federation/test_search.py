@@ -53,7 +53,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     sums = (w[[k, *order]].double() * p).sum(0) if y is None else y
     given, p_y = sums.clone()[None], np.array([math.fsum(fed.p[[k, *order]])])
     room = np.full(N, most)
-    (one,) = fed.greedy.searches([(slice(0, 1), given, p_y)], w[fed.ids], room, 0)
+    (one,) = fed.greedy.searches([(slice(0, 1), given, p_y)], w[fed.ids], room)
     left = iter(coins)
     draw = lambda count=0: np.array([*islice(left, count)]) if count else next(left)  # noqa: E731
     one.coins = [SimpleNamespace(random=draw)]
@@ -63,7 +63,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     with np.errstate(invalid="ignore"):  # of a gain that is infinity less infinity
         for part in np.array_split(np.array(order, np.int64), passes):
             one.consider(sender, [part])
-    assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # unchanged, for a repeat
+    assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # unchanged
     numbers = [one.p_x[0], one.p_y[0], one.r_x[0], one.r_y[0]]
     if at_once:
         state = one.chooser.tasks.each[0]
