@@ -22,8 +22,11 @@ from dpfl_mpi.mpi.start import launched  # noqa: E402
 RANK, KIND, PLACE, TIMES = (os.environ.get("FAULT") or "-1 none none 0").split()
 PACKAGE = str(Path(__file__).resolve().parents[1] / "dpfl_mpi")
 left = int(TIMES)  # how often it still fails
-late = []  # what a Fence does afterwards
-kept = []  # the memory of messages that were changed
+# before which of the next calls of Fence a Put is done: the next sending's first; where the row of
+# the next exchange has been put, but for the Fence that ends it
+LATE = {"late": 2, "older": 5}
+held = []  # such a number, and what is done then
+kept = []  # the memory of messages that were copied
 places = set()
 
 
@@ -34,11 +37,11 @@ def place(name):
     return f"{Path(file).name}:{line}:{name}" if file.startswith(PACKAGE) else ""
 
 
-def changed(buffer):
-    """Return a copy of what is sent, with one bit of a byte in the middle turned."""
+def copied(buffer, turned=0):
+    """Return a copy of what is sent, with these bits of a byte in the middle turned."""
     data, *kind = buffer if isinstance(buffer, list) else [buffer]
     copy = data.copy()
-    copy.view("u1")[copy.nbytes // 2] ^= 1
+    copy.view("u1")[copy.nbytes // 2] ^= turned
     kept.append(copy)
     return [copy, *kind] if kind else copy
 
@@ -59,17 +62,18 @@ def failing(name, call):
                 raise MPI.Exception(MPI.ERR_OTHER)
             if KIND == "hang":
                 time.sleep(1000)
-            if KIND == "late":
-                late.append(lambda: call(*arguments, **named))
-            if KIND in ("drop", "late"):
-                return MPI.REQUEST_NULL
-            if KIND == "flip":
+            if KIND in ("flip", *LATE):
                 self, buffer, *rest = arguments
-                arguments = [self, changed(buffer), *rest]
+                arguments = [self, copied(buffer, KIND == "flip"), *rest]
+            if KIND in LATE:
+                held.append([LATE[KIND], lambda: call(*arguments, **named)])
+            if KIND in ("drop", *LATE):
+                return MPI.REQUEST_NULL
+        for item in held if name == "Fence" else ():
+            item[0] -= 1
+            if item[0] == 0:
+                item[1]()
         out = call(*arguments, **named)
-        if name == "Fence":
-            while late:
-                late.pop()()
         for kind in (Comm, Request, Type):
             if type(out) in kind.__mro__[1:-1] and type(out) is not MPI.Comm:
                 return kind(out)
@@ -103,7 +107,7 @@ def begin_failing():
     MPI.COMM_WORLD = Comm(MPI.COMM_WORLD)
 
 
-MPI.Init_thread = begin_failing
+MPI.Init_thread = failing("Init_thread", begin_failing)
 
 if __name__ == "__main__":
     program, sys.argv = sys.argv[1], sys.argv[1:]

@@ -127,7 +127,8 @@ class Report:
     """The file in which rank 0 says that MPI has started, and with which code all ranks end."""
 
     def __init__(self) -> None:
-        self.path: Path | None = None  # cannot be written: MPI is taken to have started
+        # None: it cannot be written, and MPI is taken to have started
+        self.path: Path | None = None
         with contextlib.suppress(OSError):
             handle, name = tempfile.mkstemp(prefix="dpfl-")
             os.close(handle)
@@ -139,14 +140,14 @@ class Report:
     def started(self) -> bool:
         try:
             return self.path is None or self.path.stat().st_size > 0
-        except OSError:  # a cleaner of /tmp was here
+        except OSError:  # /tmp was cleaned
             return True
 
     def end(self, code: int) -> int:
         """Remove the file; return the exit code.
 
-        If srun killed the remaining ranks (137), return the code that rank 0 noted: REQUEUE or
-        STALLED.
+        Where a signal ended the remaining ranks (a code above 128, as srun kills them), return the
+        code that rank 0 noted: REQUEUE or STALLED.
         """
         if self.path is None:
             return code
@@ -161,7 +162,8 @@ class Report:
 def run(flags: list[str]) -> int:
     """Compute a Run in this batch job; return its exit code.
 
-    Slurm starts it again for a checkpoint (75), or if it was warned before the ranks could listen.
+    The job is requeued if the Run left a checkpoint (75), or if the job was warned before the ranks
+    could listen.
     """
     tasks = batch.tasks()
     mixed = int(os.environ.get("SLURM_HET_SIZE", "1")) > 1 or len(set(tasks)) > 1

@@ -14,11 +14,11 @@ from dpfl_mpi.storage.files import system
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 MPI_NAMES = ("mpich_sh*", "sm_segment.*", "osc_sm.*", "vader_segment.*")  # MPICH, Open MPI
-ABANDONED_S = 5  # a rank maps what it makes within milliseconds
+ABANDONED_S = 5  # a segment older than this that no process maps was left by a killed run
 
 
 def node_memory(shared: bool = True) -> tuple[int, str]:
-    """Return the bytes, also as `shared` memory, that this node can give, and which limit it is."""
+    """Return how many bytes this node can give (`shared`: in /dev/shm, too) and by which limit."""
     limits = []
     if shared and os.path.isdir("/dev/shm"):
         shm = os.statvfs("/dev/shm")

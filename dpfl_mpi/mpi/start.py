@@ -202,18 +202,39 @@ def start(arguments: Sequence[str], finished: Finished) -> tuple[World, Resolved
     try:
         world = open_world()
     except UserError as error:
-        if launched(RANK, 0):
-            time.sleep(LAUNCHER_S)
-        fail(str(error), 3)
+        end_before_mpi(f"error: {error}", 3, isinstance(error, Singletons))
+    except Exception:
+        end_before_mpi(traceback.format_exc(), 1)
     read = partial(parse_or_code, arguments, finished)
     with ends_with_mpi(world):
         return world, *share_settings(world, read if settings is None else lambda: settings)
 
 
+class Singletons(UserError):
+    """Every rank sees itself alone."""
+
+
+def end_before_mpi(text: str, code: int, alike: bool = False) -> NoReturn:
+    """Print why MPI does not start on this rank, and end it and the others.
+
+    Root prints what is `alike` on all ranks.
+    """
+    if rank := launched(RANK, 0):
+        time.sleep(LAUNCHER_S)
+        text = f"rank {rank}: {text}" if code == 1 else text.replace(": ", f": rank {rank}: ", 1)
+    if not (rank and alike):
+        complain(text)
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        if "HYDI_CONTROL_FD" in os.environ:  # MPICH's launcher would wait for the other ranks
+            time.sleep(1)  # until it has read the text
+            os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())
+    sys.exit(code)
+
+
 def open_world() -> World:
     """Start MPI and return the world of all ranks.
 
-    Raises `UserError` where there is no MPI, or it sees one rank where several were started.
+    Raises `UserError` where no MPI starts, or it sees one rank where several were started.
     """
     set_environment()
     try:
@@ -230,11 +251,14 @@ def open_world() -> World:
     if not (alone or MPI.Is_initialized()):
         if "ch4" in version and os.path.isdir("/dev/shm"):  # MPICH from 3.4 on
             check_shm()
-        MPI.Init_thread()
+        try:
+            MPI.Init_thread()
+        except MPI.Exception as error:
+            raise UserError(f"MPI did not start: {error.Get_error_string()}") from None
     if alone or (tasks > 1 and MPI.COMM_WORLD.size == 1):
         why = f"the launcher started {tasks} tasks, but MPI sees one: each would train alone"
         how = "Use the mpirun of mpi4py's MPI, or srun --mpi=pmi2 (MPICH) or pmix (Open MPI)"
-        raise UserError(f"{why}. {how}")
+        raise Singletons(f"{why}. {how}")
     from dpfl_mpi.mpi.world import World, note_for_script
 
     world = World(MPI.COMM_WORLD)

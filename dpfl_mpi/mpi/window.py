@@ -22,12 +22,12 @@ class Route:
 
     # this rank's row, the rank it goes to, the slot there, and the sender
     puts: list[tuple[int, int, int, int]]
-    arriving: np.ndarray  # senders on other ranks, ascending: slot i of this window is the i-th's
+    arriving: np.ndarray  # senders on other ranks, ascending; slot i has the i-th's row
     need: np.ndarray  # slots used on each rank [ranks]
     source: np.ndarray  # the ranks of those that arrive
 
     def slots(self, senders: Any) -> np.ndarray:
-        """Return the slot of each of these senders; `UserError` if one sends nothing to here."""
+        """Return the slot of each of these senders; `UserError` if one sends nothing here."""
         # one search instead of a pass over all that arrive: every client asks for its own
         at, senders = np.searchsorted(self.arriving, senders), np.asarray(senders)
         last = len(self.arriving) - 1
@@ -61,7 +61,7 @@ def route(
 
 
 @dataclass(frozen=True)
-class Way:
+class Transfer:
     """How rows travel: as --exchange, --window and --check_rows say."""
 
     exchange: str = "rma"
@@ -88,14 +88,17 @@ class Inbox:
     They are put into a window, or travel as messages. A checksum of 8 bytes goes with each.
     """
 
-    def __init__(self, world: World, staging: np.ndarray, slots: int, way: Way | None = None):
+    def __init__(
+        self, world: World, staging: np.ndarray, slots: int, transfer: Transfer | None = None
+    ):
         """Allocate the slots. Collective. `staging`: this rank's persistent float32 `[K, W]`."""
-        self.world, self.staging, self.slots, self.way = world, staging, slots, way or Way()
+        self.world, self.staging, self.slots = world, staging, slots
+        self.transfer = transfer or Transfer()
         self.row_bytes = staging.shape[1] * 4
         self.closed, self.exchanges = False, 0
         size = -(-slots * self.row_bytes // 8) * 8 + 8 * slots  # the checksums come last
-        rma = self.way.exchange == "rma"
-        shared = rma and self.way.window == "allocate"
+        rma = self.transfer.exchange == "rma"
+        shared = rma and self.transfer.window == "allocate"
         world.check_memory(size, "set a smaller --window_gb", shared)
         self.window: Any = None
         if shared:
@@ -109,7 +112,7 @@ class Inbox:
         self.view: np.ndarray = np.ndarray((slots, staging.shape[1]), np.float32, memory)
         self.sums: np.ndarray = np.ndarray(slots, np.uint64, memory, size - 8 * slots)
         self._sent = np.zeros(len(staging), np.uint64)  # checksums of the rows that are staged
-        if self.way.check_rows:
+        if self.transfer.check_rows:
             sizes = np.array(world.texts(str(size - 8 * slots)), np.int64)
             self._sums_at = sizes.tolist()  # where in the window of each rank
 
@@ -128,7 +131,7 @@ class Inbox:
         wrong = np.zeros(0, np.int64)
         for _ in range(2):
             waited = self._move(route)
-            if not self.way.check_rows:
+            if not self.transfer.check_rows:
                 return waited
             came = zip(self.view, route.arriving.tolist(), strict=False)
             expected = [checksum(row, sender, self.exchanges) for row, sender in came]
@@ -138,8 +141,9 @@ class Inbox:
         hosts, text = self.world.hosts(), ""
         if len(wrong):
             source, rank = int(route.source[wrong[0]]), self.world.rank
-            way = f"from rank {source} ({hosts[source]}) to rank {rank} ({hosts[rank]})"
-            text = f"a model {way} did not arrive as it was sent, twice, by {self.way} of {LIBRARY}"
+            ends = f"from rank {source} ({hosts[source]}) to rank {rank} ({hosts[rank]})"
+            library = f"{self.transfer} of {LIBRARY}"
+            text = f"a model {ends} did not arrive as it was sent, twice, by {library}"
         raise Damaged(self.world.first(text))
 
     def _move(self, route: Route) -> float:
@@ -154,7 +158,7 @@ class Inbox:
         else:
             self.world.comm.Barrier()
         waited = time.perf_counter() - start
-        if self.way.check_rows:  # each row is summed once, however many get it
+        if self.transfer.check_rows:  # each row is summed once, however many get it
             for row, sender in {row: sender for row, _, _, sender in route.puts}.items():
                 self._sent[row] = checksum(self.staging[row], sender, self.exchanges)
         if self.window:
@@ -168,7 +172,7 @@ class Inbox:
         for row, rank, slot, _ in route.puts:
             target = [slot * self.row_bytes, width, MPI.FLOAT]
             self.window.Put([self.staging[row], MPI.FLOAT], rank, target)
-            if self.way.check_rows:
+            if self.transfer.check_rows:
                 target = [self._sums_at[rank] + 8 * slot, 1, MPI.UINT64_T]
                 self.window.Put([self._sent[row:], 1, MPI.UINT64_T], rank, target)
         self.window.Fence()
@@ -178,11 +182,11 @@ class Inbox:
         comm, requests = self.world.comm, []
         for slot, rank in enumerate(route.source.tolist()):
             requests.append(comm.Irecv(self.view[slot], rank, ROW))
-            if self.way.check_rows:
+            if self.transfer.check_rows:
                 requests.append(comm.Irecv(self.sums[slot : slot + 1], rank, SUM))
         for row, rank, _, _ in route.puts:
             requests.append(comm.Isend(self.staging[row], rank, ROW))
-            if self.way.check_rows:
+            if self.transfer.check_rows:
                 requests.append(comm.Isend(self._sent[row : row + 1], rank, SUM))
         MPI.Request.Waitall(requests)
 

@@ -1,6 +1,6 @@
 """`World`: the ranks of a run and their collectives on arrays.
 
-Only this room imports mpi4py. Only buffers are sent, never pickles. Every rank reaches every
+Only this package imports mpi4py. Only buffers are sent, never pickles. Every rank reaches every
 collective; a rank without clients has arrays of length 0.
 """
 

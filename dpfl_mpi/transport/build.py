@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.mpi.window import Way
+from dpfl_mpi.mpi.window import Transfer
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.plugins import shipped, short
 from dpfl_mpi.settings import Resolved
@@ -21,7 +21,7 @@ from dpfl_mpi.transport.placement import Placement
 def transport_of(
     run: Resolved,
     window_gb: float,
-    way: Way,
+    transfer: Transfer,
     placement: Placement,
     log: Log,
     budgets: np.ndarray,
@@ -38,7 +38,7 @@ def transport_of(
         def speeds() -> dict[str, np.ndarray]:  # root alone has what a file holds
             return vars(speeds_of(run.network.text, run.network.table, run.clients, run.seed))
 
-        clock = Clock(Speeds(**placement.world.share(speeds)), run.staleness)
+        clock = Clock(Speeds(**placement.world.share(speeds)), ages.count)
     columns, codec = sent_of(run, ensemble)
     if codec:
         packing: Packing = Encoded(codec, ages, start_W, budgets)
@@ -47,7 +47,7 @@ def transport_of(
     counts = bool(run.network or codec or columns is not None)
     own_code = run.method not in shipped("method")
     mailroom = Mailroom(
-        packing, log, budgets=budgets, window_gb=window_gb, way=way, own_code=own_code
+        packing, log, budgets=budgets, window_gb=window_gb, transfer=transfer, own_code=own_code
     )
     return mailroom, Ledger(packing, log, clock=clock, counts=counts)
 

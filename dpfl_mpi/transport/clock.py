@@ -59,7 +59,8 @@ def nanoseconds(seconds: np.ndarray) -> np.ndarray:
 class Clock:
     """Times of all N clients, int64 `[N]` each. Every rank has the same."""
 
-    def __init__(self, speeds: Speeds, staleness: int = 0):
+    def __init__(self, speeds: Speeds, ages: int = 1):
+        """Models may be of so many `ages`: 1, of this round alone."""
         n = len(speeds.step)
         self.speeds = speeds
         self.step, self.image = nanoseconds(speeds.step), nanoseconds(speeds.image)
@@ -70,7 +71,7 @@ class Clock:
         self.uplink_free = np.zeros(n, np.int64)  # when standing messages have passed its uplink
         self.present = np.ones(n, bool)  # who takes part in this round
         # by edge when the sender's model of a rounds ago arrived; empty unless models may be old
-        self.arrived = [Links() for _ in range(staleness + 1 if staleness else 0)]
+        self.arrived = [Links() for _ in range(ages)] if ages > 1 else []
         self.begin(self.present)
 
     def begin(self, present: np.ndarray) -> None:

@@ -35,7 +35,7 @@ class Links:
 
 
 class Ages:
-    """Rows have numbers: j + a N is what left client j a rounds ago. Every rank has the same."""
+    """The ids of rows: j + a N is what client j sent a rounds ago. Every rank has the same."""
 
     def __init__(self, placement: Placement, staleness: int):
         self.placement, self.n, self.count = placement, placement.n, staleness + 1

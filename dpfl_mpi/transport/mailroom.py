@@ -1,6 +1,7 @@
-"""`Mailroom`: puts rows into other ranks' windows. `Arrived`: the rows that are here until then.
+"""`Mailroom`: puts rows into other ranks' windows.
 
-`Received`: the models that a graph brings, which arrive at once or in passes.
+`Arrived`: the rows that one sending brought, valid until the next. `Received`: the models that a
+graph brings, at once or in passes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph, Senders
 from dpfl_mpi.mpi import placement as sizes
-from dpfl_mpi.mpi.window import Inbox, Route, Way, route
+from dpfl_mpi.mpi.window import Inbox, Route, Transfer, route
 from dpfl_mpi.transport.log import Log
 from dpfl_mpi.transport.packing import Packing
 
@@ -29,20 +30,21 @@ class Mailroom:
         *,
         budgets: np.ndarray,
         window_gb: float,
-        way: Way,
+        transfer: Transfer,
         own_code: bool,
     ):
         """Make windows when needed, of `budgets` `[N]` rows per client, within --window_gb.
 
-        With `own_code` all ranks meet before each pass: a method that is not shipped may break off.
+        With `own_code` all ranks meet before each pass: a user's method may break off.
         """
         placement, count = packing.placement, packing.ages.count
         self.packing, self.placement, self.ages = packing, placement, packing.ages
-        self.log, self.window_gb, self.way, self.own_code = log, window_gb, way, own_code
+        self.log, self.window_gb, self.transfer, self.own_code = log, window_gb, transfer, own_code
         self.bytes_put = 0  # by this rank into windows, in this round
         self.sendings = 0  # rows are here until the next one; the same on every rank
         self.inboxes: list[Inbox | None] = [None] * len(packing.staged)
-        # rows by budgets [ranks]; by window, rows by --window_gb, and the slots of both [ranks]
+        # rows that each rank would receive at once; then by window how many rows --window_gb
+        # allows, and for how many there is room [ranks]
         self.wanted = np.bincount(placement.owner, budgets, placement.world.size).astype(np.int64)
         room = [
             sizes.window_slots(self.wanted, placement.per_rank, count, window_gb, 4 * rows.shape[1])
@@ -54,7 +56,7 @@ class Mailroom:
         self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 
     def meet(self, place: str) -> None:
-        """Wait for all ranks of an own method; one that is elsewhere is a `UserError` on all."""
+        """Wait for all ranks of a user's method; one that is elsewhere is a `UserError` on all."""
         if self.own_code:
             with self.log.clock("wait"):
                 self.placement.world.meet(place)
@@ -172,7 +174,8 @@ class Mailroom:
         return self._open(window, need)
 
     def _open(self, window: int, slots: int) -> Inbox:
-        inbox = Inbox(self.placement.world, self.packing.staged[window].numpy(), slots, self.way)
+        staged = self.packing.staged[window].numpy()
+        inbox = Inbox(self.placement.world, staged, slots, self.transfer)
         self.inboxes[window] = inbox
         return inbox
 
@@ -192,7 +195,7 @@ class Mailroom:
 
 
 class Arrived:
-    """The rows that are here until the next are put: this rank's, and those in its windows."""
+    """The rows of one exchange, until the next one: this rank's, and those in its windows."""
 
     def __init__(self, mailroom: Mailroom, route: Route):
         self.mailroom, self.packing, self.ages = mailroom, mailroom.packing, mailroom.ages
@@ -201,11 +204,12 @@ class Arrived:
         self.unpacked = self.packing.unpacked(route.arriving)
 
     def rows(self, senders: Senders, to: slice | int | None = None) -> Tensor:
-        """Return copies of the models of senders, `[k, W]` on the device.
+        """Return copies of the senders' models, `[k, W]` on the device.
 
-        `to` are their receivers, numbers of this rank, or one of all senders: a receiver may get an
-        older row, and completes a row of which not all is sent. Raises `UserError` if other models
-        were sent since.
+        `to` are their receivers: places among this rank's clients, or one receiver for all. They
+        matter under --staleness, as a receiver may get an older row, and under --send, where the
+        columns that are not sent are the receiver's own. Raises `UserError` if other models were
+        sent since.
         """
         if self.ages.count == 1 and self.packing.columns is None:
             return self.copies(senders)
@@ -221,7 +225,7 @@ class Arrived:
         self.mailroom.check(self.sending)
         outgoing, place = self.packing.outgoing, self.ages.place
         local = self.ages.owner[numbers] == self.mailroom.placement.world.rank
-        if len(numbers) == 1:  # without the gather a search of small models takes a tenth less
+        if len(numbers) == 1:  # without the gather a search of small models takes 10 % less time
             number = numbers[0]
             row = outgoing[place[number]].clone() if local[0] else self._remote(number)
             return row[None]
@@ -290,3 +294,13 @@ class Received:
             arrived = room.put(placement.graph_of(senders))
             self.sending = room.sendings
             yield arrived, senders
+
+    def models(self) -> Iterator[tuple[int, np.ndarray, Tensor]]:
+        """Yield for local clients some of their senders and copies of their models. Collective.
+
+        They are a client's number on this rank, senders `[m]`, ascending, and `[m, W]`.
+        """
+        for here, batch in self.passes([self.graph.of(k) for k in self.mailroom.placement.ids]):
+            for i, senders in enumerate(batch):
+                if len(senders):
+                    yield i, np.asarray(senders), here.rows(senders, i)

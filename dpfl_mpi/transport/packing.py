@@ -162,12 +162,13 @@ class Encoded(Packing):
         self.encodings[1:] = self.encodings[:-1].copy()
 
     def leaving(self, w_KW: Tensor, active: np.ndarray, in_rounds: bool) -> Tensor:
-        """Return what others will know of this rank's rows, `[K, W]`. Collective.
+        """Return this rank's rows as receivers will have them, `[K, W]`. Collective.
 
-        Rows that changed are encoded once. After the rounds all rows are sent whole.
+        A row that changed is encoded once, as its difference to what receivers have. After the
+        rounds all rows are sent whole.
         """
         if not in_rounds:
-            self.encodings[0] += 2  # nobody has the row before
+            self.encodings[0] += 2  # no receiver has the one before, so all get the row whole
             return w_KW
         changed = not self.same(w_KW, self.encoded, active)
         if self.placement.world.agree(changed):
@@ -175,6 +176,7 @@ class Encoded(Packing):
             self.encodings[0] += active
             with torch.no_grad():
                 for i in np.flatnonzero(active[self.placement.ids]):
+                    # `known` is updated, too, as receivers do when they decode
                     self.messages[0, i] = self.codec.encode(w_KW[i].detach(), self.known[i])
         return self.known
 

@@ -18,13 +18,13 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi import node
 from dpfl_mpi.mpi import world as comm_module
 from dpfl_mpi.mpi.placement import models_per_pass, place, rows_of, window_slots
-from dpfl_mpi.mpi.window import Inbox, Way, checksum, route
+from dpfl_mpi.mpi.window import Inbox, Transfer, checksum, route
 from dpfl_mpi.mpi.world import World
 
 WIDTH = 32  # of a row
 RANKS = [1, 2, 3]
-WAYS = Way(), Way(window="create"), Way("sendrecv"), Way(check_rows=False)
-WAYS += (Way("sendrecv", check_rows=False),)
+WAYS = Transfer(), Transfer(window="create"), Transfer("sendrecv"), Transfer(check_rows=False)
+WAYS += (Transfer("sendrecv", check_rows=False),)
 
 
 def ids_of(owner, work, rank):

@@ -11,4 +11,4 @@ for pair in $DPFL_HOSTS; do
   [ "${pair%=*}" = "$address" ] && name=${pair#*=}
 done
 exec ip netns exec "${name:?unknown host $address}" unshare --uts --ipc --mount bash -c \
-  'hostname "$0"; mount -t tmpfs none /dev/shm; eval exec "$*"' "$name" "$@"
+  'hostname "$0"; mount -t tmpfs none /dev/shm; exec bash -c "$*"' "$name" "$@"

@@ -5,7 +5,7 @@ import pytest
 from launch import differences, federation, refused, run_here, run_many, text_file
 
 from dpfl_mpi.federation.limits import limits_of
-from dpfl_mpi.plugins import find, names
+from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.values import NETWORKS
@@ -14,7 +14,7 @@ from dpfl_mpi.transport.clock import NS, PROFILES, Clock, Speeds, queue, speeds_
 WORKS = ""
 SAME_ROUND = "sends more than models, of the same round: allowed is 0"
 SERVER = "waits for all: allowed is 0"
-LATE = dict.fromkeys(names("method"), SERVER)  # what a method says of --staleness
+LATE = dict.fromkeys(shipped("method"), SERVER)  # what a method says of --staleness
 LATE |= dict.fromkeys(
     ["dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest", "spectral"], SAME_ROUND
 )
@@ -181,9 +181,9 @@ def test_somebody_stays(tmp_path):
     refused("--churn leaves nobody in round", run_here, tmp_path / "run.h5", fields)
 
 
-def clock_of(step, image=0, down=8, latency=0, staleness=0):
+def clock_of(step, image=0, down=8, latency=0, ages=1):
     values = (np.full(len(step), value, float) for value in (step, image, 8, down, latency))
-    return Clock(Speeds(*values), staleness)
+    return Clock(Speeds(*values), ages)
 
 
 def seconds(values):
@@ -213,7 +213,7 @@ def test_a_round_by_hand():
     assert seconds(clock.now) == [12 + 0.25 + 2, 12 + 1, 9]
     assert clock.waited_for.tolist() == [0, 0, -1]
     # Client 1 takes two seconds a step, client 0 one; a model travels two seconds.
-    clock, to, of = clock_of(step=(1, 2), staleness=1), np.array([0, 1]), np.array([1, 0])
+    clock, to, of = clock_of(step=(1, 2), ages=2), np.array([0, 1]), np.array([1, 0])
     seen = []
     for t in range(3):
         clock.begin(np.ones(2, bool))
