@@ -4,7 +4,7 @@
 
 - first_step: seconds from the start of the process to the first gradient step.
 - torch: seconds of importing torch.
-- imported, imported_private: memory after the imports, bytes.
+- imported_private: memory after the imports, bytes.
 - resident: largest resident memory, with windows of other ranks of this node that it wrote to.
 - private: largest memory without what is shared, sampled.
 - samples: bytes of this rank's samples and labels.
@@ -44,7 +44,7 @@ def main() -> None:
     from dpfl_mpi.federation.training import Training
     from dpfl_mpi.numerics.clients import Clients
 
-    found |= {"imported": memory("VmRSS"), "imported_private": memory("RssAnon")}
+    found["imported_private"] = memory("RssAnon")
     local_opt, read = Training.local_opt, Clients.__init__
 
     def first(self: Training, *args: Any, **options: Any) -> torch.Tensor:

@@ -53,8 +53,8 @@ class Twin:
         rows = slice(first, first + int(clients.n_val[i]))
         images = backend.ensemble.normalise(clients.score_x[rows])
         self.x, self.y = images.permute(0, 3, 1, 2).contiguous(), clients.score_y[rows]
-        order = fed.shuffle(k, fed.reachable(k), 0).tolist()
-        coins = self.parts.draws.coins(slice(i, i + 1), 0)[0]
+        order = fed.shuffle(k, fed.reachable(k)).tolist()
+        coins = self.parts.draws.coins(slice(i, i + 1))[0]
         x, y = {k}, {k, *order}
         for j in order:
             if len(x) - 1 >= fed.most_senders[k]:

@@ -1,14 +1,13 @@
 """How seconds and memory grow with the number of clients N.
 
-    python benchmarks/growth.py [--clients 50,100,200,500,1000,2000]   # on two ranks
-    python benchmarks/growth.py --parts ranks [--ranks_list 1,2,4,8]   # 500 clients
-    python benchmarks/growth.py --parts passes [--window_gb 0.02]      # 1000 clients, B_c = inf
+    python benchmarks/growth.py [--clients 50,100,200,500,1000,2000]
+    python benchmarks/growth.py --clients 500 --ranks_list 1,2,4,8
+    python benchmarks/growth.py --clients 1000 --ranks_list 4 --budget inf --window_gb 0.02
 
 DPFL on `--pool` samples per client to train and validate on, 10 to test on, three classes per
 client: digits of scikit-learn, enlarged and moved until there are enough. A round should be linear
-in N. Every part computes each N on each number of ranks and prints a table; with several N also
-the exponents of a log-log fit, and the figure growth.{pdf,png,csv}. `passes` also compares memory,
-with a window narrower than the graph, to that of all models on every rank.
+in N. Each N is computed on each number of ranks, and a table is printed; with several N on one
+number of ranks also the exponents of a log-log fit, and the figure growth.{pdf,png,csv}.
 
 Seconds are of the slowest rank, bytes of the largest. Each is one run: use free cores.
 """
@@ -25,13 +24,6 @@ from _scale import MB, PHASES, Line, Watched, numbers
 from dpfl_mpi.results import Result
 
 TEST = 10  # test samples per client
-# what a part computes, unless flags say otherwise
-PARTS: dict[str, dict[str, Any]] = {
-    "clients": {"clients": [50, 100, 200, 500, 1000, 2000], "ranks_list": [2]},
-    "ranks": {"clients": [500], "ranks_list": [1, 2, 4, 8]},
-    "passes": {"clients": [1000], "ranks_list": [4]}
-    | {"budget": "inf", "rounds": 1, "window_gb": 0.02},
-}
 DRAWN = "round", "graph", "train", "evaluate", "exchange"
 
 
@@ -40,7 +32,6 @@ def point(watched: Watched, clients: int) -> dict[str, Any]:
     with Result(watched.path) as result:
         evaluations = result["graph/evaluations"]
         row = 4 * int(result.file["meta"].attrs["parameters"])
-        edges = int(result["graph/chosen/indptr"][-1, -1])
     seconds, ranks = watched.seconds(), watched.ranks
     return {
         "clients": clients,
@@ -50,13 +41,11 @@ def point(watched: Watched, clients: int) -> dict[str, Any]:
         "preprocessing": sum(watched.seconds(0, 1).values()),
         "resident": watched.most("resident"),
         "private": watched.most("private"),
-        "beyond_imports": max(rank["resident"] - rank["imported"] for rank in ranks),
         # of all ranks together
         "grown": sum(rank["private"] - rank["imported_private"] for rank in ranks),
         "evaluations_first": float(evaluations[0].mean()),
         "most_first": int(evaluations[0].max()),
         "evaluations": float(evaluations[1:].mean()),
-        "edges": edges,
         "row": row,
         "file": watched.path.stat().st_size,
     }
@@ -112,22 +101,11 @@ def picture(points: list[dict[str, Any]], folder: Path) -> list[Path]:
     return _scale.draw("growth", folder, points, "clients $N$", panels)
 
 
-def passes(p: dict[str, Any], window_gb: float) -> str:
-    """Return the memory of a run whose graph is wider than its window."""
-    return (
-        f"N = {p['clients']}, {p['ranks']} ranks: {p['edges']} edges recorded\n"
-        f"a rank: window at most {window_gb * 2**30 / MB:.0f} MB; {p['beyond_imports'] / MB:.0f} "
-        "MB beyond the imports with everything else (its own clients' models, data, windows of "
-        "other ranks that it wrote to); all models on every rank: "
-        f"{p['clients'] * p['row'] / MB:.0f} MB per rank for one copy"
-    )
-
-
 def main() -> None:
     parser = _scale.options(__doc__)
-    parser.add_argument("--parts", default="clients", choices=PARTS)
-    parser.add_argument("--clients", type=numbers, help="numbers of clients N")
-    parser.add_argument("--ranks_list", type=numbers, help="numbers of ranks")
+    counts = "50,100,200,500,1000,2000"
+    parser.add_argument("--clients", type=numbers, default=counts, help="numbers of clients N")
+    parser.add_argument("--ranks_list", type=numbers, default="2", help="numbers of ranks")
     parser.add_argument("--rounds", type=int, default=3, help="rounds after preprocessing")
     parser.add_argument("--pool", type=int, default=25, help="samples to train and validate on")
     parser.add_argument("--model", default="cnn", help="cnn or mlp")
@@ -135,8 +113,6 @@ def main() -> None:
     parser.add_argument("--budget", default="10", help="B_c")
     parser.add_argument("--window_gb", type=float, default=4.0, help="largest window, GiB")
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder of the figure")
-    part = parser.parse_known_args()[0].parts
-    parser.set_defaults(**PARTS[part])
     args = parser.parse_args()
     cores, points = len(os.sched_getaffinity(0)), []
     print(f"{cores} cores, {args.pool} samples per client to train and validate on, {args.model}, "
@@ -151,13 +127,11 @@ def main() -> None:
             for n in args.clients:
                 watched = _scale.run(Path(name), ranks, f"{ranks}-{n}", flags | {"clients": n})
                 points.append(point(watched, n))
-                print(f"  {part}: N = {n}, {ranks} ranks done", file=sys.stderr, flush=True)
+                print(f"  N = {n}, {ranks} ranks done", file=sys.stderr, flush=True)
     print(table(points))
-    if part == "clients" and len(points) > 1:
+    if len(args.clients) > 1 and len(args.ranks_list) == 1:
         print(fits(points))
         print(*picture(points, args.out))
-    if part == "passes":
-        print(*(passes(p, args.window_gb) for p in points), sep="\n")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ process on the core; medians and ratios are of this one run.
 
 - plain: NCHW, ReLU then pool, `torch.optim.SGD`.
 - tuned: channels last, fused SGD; of the CNN, pool then ReLU (the same function, fewer ReLUs).
-- pfllib: `clientAVG.train` of a checkout of PFLlib (its own loop, data loader and SGD without
-  momentum, decay or clipping).
 - torch: this package by `--kernels torch`; avx512, avx2: the native kernels in these forms.
 
 Without --augment the baselines' images are floats, normalised in advance; ours are uint8 and
@@ -20,12 +18,9 @@ torchvision's transforms do, ours in one gather.
 import argparse
 import copy
 import functools
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -202,26 +197,6 @@ def baseline(task: Task, model: nn.Module, fused: bool = False) -> float:
     return (time.process_time() - start) / steps * 1e3
 
 
-def pfllib(task: Task, folder: Path) -> float:
-    """Return the milliseconds of a step of PFLlib's FedAvg client, on normalised tensors."""
-    sys.path.insert(0, str(folder / "system"))
-    from flcore.clients.clientavg import clientAVG
-
-    x = normalised(torch.from_numpy(task.images)).contiguous()
-    data = list(zip(x, torch.from_numpy(task.labels), strict=True))
-    settings = {"model": cnn.build(CIFAR, 10), "algorithm": "FedAvg", "dataset": ""}
-    settings |= {"device": "cpu", "save_folder_name": "", "num_classes": 10, "batch_size": S}
-    settings |= {"local_epochs": task.steps * S // len(data), "local_learning_rate": 0.01}
-    settings |= {"learning_rate_decay": False, "learning_rate_decay_gamma": 1, "few_shot": 0}
-    slow = {"train_slow": False, "send_slow": False}
-    client = clientAVG(SimpleNamespace(**settings), 0, len(data), 0, **slow)
-    loader = torch.utils.data.DataLoader(data, S, drop_last=True, shuffle=True)
-    client.load_train_data = lambda: loader
-    start = time.process_time()
-    client.train()
-    return (time.process_time() - start) / task.steps * 1e3
-
-
 def ours(task: Task, form: str) -> float:
     """Return the milliseconds of a step of this package, in PyTorch or a form of the kernels."""
     subject, images, labels, steps, augment = task
@@ -256,7 +231,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--steps", type=int, default=100, help="of a repeat, rounded up to 25s")
     parser.add_argument("--augment", action="store_true", help="crop and flip on all sides")
-    parser.add_argument("--pfllib", type=Path, help="a checkout of PFLlib")
     args = parser.parse_args()
     steps = args.steps + -args.steps % 25
     torch.set_num_threads(1)
@@ -268,8 +242,6 @@ def main() -> None:
         "plain": lambda: baseline(task, subject.build()),
         "tuned": lambda: baseline(task, tuned(subject.build()), fused=True),
     }
-    if args.pfllib and args.model == "cnn" and not args.augment:
-        contenders["pfllib"] = functools.partial(pfllib, task, args.pfllib)
     own = ["torch", *(form for form in forms() if form != "portable")]
     contenders |= {form: functools.partial(ours, task, form) for form in own}
     times: dict[str, list[float]] = {name: [] for name in contenders}

@@ -227,7 +227,7 @@ def paper_costs(measured: Costs) -> Costs:
     scoring = quickest(lambda: backend.validation_losses(slice(0, 1), pair)) / 2  # of 100 images
     return dataclasses.replace(
         measured,
-        step=step_seconds(made, Job(), source, ensemble, 64),
+        step=step_seconds(made, *one_client(made, Job(), source, ensemble, 64)),
         score=2 * scoring,
         evaluation=scoring,
         add=measured.add * MODEL / 64_000,

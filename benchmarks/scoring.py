@@ -1,4 +1,4 @@
-"""An evaluation of the greedy search against PyTorch and what the core can do at most.
+"""An evaluation of the greedy search against PyTorch.
 
     OMP_NUM_THREADS=1 python benchmarks/scoring.py [--model cnn] [--images 100] [--seconds 20]
 
@@ -9,30 +9,22 @@ each; the least seconds of this process on the core count, so other programs har
 - torch, avx512, avx2: `Backend.validation_losses`, which brings images into lanes and means losses.
 - averages: `Backend.candidate`, which forms the two models from the search's sums in float64.
 - search: one call that decides 99 models, beyond as many evaluations in C as it makes.
-- the ceiling: the multiply-adds of the two models in whole vectors, at the rate of a loop of
-  independent multiply-adds in registers (compiled here by `cc`; without one there is no ceiling).
 """
 
 import argparse
-import ctypes
 import functools
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from _samples import CIFAR, PAPER_SGD, clients_of
-from torch import nn
 
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models import cnn, mlp
 from dpfl_mpi.numerics.backend import Backend
 from dpfl_mpi.numerics.clients import Clients
-from dpfl_mpi.numerics.cpu import FORMS, Cpu, forms
+from dpfl_mpi.numerics.cpu import Cpu, forms
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.kernels import SCORING
 from dpfl_mpi.numerics.native_backend import NativeBackend
@@ -40,21 +32,6 @@ from dpfl_mpi.numerics.native_backend import NativeBackend
 Calls = dict[str, Callable[[], object]]
 MODELS = {"cnn": (cnn.build, CIFAR), "mlp": (mlp.build, (8, 8, 1))}
 CANDIDATES = 99
-# sums that differ, or the compiler would keep one
-LOOP = """
-typedef float F __attribute__((vector_size(BYTES)));
-F run(long n) {
-  F sum[12], a = (F){0} + 0.999f, b = (F){0} + 0.001f;
-  for (int j = 0; j < 12; j++) sum[j] = (F){0} + (float)j;
-  for (long i = 0; i < n; i++) {
-#pragma GCC unroll 12
-    for (int j = 0; j < 12; j++) sum[j] = sum[j] * a + b;
-  }
-  for (int j = 1; j < 12; j++) sum[0] += sum[j];
-  return sum[0];
-}
-void spend(long n, float *out) { F sum = run(n); *out = sum[0]; }
-"""
 
 
 def one_client(model: str, n: int) -> tuple[Ensemble, Clients]:
@@ -95,39 +72,6 @@ def searching(backend: NativeBackend) -> Calls:
 
     evaluations = lambda: evaluate(n[0])  # noqa: E731
     return {"search": search, "evaluations": evaluations, "calls": lambda: evaluate(0)}
-
-
-def multiply_adds(module: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Return the multiply-adds of a model's forward half on one image.
-
-    Convolutions count where the pool looks, and dense layers.
-    """
-    (h, w, _), total = shape, 0
-    for layer in module.modules():
-        if isinstance(layer, nn.Conv2d):
-            h, w = (h - 4) // 2, (w - 4) // 2
-            total += 4 * h * w * layer.weight.numel()
-        elif isinstance(layer, nn.Linear):
-            total += layer.weight.numel()
-    return total
-
-
-def vectors_per_second(form: str) -> float | None:
-    """Return how many vectors of a form the core multiplies and adds; None without a compiler."""
-    compiler, bits = shutil.which("cc"), FORMS[form]
-    if not compiler:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "loop.c"), Path(folder, "loop.so")
-        source.write_text(LOOP)
-        machine = {512: ["-mavx512f"], 256: ["-mavx2", "-mfma"]}[bits]
-        flags = ["-O2", "-ffp-contract=fast", "-shared", "-fPIC", f"-DBYTES={bits // 8}"]
-        command = [compiler, *flags, *machine, "-Wno-psabi", str(source), "-o", str(library)]
-        subprocess.run(command, check=True)
-        spend = ctypes.CDLL(str(library)).spend
-        spend.argtypes = [ctypes.c_long, ctypes.c_void_p]
-        n, result = 100_000, np.zeros(1, np.float32)
-        return 12 * n / least({"": lambda: spend(n, result.ctypes.data)}, 1.0)[""]
 
 
 def least(calls: Calls, seconds: float) -> dict[str, float]:
@@ -174,15 +118,10 @@ def main() -> None:
         best = least(calls, args.seconds)
     print(f"one thread, torch {torch.__version__}, R of two models on {args.images} images, "
           f"least of {args.seconds:.0f} s")  # fmt: skip
-    count = 2 * multiply_adds(ensemble.module, MODELS[args.model][1])
     for name in backends:
         ms, averages = 1e3 * best[name], 1e3 * best[f"{name}, averages"]
         ratio = 1e3 * best["torch"] / ms
         line = f"{name:6s} {ms:.2f} ms ({ratio:.2f}x torch), averages {averages:.3f} ms"
-        if name != "torch" and (speed := vectors_per_second(name)):
-            vectors = -(-args.images // (FORMS[name] // 32))
-            line += f"; ceiling {1e3 * count * vectors / speed:.2f} ms: {count} multiply-adds of "
-            line += f"{vectors} vectors at {1e-9 * speed:.2f} a ns"
         if name != "torch":
             alone = best[f"{name}, evaluations"] - best[f"{name}, calls"]
             more = 100 * (best[f"{name}, search"] / alone - 1)
