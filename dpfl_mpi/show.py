@@ -9,7 +9,7 @@ import numpy as np
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.graph import asymmetry, sparsity, within
-from dpfl_mpi.plugins import CODE, find, short
+from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
@@ -21,14 +21,12 @@ from dpfl_mpi.results.summary import (
     folded,
     listed,
     name_columns,
-    outcome,
     split,
-    texts,
 )
-from dpfl_mpi.results.table import MAIN, in_folder, of_runs
-from dpfl_mpi.settings import Resolved, Run
+from dpfl_mpi.results.table import MAIN, flat_settings, in_folder, in_words, of_runs, texts
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.command_line import Parser
-from dpfl_mpi.settings.fields import as_dict, fields
+from dpfl_mpi.settings.fields import fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests
 
 CLASSES_WIDTH = 53  # columns for the name and the classes of a client
@@ -127,24 +125,12 @@ def graph(result: Result) -> str:
     return table(header, rows)
 
 
-def outcomes(result: Result) -> dict[str, str]:
-    """Return the figures that --compare sets side by side; a dash if no client was scored."""
-    out = {"state": result.state} | texts(outcome(result))
-    for metric in list(METRICS)[1:]:
-        mean = "-"
-        if "best/confusion" in result:
-            scores = result.score(metric)[result.benign]
-            if np.isfinite(scores).any():
-                mean = f"{100 * np.nanmean(scores):.2f}"
-        out[f"{METRICS[metric]}, %"] = mean
-    return out
-
-
 def origin(result: Result) -> str:
     (*_, start) = result.starts()
     ranks = f"{start['ranks']} rank" + "s" * (start["ranks"] != 1)
     where = f"{ranks} on {', '.join(start['hosts'])} ({start['device']}, {start['cpu']})"
-    return entry("computed", f"{where}, commit {start['commit'] or 'unknown'}, {start['time']}")
+    out = entry("computed", f"{where}, commit {start['commit'] or 'unknown'}, {start['time']}")
+    return f"{out}\n{entry('warning', result.warning)}" if result.warning else out
 
 
 def show(result: Result, room: int = WIDTH) -> str:
@@ -155,8 +141,8 @@ def show(result: Result, room: int = WIDTH) -> str:
         has = manifests(checkpoints_of(result.path))
         again = "goes on" if has else "starts over: there is no checkpoint"
         lines.append(f"  it is not being computed; the same command {again}")
-    figures_by_name = outcomes(result)
-    scores = [f"{METRICS[m]} {figures_by_name[f'{METRICS[m]}, %']} %" for m in list(METRICS)[1:]]
+    outcomes = texts(in_words(result))
+    scores = [f"{m} {outcomes[f'{m}, %']} %" for m in list(METRICS.values())[1:]]
     lines += [
         *figures(result),
         entry("scores by class", ", ".join(scores)),
@@ -170,11 +156,11 @@ def show(result: Result, room: int = WIDTH) -> str:
 
 
 def runs(results: Sequence[Result], room: int = WIDTH) -> str:
-    """Return a line per Run, by settings, with the accuracy over its clients in percent."""
+    """Return a line per Run, sorted by settings, with mean and std of its clients' accuracy."""
     found = of_runs(results)
     same = [n for n in MAIN if n != "method" and len({*map(str, found[n])}) == 1]
     hidden = {*same, "path", "budget_models", *list(found)[list(found).index("accuracy") :]}
-    keys = [found[name] for name in MAIN if name != "budget"]
+    keys = [found[name] for name in MAIN if name != "budget"]  # sorted by budget_models, a number
     order = sorted(range(len(results)), key=lambda i: [sortable(values[i]) for values in keys])
     shown = {name: found[name] for name in found if name not in hidden}
     shown |= {"test %": percent(found["accuracy"], 2), "std": percent(found["std"], 2)}
@@ -192,26 +178,19 @@ def sortable(value: Any) -> tuple[bool, bool, Any]:
     return value is not None, isinstance(value, str), value or 0
 
 
-def setting(run: Resolved, name: str) -> Any:
-    """Return a setting, a dash for none; a file is followed by the start of its SHA-256."""
-    content, value = run.contents.get(name, ""), getattr(run, name)
-    if not content:
-        return "-" if value is None else value
-    text = short(value) if content.startswith(CODE) else value
-    return f"{text} ({content.removeprefix('file:').removeprefix(CODE)[:12]})"
-
-
 def compare(a: Result, b: Result, room: int = WIDTH) -> str:
     """Return what differs between two runs: settings, outcome and accuracy by client."""
-    of_a, of_b = ({n: setting(r.run, n) for n in as_dict(r.run)} for r in (a, b))
-    rows = [[name, of_a[name], of_b[name]] for name in of_a if of_a[name] != of_b[name]]
+    of_each = [flat_settings(result) for result in (a, b)]
+    names = dict.fromkeys([*of_each[0], *of_each[1]])
+    rows = [[n, *("-" if s.get(n) is None else s[n] for s in of_each)] for n in names]
+    rows = [row for row in rows if row[1] != row[2]]
     out = [f"A  {a.path}", f"B  {b.path}"]
     if rows:
         out += ["\nsettings that differ", table(("", "A", "B"), rows, room)]
     else:
         out.append("\nthe settings are the same")
-    outcome_a, outcome_b = outcomes(a), outcomes(b)
-    rows = [[name, outcome_a[name], outcome_b[name]] for name in outcome_a]
+    of_a, of_b = ({"state": r.state} | texts(in_words(r)) for r in (a, b))
+    rows = [[name, of_a[name], of_b[name]] for name in of_a]
     out += ["\noutcome", table(("", "A", "B"), rows)]
     if any(a.fact(name) != b.fact(name) for name in ("data_sha256", "partition_sha256")):
         out.append("\nnot compared client by client: the data or the partition differ")
@@ -223,8 +202,10 @@ def compare(a: Result, b: Result, room: int = WIDTH) -> str:
     better, equal, worse = ((np.sign(difference) == sign).sum() for sign in (1, 0, -1))
     counts = f"B is better for {better}, equal for {equal}, worse for {worse}"
     by_client = f"client by client (same partition), B - A: {mean}; {counts}"
-    names = ", ".join(Result.differences(a, b))
-    bits = f"arrays that differ: {names}" if names else "all recorded numbers are equal to the bit"
+    arrays = ", ".join(Result.differences(a, b))
+    bits = (
+        f"arrays that differ: {arrays}" if arrays else "all recorded numbers are equal to the bit"
+    )
     return "\n".join([*out, "", folded(by_client, first=""), folded(bits, first="")])
 
 

@@ -20,7 +20,7 @@ from dpfl_mpi.settings import NUMERICS, Resolved
 from dpfl_mpi.storage.files import explained, remove_leftovers, write
 
 SHARE = 0.05  # of the time that writing the file to disk may take
-CHEAP_S = 0.01  # that it may take each round, whatever the share
+APART_S = 1.0  # least time between two writes: each leaves 5 kB in HDF5's memory
 SENDERS = "graph/chosen/senders"
 # of arrays that grow each round
 COMPRESSED: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}
@@ -161,12 +161,12 @@ class Recorder:
         self.edges += len(graph.senders)
 
     def flush(self, rounds_done: int, test_acc: float) -> None:
-        """Note the round; write the file to disk unless that takes more than `SHARE` of the time.
+        """Note the round; write the file to disk if the last time is long enough ago.
 
         What is not written now is written by a later `flush`, `copy` or `close`.
         """
         self.noted = {"rounds_done": rounds_done, "test_acc": test_acc}
-        if self.took < max(CHEAP_S, SHARE * (time.monotonic() - self.written)):
+        if time.monotonic() - self.written > max(APART_S, self.took / SHARE):
             self._replace()
 
     def close(self, state: str) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfl_mpi.data.source import Source, open_source
-from dpfl_mpi.errors import UserError, printable, without_inner_frames
+from dpfl_mpi.errors import UserError, without_inner_frames
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import admitted, changes, codes, short
 from dpfl_mpi.results import schema
@@ -55,16 +55,11 @@ class Declared:
 
 
 def declared(run: Any) -> Declared:
-    """Return what the method of a resolved Run declares; `ValueError` for wrong types or values."""
-    defaults = vars(Declared())
+    """Return what the method of a resolved Run declares."""
     known = run.declared["method"]
     if "look" not in known:  # of an older result
         known = known | {"look": f"{known['colour']} {known['line']} {known['marker']}"}
-    facts = {name: known[name] for name in defaults if name in known or name != "given"}
-    valid = all(type(facts[name]) is type(defaults[name]) for name in facts)
-    if not valid or not 1 <= facts["models"] <= 1000:
-        raise ValueError(f"the method declares {facts}")
-    return Declared(**facts)
+    return Declared(**{name: known[name] for name in vars(Declared()) if name in known})
 
 
 class Result(AbstractContextManager["Result"]):
@@ -75,7 +70,10 @@ class Result(AbstractContextManager["Result"]):
 
     @without_inner_frames
     def __init__(self, path: str | os.PathLike[str]):
-        """Open a file for reading; `UserError`: none, not a result, damaged, or a later schema."""
+        """Open a file for reading.
+
+        Raises `UserError` if it is missing, no result, damaged, or of a later version.
+        """
         with refused_as(f"{path!r} is no path of a result", (TypeError,)):
             self.path = Path(path)
         if not os.path.exists(self.path):  # Path.exists raises for a name that is too long
@@ -99,19 +97,19 @@ class Result(AbstractContextManager["Result"]):
     def __repr__(self) -> str:
         known = np.isfinite(self.test_acc)
         accuracy = f"{100 * self.test_acc:.2f} %" if known else "not known yet"
-        return printable(f"<{title(self)}: {self.state}, test accuracy {accuracy}, {self.path}>")
+        return f"<{title(self)}: {self.state}, test accuracy {accuracy}, {self.path}>"
 
     @property
     def state(self) -> str:
         """ "finished", "running, round t" or "stopped after round t".
 
-        A run is running while it holds the lock, or has written since this was opened.
+        A run is running while it holds the lock.
         """
         if self.finished:
             return "finished"
         t = self.hdf5.attribute("rounds_done", int)
         running = self.hdf5.attribute("state", str) == "running"
-        if running and (Lock(self.path).taken() or self.hdf5.replaced()):
+        if running and Lock(self.path).taken():
             return f"running, round {t}"
         return f"stopped after round {t}"
 
@@ -121,12 +119,12 @@ class Result(AbstractContextManager["Result"]):
 
     @property
     def test_acc(self) -> float:
-        """Mean of /best/test_acc over benign clients, 0 to 1; nan before there is a round."""
+        """Mean of /best/test_acc over benign clients, 0 to 1; nan before round 0 ends."""
         return float(self.hdf5.attribute("test_acc", float))
 
     @property
     def benign(self) -> np.ndarray:
-        """Clients that count in averages, bool `[N]`: no flipped labels, no liars, no newcomers."""
+        """Clients that count in averages, bool `[N]`: no flipped labels, attackers or newcomers."""
         out = np.ones(len(self["client/p"]), bool)
         for name in ("client/flipped", "client/liars", "client/newcomers"):
             if name in self:
@@ -264,6 +262,11 @@ class Result(AbstractContextManager["Result"]):
         """Return the local epochs of a client up to each round, over all its models, `[T+1]`."""
         return np.multiply(self["round/epochs"], self.method.models)
 
+    def all_epochs(self) -> int:
+        """Return the local epochs of a client over all its models, fine-tuning included."""
+        tuned = self.run.finetune_epochs if "finetune/epochs" in self else 0
+        return int(self.local_epochs()[self.last_round]) + tuned
+
     def by_round(self) -> dict[str, np.ndarray]:
         """Return what `curves` has, as arrays `[T+1]` by name; empty before there is a round."""
         rows = self.last_round + 1
@@ -300,6 +303,10 @@ class Result(AbstractContextManager["Result"]):
         Accuracies are from 0 to 1. `collaborators` counts a client's senders in the last graph,
         `models_received` is over the whole run.
         """
+        return data_frame(self.by_client(), "client")
+
+    def by_client(self) -> dict[str, np.ndarray]:
+        """Return what `to_pandas` has, as arrays `[N]` by name."""
         columns = self.named()
         for name in self.arrays():
             group, _, rest = name.partition("/")
@@ -310,7 +317,7 @@ class Result(AbstractContextManager["Result"]):
         if self.last_round >= 0:
             columns["collaborators"] = self.chosen(self.last_round).degrees()
             columns["models_received"] = self["traffic/models_received"].sum(0)
-        return data_frame(columns, "client")
+        return columns
 
     def liars_chosen(self) -> np.ndarray:
         """Return whether the sender lies, for each edge to a benign client in rounds 1 to T.
@@ -367,7 +374,7 @@ class Result(AbstractContextManager["Result"]):
         """The data of the run, from the file that the run names; `UserError` if they differ."""
         own, name = codes(self.run.contents).get("dataset"), self.run.dataset
         if own and own != admitted("dataset", name):
-            how = f"name it: Result({str(self.path)!r}, dataset={name!r})"
+            how = f"name it with --dataset ({name}), in Python Result(path, dataset=...)"
             raise UserError(f"the run's data set is code of its own; {how}")
         source = open_source(self.run)
         if source.sha256 != self.fact("data_sha256"):
@@ -381,6 +388,11 @@ class Result(AbstractContextManager["Result"]):
         with self.hdf5.reading("meta/starts"):
             return [dict(json.loads(text)) for text in texts]
 
+    @property
+    def warning(self) -> str:
+        """Why PyTorch computed in place of the kernels at the last start; "" if it did not."""
+        return str((self.starts() or [{}])[-1].get("warning", ""))
+
     def close(self) -> None:
         self.hdf5.file.close()
 
@@ -391,7 +403,7 @@ class Result(AbstractContextManager["Result"]):
     def differences(a: Result, b: Result) -> list[str]:
         """Return the names of the arrays that differ in a bit, or that one result lacks.
 
-        Provenance is exempt, and so is what --save_models or --mixed adds to one of them.
+        Provenance is left out, and so are arrays that only one has by --save_models or --mixed.
         """
         names_a, names_b = ({n for n in r.arrays() if not n.startswith(EXEMPT)} for r in (a, b))
         out = sorted(n for n in names_a ^ names_b if not n.startswith(ADDED))
@@ -432,7 +444,7 @@ def data_frame(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
 
 def is_torn(path: Path) -> bool:
     """Return whether an unreadable file begins as HDF5: a checkpoint may replace it."""
-    with suppress(UserError), open_regular(path, follow=False) as file:
+    with suppress(UserError), open_regular(path) as file:
         return file.read(8) == b"\x89HDF\r\n\x1a\n"
     return False
 
@@ -440,8 +452,9 @@ def is_torn(path: Path) -> bool:
 def check_replaceable(path: Path) -> None:
     """Raise `UserError` if --fresh would replace something else than a result."""
     replaceable = not os.path.lexists(path)
-    with suppress(UserError), open_regular(path, follow=False), Hdf5(path, "a result") as hdf5:
-        replaceable = {"run", "schema", "state"} <= set(hdf5.file.attrs)
+    with suppress(UserError), Hdf5(path, "a result") as hdf5:
+        is_result = {"run", "schema", "state"} <= set(hdf5.file.attrs)
+        replaceable = is_result and not path.is_symlink()
     if not replaceable:
         only = "--fresh replaces nothing else; remove it, or choose another --out"
         raise UserError(f"{path} is not a result of dpfl_mpi, and {only}")
@@ -505,14 +518,15 @@ def result_of(key: Mapping[str, Any], path: Path) -> Result:
 def changed_code(run: Resolved, path: Path) -> str:
     """Return how code of one's own differs from that of a result which is the same Run otherwise.
 
-    "" where `path` exists or there is no such result beside it.
+    "" where there is no such result beside `path`.
     """
     key, own = run.key(), codes(run.contents)
     pattern = glob.escape(path.stem[:-HEX]) + "?" * HEX + ".h5"
-    for other in path.parent.glob(pattern) if own and not path.exists() else ():
+    for other in path.parent.glob(pattern) if own else ():
         with suppress(UserError), Result(other) as result:
             differing = {n for n in {*key, *result.key} if key.get(n) != result.key.get(n)}
-            if differing <= {*own}:
+            same_files = all(getattr(run, k) == getattr(result.run, k) for k in differing & {*own})
+            if differing and differing <= {*own} and same_files:
                 declared = result.run.declared
                 then = {n: d for k in differing for n, d in declared[k].get("parts", {}).items()}
                 now = {n: d for k in differing for n, d in run.declared[k]["parts"].items()}

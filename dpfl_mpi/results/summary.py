@@ -28,49 +28,12 @@ WIDTH = 80  # columns of a terminal
 MOST_GROUPS = 12  # that are listed each
 MOST_NAME = 20  # columns of a client's name
 NBSP = "\xa0"  # a blank at which no line is broken
-# decimals of the figures of `outcome`; the others have one
-DECIMALS = dict.fromkeys(("test accuracy, %", "std over clients", "last round, %"), 2)
-DECIMALS |= dict.fromkeys(("local epochs", "edges in Omega", "edges at the end"), 0)
 
 
 def slowest_seconds(result: Result) -> dict[str, np.ndarray]:
     """Return the seconds of the slowest rank by phase, `[T+1]`."""
     rows = result.last_round + 1
     return {phase: result[f"seconds/{phase}"][:rows, 2] for phase in PHASES}
-
-
-def epochs(result: Result) -> int:
-    """Return the local epochs of a client over all its models, fine-tuning included."""
-    tuned = result.run.finetune_epochs if "finetune/epochs" in result else 0
-    return int(result.local_epochs()[result.last_round]) + tuned
-
-
-def outcome(result: Result) -> dict[str, float]:
-    """Return the main figures of a result.
-
-    Accuracies are in percent, of the benign clients that were scored; nan if none was.
-    """
-    none = np.array([math.nan])
-    best, last = (result.benign_percentages(name) for name in ("best/test_acc", "last/test_acc"))
-    best, last = (values if len(values) else none for values in (best, last))
-    rounds = result.by_round()
-    return {
-        "test accuracy, %": best.mean(),
-        "std over clients": best.std(),
-        "lowest client, %": best.min(),
-        "last round, %": last.mean(),
-        "local epochs": epochs(result),
-        "edges in Omega": len(result.omega().senders),
-        "edges at the end": rounds["edges"][-1],
-        "models received per client": result["traffic/models_received"].sum() / result.run.clients,
-        "seconds": rounds["seconds"].sum(),
-    }
-
-
-def texts(figures: dict[str, float]) -> dict[str, str]:
-    """Return figures as texts, a dash for nan."""
-    decimals = {name: DECIMALS.get(name, 1) for name in figures}
-    return {n: "-" if math.isnan(x) else f"{x:.{decimals[n]}f}" for n, x in figures.items()}
 
 
 def print_finished(run: Resolved, job: Job) -> bool:
@@ -285,28 +248,10 @@ def split(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
 
 
 def fitted(text: str) -> str:
-    """Return a text no wider than `WIDTH`: long lines are folded, markdown tables are split.
-
-    A line goes on below where its text begins, behind its name.
-    """
+    """Return a text no wider than `WIDTH`; a line goes on below its text, behind its name."""
     out = []
-    for is_table, lines in itertools.groupby(text.split("\n"), lambda line: line.startswith("|")):
-        if is_table:
-            out.append(fitted_table([line.strip("|").split("|") for line in lines]))
-            continue
-        for line in lines:
-            name = re.match(r" *(\S+( \S+)? {2,})?", line)
-            indent = " " * (name.end() if name else 0)
-            out.append(folded(line, indent, "") if len(line) > WIDTH else line)
+    for line in text.split("\n"):
+        name = re.match(r" *(\S+( \S+)? {2,})?", line)
+        indent = " " * (name.end() if name else 0)
+        out.append(folded(line, indent, "") if len(line) > WIDTH else line)
     return "\n".join(out)
-
-
-def fitted_table(rows: list[list[str]]) -> str:
-    """Return a markdown table in parts of `WIDTH`, each with the columns that name a row."""
-    widths = [len(cell) + 1 for cell in rows[0]]
-    in_words = [any(c.isalpha() for row in rows[2:] for c in row[i]) for i in range(len(widths))]
-    names = (k for k in range(2, len(widths)) if all(in_words[:k]) and sum(widths[:k]) < 66)
-    keys = max(names, default=1)
-    parts = split(widths, keys, WIDTH - 1)
-    tables = [[f"|{'|'.join(row[i] for i in part)}|" for row in rows] for part in parts]
-    return "\n\n".join("\n".join(table) for table in tables)

@@ -13,13 +13,24 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins import KINDS, short
-from dpfl_mpi.results.result import METRICS, Result
-from dpfl_mpi.results.summary import epochs
+from dpfl_mpi.results.result import METRICS, Result, mean
 from dpfl_mpi.settings.fields import as_dict
 
 # settings that are shown even where they are the same in all Runs
 MAIN = ["dataset", "partition", "clients", "model", "method"]
 MAIN += ["budget", "budget_models", "rounds", "seed"]
+# the outcomes that are shown side by side: in words, with a factor and decimals
+SHOWN = {
+    "accuracy": ("test accuracy, %", 100, 2),
+    "std": ("std over clients", 100, 2),
+    "lowest": ("lowest client, %", 100, 1),
+    "last": ("last round, %", 100, 2),
+    **{m: (f"{words}, %", 100, 2) for m, words in METRICS.items() if m != "accuracy"},
+    "epochs": ("local epochs", 1, 0),
+    "edges": ("edges at the end", 1, 0),
+    "models_received": ("models received per client", 1, 1),
+    "seconds": ("seconds", 1, 1),
+}
 
 
 def in_folder(folder: Path) -> list[Result]:
@@ -37,13 +48,12 @@ def of_runs(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Return the columns of the table by name, a value per result.
 
     `budget` is B_c as it was typed, `budget_models` the number that it stands for (None: it differs
-    between clients). Of the other settings those are there in which methods that read
-    them differ. Scores are
-    from 0 to 1, means over benign clients; `std` and `lowest` are those of the accuracy. Costs are
-    of a client: local epochs, models received, megabytes sent; `edges` those of the last graph,
-    `seconds` of a rank, `hours` simulated. A value that is not known is nan.
+    between clients). Of the other settings those are there in which methods that read them differ.
+    Scores are from 0 to 1, means over benign clients; `std` and `lowest` are those of the accuracy.
+    Costs are of a client: local epochs of all its models, models received, megabytes sent; `edges`
+    those of the last graph, `seconds` of a rank, `hours` simulated. What is not known is nan.
     """
-    each = [settings(result) for result in results]
+    each = [flat_settings(result) for result in results]
     names = dict.fromkeys(name for of_one in each for name in of_one)
     differ = [n for n in names if len({json.dumps(o[n]) for o in each if o.get(n) is not None}) > 1]
     shown = dict.fromkeys([*MAIN, *differ])
@@ -53,11 +63,11 @@ def of_runs(results: Sequence[Result]) -> dict[str, list[Any]]:
     return out | {name: [of_one[name] for of_one in outcomes] for name in outcomes[0]}
 
 
-def settings(result: Result) -> dict[str, Any]:
+def flat_settings(result: Result) -> dict[str, Any]:
     """Return the settings of a Run as numbers and texts, options as `options.NAME`.
 
     Files and code of one's own are followed by the start of their SHA-256.
-    None are those that its method does not read.
+    A setting that its method does not read is None.
     """
     run, out = result.run, dict[str, Any]()
     for name, value in as_dict(run).items():
@@ -78,15 +88,16 @@ def outcome(result: Result) -> dict[str, Any]:
     rounds, accuracies = result.by_round(), result.benign_percentages() / 100
     accuracies = accuracies if len(accuracies) else np.array([math.nan])
     ended = "best/confusion" in result
-    scores = {m: average(result.score(m)[result.benign]) if ended else math.nan for m in METRICS}
+    benign = result.benign
+    scores = {m: float(mean(result.score(m)[benign])) if ended else math.nan for m in METRICS}
     return {
         "state": result.state,
         **scores,
         "accuracy": float(accuracies.mean()),
         "std": float(accuracies.std()),
         "lowest": float(accuracies.min()),
-        "last": average(result.benign_percentages("last/test_acc") / 100),
-        "epochs": epochs(result),
+        "last": float(mean(result.benign_percentages("last/test_acc") / 100)),
+        "epochs": result.all_epochs(),
         "edges": int(rounds["edges"][-1]),
         "models_received": float(rounds["models_received"].sum()),
         "megabytes_sent": float(sum(rounds.get("bytes_sent", [math.nan]))) / 1e6,
@@ -95,10 +106,16 @@ def outcome(result: Result) -> dict[str, Any]:
     }
 
 
-def average(values: np.ndarray) -> float:
-    """Return the mean of the finite values, nan if there is none."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else math.nan
+def in_words(result: Result) -> dict[str, float]:
+    """Return the outcomes of a Run that are shown, accuracies in percent, by their labels."""
+    outcomes = outcome(result)
+    return {words: factor * outcomes[name] for name, (words, factor, _) in SHOWN.items()}
+
+
+def texts(figures: dict[str, float]) -> dict[str, str]:
+    """Return figures by their words as texts, a dash for nan."""
+    decimals = {words: digits for words, _, digits in SHOWN.values()}
+    return {n: "-" if math.isnan(x) else f"{x:.{decimals.get(n, 1)}f}" for n, x in figures.items()}
 
 
 def opened(results: Iterable[Any]) -> list[Result]:

@@ -11,14 +11,15 @@ import tiny_result
 from launch import ROOT, refused, run_here, text_file
 
 import dpfl_mpi
-from dpfl_mpi import api, describe, evaluate, export, prepare, show
+from dpfl_mpi import describe, evaluate, export, prepare, show
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.datasets import digits
+from dpfl_mpi.figures.command import fitted_page
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import epochs, fitted, outcome, summary
+from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Run
 from dpfl_mpi.storage.lock import Lock
 
@@ -172,13 +173,15 @@ def test_show_prints_the_run(made, said, monkeypatch):
     assert all(line.startswith("  ") for line in [lines[i + 1], *lines[i + 3 :]])
     # A line goes on below its text; each part of a wide table has the columns that name a row.
     folded = "time       " + "x " * 34 + "x\n" + " " * 11 + "x\nnote"
-    assert fitted("time       " + "x " * 36 + "\nnote") == folded
+    assert fitted_page("time       " + "x " * 36 + "\nnote") == folded
     named, line = f"| {'a' * 20} | {'b' * 20} | ", "| one | two | 3 | 4 |".replace(" ", " " * 5)
-    one, two = fitted("\n".join([f"{named}{'1' * 30} | {'2' * 30} |", line, line])).split("\n\n")
+    one, two = fitted_page("\n".join([f"{named}{'1' * 30} | {'2' * 30} |", line, line])).split(
+        "\n\n"
+    )
     assert one.splitlines()[0] == f"{named}{'1' * 30} |" and "4" not in one
     assert two.splitlines()[0] == f"{named}{'2' * 30} |"
     assert two.splitlines()[2].split("|")[3].strip() == "4"
-    assert fitted(one) == one
+    assert fitted_page(one) == one
 
 
 def test_clients_have_names_and_groups(tmp_path, said, monkeypatch):
@@ -201,6 +204,8 @@ def test_clients_have_names_and_groups(tmp_path, said, monkeypatch):
     for what, texts in tiny_result.NAMED.items():
         assert [row[what] for row in rows] == texts
         assert list(Result(path).to_pandas()[what]) == texts
+    said(export.main, path)
+    assert [row["name"] for row in rows_of(tmp_path / "a.csv")[:4]] == tiny_result.NAMED["name"]
 
 
 def test_show_of_graphs_of_a_running_run_and_of_two(made, tmp_path, said):
@@ -220,7 +225,7 @@ def test_show_of_graphs_of_a_running_run_and_of_two(made, tmp_path, said):
     assert ["round", "2", "3", "56.2", "0", "/", "0.8", "/", "2", "33.3", "16.7"] in words_of(out)
     assert "no edges" not in out and "Omega" not in out.split()
     out = said(show.main, "--compare", made["local"], made["dpfl"])
-    assert ["method", "local", "dpfl"] in words_of(out) and ["budget", "1", "3"] in words_of(out)
+    assert ["method", "local", "dpfl"] in words_of(out) and ["budget", "-", "3"] in words_of(out)
     assert ["test", "accuracy,", "%", "65.00", "70.00"] in words_of(out)
     by_client = "B - A: +5.00 points; B is better for 2, equal for 1, worse for 1"
     assert by_client in " ".join(out.split())
@@ -293,7 +298,7 @@ def test_means_are_over_clients_that_are_scored(tmp_path, said):
 
 def test_tuning_that_was_not_done_is_no_epoch(tmp_path):
     result = tiny_result.tiny(tmp_path, finetune_epochs=4, finished=False)
-    assert epochs(result) == result["round/epochs"][-1] == outcome(result)["local epochs"]
+    assert result["round/epochs"][-1] == result.all_epochs()
 
 
 def test_evaluate_finds_the_recorded_scores(trained, tmp_path, said):
@@ -310,12 +315,12 @@ def test_evaluate_finds_the_recorded_scores(trained, tmp_path, said):
     text = said(evaluate.main, trained, "--on", "classes", "--out", out, "--device", "cpu")
     assert text.startswith("4 models on all test samples of their classes: mean")
     scores, samples = (floats(out, name) for name in ("accuracy", "samples"))
-    with Result(trained) as result:
+    with dpfl_mpi.Result(trained) as result:
         source, labels = result.source, result.source.labels["test"]
         images = source.images("test", np.arange(len(labels)))
         own = result["best/confusion"].sum(2)  # test samples by class
         for k in range(4):
-            right = api.model(result, k)(images).argmax(1).numpy() == labels
+            right = result.model(k)(images).argmax(1).numpy() == labels
             shares = own[k] / own[k].sum()
             by_hand = sum(n * right[labels == c].mean() for c, n in enumerate(shares))
             assert scores[k] == pytest.approx(by_hand)
@@ -338,8 +343,8 @@ def test_who_was_never_there_has_no_model(tmp_path, said):
         assert np.isnan(scores).tolist() == [True] + [False] * 5
         assert f"mean {100 * np.mean(scores[1:]):.2f} %" in text
         assert on != "own" or "the same for 5 of 5" in text
-    with Result(path) as result:
-        refused("client 0 of ... has no model: it was never scored", api.model, result, 0)
+    with dpfl_mpi.Result(path) as result:
+        refused("client 0 of ... has no model: it was never scored", result.model, 0)
 
 
 def test_evaluate_on_other_data(trained, digits_file, colour_file, tmp_path, said):
