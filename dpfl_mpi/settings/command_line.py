@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import KINDS, admit, find, names, short
+from dpfl_mpi.plugins import KINDS, admit, find, shipped, short
 from dpfl_mpi.settings.fields import allowed, check, choices, field_types, fields, read
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
 from dpfl_mpi.settings.values import number
-from dpfl_mpi.storage.foreign import SMALL, UNREADABLE, read_text
+from dpfl_mpi.storage.foreign import UNREADABLE, read_text
 from dpfl_mpi.version import VERSION
 
 # what the help shows for a value, by type or by name
@@ -33,15 +33,6 @@ EPILOG = (
 
 
 class Help(argparse.HelpFormatter):
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings:
-            return super()._format_action_invocation(action)
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return f"--{action.dest}" if "[no]" in str(action.help) else f"--[no-]{action.dest}"
-        if action.metavar:
-            return f"{action.option_strings[0]} {action.metavar}"
-        return ", ".join(action.option_strings)
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.strip().split("\n\n")  # lists stay as they are
         return "\n\n".join(p if "    " in p else textwrap.fill(p, width) for p in parts)
@@ -92,19 +83,15 @@ def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings of a YAML file as texts, and its path and their lines, by name."""
     import yaml
 
-    # a few lines of anchors can fill all memory; what a tag says the flag's type says
-    refused = yaml.AnchorToken | yaml.AliasToken | yaml.TagToken
     try:
-        text = read_text(path, SMALL)
-        if any(isinstance(token, refused) for token in yaml.scan(text, yaml.SafeLoader)):
-            raise UserError("it has anchors (& or *) or tags (!); write the settings out")
-        loader = yaml.SafeLoader(text)
+        loader = yaml.SafeLoader(read_text(path))
         # words stay texts: in YAML 1.1 010 is 8 and 1:30 is 90
         loader.yaml_implicit_resolvers = {
-            first: [kind for kind in kinds if kind[0].endswith((":null", ":merge"))]
+            first: [kind for kind in kinds if kind[0].endswith(":null")]
             for first, kinds in loader.yaml_implicit_resolvers.items()
         }
-        settings = loader.get_single_data() or {}
+        root = loader.get_single_node()
+        settings = loader.construct_document(root) if root else {}
     except UserError as error:
         raise UserError(f"--config is {path}: {error}") from None
     except (yaml.YAMLError, *UNREADABLE) as error:
@@ -112,7 +99,6 @@ def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise UserError(f"--config is {path}: {what}") from None
     if not isinstance(settings, Mapping):
         raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
-    root = yaml.compose(text, yaml.SafeLoader) if settings else None
     lines = {name: str(path) for name in settings} | lines_of(path, root)
     for name in settings:
         if name not in SCHEMA:
@@ -157,7 +143,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         title = f.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        text = f.metadata["help"].format(names=", ".join(names(f.name)) if f.name in KINDS else "")
+        known = shipped(f.name) if f.name in KINDS else []
+        text = f.metadata["help"].format(names=", ".join(known))
         if f.default is not None:
             text += f" [{('yes' if f.default else 'no') if field_type is bool else f.default}]"
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}

@@ -11,11 +11,12 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import NAMED
 from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.settings.values import SHAPES, is_file
-from dpfl_mpi.storage.foreign import TEXT, UNREADABLE, Hdf5, read_json, refused_as, sha256
+from dpfl_mpi.storage.foreign import UNREADABLE, Hdf5, read_json, refused_as, sha256
 
 TEXTS = ("partition", *SHAPES)  # fields that may name a text file
 FILES = ("data", *TEXTS, "graphs")  # fields that may name a file
-GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # of a result
+MOST_CLIENTS = 2**28  # in a data file; counting them takes 8 bytes each
+GRAPHS = ("graph/chosen/indptr", "graph/chosen/senders")  # where a result stores its graphs
 NO_PARTITION = (
     "--partition is file:{}, which is not a partition: "
     'JSON with "clients", a list of {{"train", "val", "test"}} index lists'
@@ -25,8 +26,9 @@ NO_PARTITION = (
 def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
     """Return the SHA-256 of each file that the fields of a Run name, by field.
 
-    It is "" where there is no file, and what `gone` says of those in it. That of a partition begins
-    with "file:". Data at the default path are left out, unless they are the user's own.
+    For a field in `gone` it is the hash noted there, else "" where there is no file. That of a
+    partition begins with "file:". Data at the default path are left out, unless they are the user's
+    own.
     """
     paths = {name: filled[name].path for name in TEXTS if filled[name]}
     paths["graphs"] = None if filled["graphs"] in NAMED else filled["graphs"]
@@ -105,8 +107,8 @@ def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
     if len(owners) < 2:
         return {"model": model}
     highest = max(int(part.max(initial=-1)) for part in owners)
-    if highest >= TEXT:
-        why = f"it numbers clients up to {highest}, allowed are numbers below {TEXT}"
+    if highest >= MOST_CLIENTS:
+        why = f"it numbers clients up to {highest}, allowed are numbers below {MOST_CLIENTS}"
         raise UserError(f"--data is {path}; {why}")
     _, able = who_can_take_part(owners[0], owners[1], least)
     clients = {"clients": max(1, len(able))} if natural else {}

@@ -1,7 +1,7 @@
-"""`Run` says what decides the numbers, one documented field per entry. `resolve` makes it a value.
+"""`Run` holds every setting that decides a number, a field each. `resolve` fills in the defaults.
 
-It names its result, `Run(...).resolve().path("results")`, on a laptop, too. So this room imports
-neither torch nor MPI, and neither do the data sets and methods that it asks for their defaults.
+A laptop can compute the name of a result, too, `Run(...).resolve().path("results")`: this package
+imports neither torch nor MPI, and neither do the data sets and methods whose defaults it reads.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ UNREAD = {"budget": 1, "tau_init": 0}  # of fields a method does not read; other
 PREPARED = "prepared"  # in place of the hash of code that `prepare` alone executes
 NOTHING: Mapping[str, str] = MappingProxyType({})
 # fields of older results, with the one value that is still computed
-REMOVED = {"averaging": "synchronous"}
+REMOVED = {"averaging": "synchronous", "missing_classes": 0, "beta1": 0.9, "beta2": 0.999}
+REMOVED |= {"ggc_repeats": 1, "lr_step": 30, "lr_gamma": 0.1, "lr_final": 0.0}
 DATA, MODEL, METHOD, GRAPH, LIMITS, NETWORK, OPTIMISER, SCORING = (
     partial(field, group)
     for group in ["data", "model", "method", "graph", "limits", "network", "optimiser", "scoring"]
@@ -46,7 +47,6 @@ DATA, MODEL, METHOD, GRAPH, LIMITS, NETWORK, OPTIMISER, SCORING = (
 SEEDS = {"low": 0, "high": 2**32 - 1}
 SHARE = {"low": 0, "high": 1, "what": "a share"}
 SOME = {"above": 0, "high": 1, "what": "a share"}
-ADAM = {"when": ("optimizer", "adam", "adamw")}
 
 
 def option(default: Any, text: str, tuning: bool = False, **limits: float) -> Any:
@@ -78,8 +78,6 @@ class Run:
         low=0, of=("pathological",))
     min_samples: int = DATA(
         None, "fewest samples per client (dirichlet, natural)", low=2, of=("dirichlet", "natural"))
-    missing_classes: int = DATA(
-        0, "classes that each natural client loses, in all three sets", low=0, of=("natural",))
     overlap: bool = DATA(
         True, "fedrep: clients share images, as in the original construction", of=("fedrep",))
     clients: int = DATA(None, "number of clients N", low=1)
@@ -106,8 +104,6 @@ class Run:
     ggc_period: int = GRAPH(1, "P: choose senders in every P-th round", low=1)
     ggc_off_rounds: Literal["reuse", "skip"] = GRAPH(
         "reuse", "other rounds: average over the last choice, or do not average")
-    ggc_repeats: int = GRAPH(
-        1, "m: searches per choice; the one with the best reward counts", low=1, high=999)
     omega_period: Any = GRAPH("inf", "P: search Omega again every P rounds")
     candidates: Any = GRAPH("inf", "M: search Omega among only the M most similar clients")
     graphs: str | None = GRAPH(
@@ -133,21 +129,13 @@ class Run:
     send: Any = NETWORK(None, "layers that clients send: all, layers=body or layers=NAMES")
 
     lr: float = OPTIMISER(None, "learning rate eta", above=0)
-    lr_schedule: Literal["constant", "step", "cosine"] = OPTIMISER(
+    lr_schedule: Literal["constant", "cosine"] = OPTIMISER(
         "constant", "eta over the rounds; lr_decay multiplies it")
-    lr_step: int = OPTIMISER(
-        30, "step: rounds between two steps", low=1, when=("lr_schedule", "step"))
-    lr_gamma: float = OPTIMISER(
-        0.1, "step: factor on eta at each step", above=0, high=1, when=("lr_schedule", "step"))
-    lr_final: float = OPTIMISER(
-        0.0, "cosine: final share of eta", when=("lr_schedule", "cosine"), **SHARE)
     optimizer: Literal["sgd", "adam", "adamw"] = OPTIMISER("sgd", "optimiser of local training")
     momentum: float = OPTIMISER(
         0.9, "momentum of SGD", low=0, below=1, when=("optimizer", "sgd"))
-    beta1: float = OPTIMISER(0.9, "Adam: decay of the mean gradient", low=0, below=1, **ADAM)
-    beta2: float = OPTIMISER(
-        0.999, "Adam: decay of the mean squared gradient", low=0, below=1, **ADAM)
-    adam_eps: float = OPTIMISER(1e-8, "Adam: epsilon in the denominator", above=0, **ADAM)
+    adam_eps: float = OPTIMISER(
+        1e-8, "Adam: epsilon in the denominator", above=0, when=("optimizer", "adam", "adamw"))
     momentum_state: Literal["keep", "reset"] = OPTIMISER(
         "keep", "keep momentum (Adam: its means) between rounds, or reset it")
     weight_decay: float = OPTIMISER(None, "weight decay (the paper's '1e-3 decay')", low=0)
@@ -309,13 +297,13 @@ class Resolved(Run):
         return dict(self.declared.get("method", {}).get("tuning", {}))
 
     def key(self) -> dict[str, Any]:
+        decisive = changed(self)
         for name in (name for name, sha256 in self.contents.items() if not sha256):
             path = str(getattr(self, name)).removeprefix("file:")
             if name == "data":
                 raise no_data(self.dataset, path)
             make = "make it with `python -m dpfl_mpi.describe --save PATH`"
             raise UserError(f"--{name} is {path}; there is no such file: {make}")
-        decisive = changed(self)
         for name in ("preset", "data", "options"):
             decisive.pop(name, None)
         for name, value in self.options.items():
@@ -342,6 +330,9 @@ def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     if run.finetune_epochs == 0:
         options |= tuning_of(method)
     filled["options"] = options
+    if filled["graphs"] and "graphs" in method.unread:
+        reads = "takes no given graph: leave it out, or choose dpsgd, random_graph or replay"
+        raise UserError(f"--graphs is {filled['graphs']}; {short(run.method)} {reads}")
     unread = [f for f in fields(run) if f.name in method.unread]
     filled |= {f.name: UNREAD.get(f.name, f.default) for f in unread}
     if method.given:
@@ -355,7 +346,10 @@ def tuning_of(method: Any) -> dict[str, Any]:
 
 
 def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options of a model that differ from its defaults, or None."""
+    """Return the options of a model that differ from its defaults, or None.
+
+    So a default that is given changes no result's name.
+    """
     if not given:
         return None  # without loading the file of the model
     options = find("model", model).Options
@@ -484,11 +478,6 @@ def stored_run(attributes: Mapping[str, Any]) -> tuple[Resolved, dict[str, Any]]
         check(run, ranges=False)
     except UserError as error:
         raise ValueError(str(error)) from None
-    for about in declared.values():
-        types = {"name": str, "title": str, "tuning": dict, "most": int, "parts": dict}
-        for name, kind in types.items():
-            if not isinstance(about.get(name, kind()), kind):
-                raise ValueError(f"declared is {declared}")
     names = [name for name in (*FILES, *KINDS) if name in key]
     known = {name: key[name] for name in names if key[name] != written(getattr(run, name))}
     return dataclasses.replace(run, contents=known, declared=declared), key

@@ -231,7 +231,9 @@ SETTINGS = {
         "is a number of rounds such as 3, a time such as 90s, 5min or 2h, or never",
     ),
 }
-PARSED = tuple(name for name in SETTINGS if name != "checkpoint_every")  # fields of a Run
+PARSED = tuple(
+    name for name in SETTINGS if name != "checkpoint_every"
+)  # fields of a Run, which decide numbers
 
 
 def parse(name: str, value: Any, most: int | None = None) -> Any:

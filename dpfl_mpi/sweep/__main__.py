@@ -19,12 +19,12 @@ from dpfl_mpi.settings.command_line import given, naming_lines, run_and_job
 from dpfl_mpi.settings.fields import fields
 from dpfl_mpi.sweep.entries import ASK_S, Entry, load_submissions
 from dpfl_mpi.sweep.local import LOOK_S, Local
-from dpfl_mpi.sweep.slurm import GRACE_S, flags_of, minutes, sbatch_text, submit
+from dpfl_mpi.sweep.slurm import GRACE_S, flags_of, sbatch_text, submit
 from dpfl_mpi.sweep.table import Monitor, interrupts, table
 from dpfl_mpi.sweep.wanted import GRID, bases, choose, grid, only, parser, runs_of, trials
 
 # smallest allowed value of each whole-number flag
-MINIMUM = {"ranks": 1, "nodes": 1, "cpus": 1, "max_parallel": 0}
+MINIMUM = {"ranks": 1, "nodes": 1, "cpus": 1, "time": 1, "max_parallel": 0}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 def hint(error: str) -> str:
     """Return which flag of a sweep was meant, where an error is of a Run's flag."""
     if error.startswith("--partition is "):
-        return "; Slurm's partition is --slurm_partition"
+        return "; Slurm's partition is --sbatch partition=NAME"
     flags = [flag for flag, field in GRID.items() if re.match(f"--{field} is [^;]*,", error)]
     return f"; several are --{flags[0]}" if flags else ""
 
@@ -100,10 +100,6 @@ def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
         if (value := getattr(args, flag)) < minimum:
             allowed = f"allowed is a whole number of at least {minimum}"
             raise UserError(f"--{flag} is {value}; {allowed}")
-    if args.time:
-        minutes(args.time)
-        if args.cluster != "slurm":
-            raise UserError(f"--time is {args.time}; it is for --cluster slurm alone")
     for name in ("fresh", "out"):
         if vars(args).get(name):  # a printed --config has both, empty
             instead = "of a sweep, delete or move the results to compute them anew"

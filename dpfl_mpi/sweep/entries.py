@@ -53,7 +53,7 @@ class Submission:
 
 def read_submission(file: Path) -> Submission:
     """Return what a `jobs.json` holds; raise `UserError` if it is damaged."""
-    values = read_json(file, follow=False)
+    values = read_json(file)
     with refused_as(f"{file} is damaged"):
         submission = Submission(**values)
         texts = submission.host, *submission.jobs, *submission.born.values(), *submission.stopped
@@ -92,6 +92,7 @@ class Status:
     round: int  # the last one recorded, -1: none
     rounds: int
     accuracy: float  # mean test accuracy, nan: none
+    warning: str = ""  # of its last start
 
 
 @dataclass(eq=False)
@@ -149,10 +150,12 @@ class Entry:
             with result_of(self.run.key(), self.path) as result:
                 state = result.state.split()[0].rstrip(",")
                 done, accuracy = result.last_round, result.test_acc
+                warning = result.warning
         except UserError as error:
             self.error = f"error: {error}; move it away first"
             return replace(self._recorded or nothing, state="unreadable")
-        self._recorded = replace(nothing, state=state, round=done, accuracy=accuracy)
+        now = replace(nothing, state=state, round=done, accuracy=accuracy)
+        self._recorded = replace(now, warning=warning)
         self._file = file
         return self._recorded
 

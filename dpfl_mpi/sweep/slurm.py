@@ -1,11 +1,10 @@
-"""The Runs of a sweep as jobs on Slurm, which submitit submits."""
+"""Submit the Runs of a sweep to Slurm, by submitit."""
 
 import argparse
 import contextlib
 import dataclasses
 import io
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -22,9 +21,9 @@ from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.storage.files import explained
 from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
 from dpfl_mpi.sweep.table import Monitor
-from dpfl_mpi.sweep.wanted import MINUTES, bases
+from dpfl_mpi.sweep.wanted import bases
 
-WARNING_S = 120  # before the end of a job, or half of a shorter one
+WARNING_S = 120  # Slurm warns a job so long before its end, a short one at half of its time
 GRACE_S = 100.0  # of WARNING_S, to end the round; the rest is for leaving
 MOST_JOBS = 256  # at once, unless --max_parallel says otherwise
 SITE = Path("slurm/site.sh")  # modules and virtual environment, sourced if it is there
@@ -48,38 +47,21 @@ def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
     for item in args.sbatch:
         name, _, value = item.partition("=")
         extra[name.lstrip("-")] = value if value else True
-    limit = minutes(args.time or str(MINUTES))
     site = [f". {shlex.quote(str(SITE.resolve()))}"] if SITE.is_file() else []
     out.update_parameters(
         name="dpfl",
-        timeout_min=limit,
+        timeout_min=args.time,
         nodes=args.nodes,
         tasks_per_node=args.ranks,
         cpus_per_task=args.cpus,
-        slurm_partition=args.slurm_partition,
-        slurm_account=args.slurm_account,
         slurm_gpus_per_node=args.gpus,
         slurm_array_parallelism=args.max_parallel or MOST_JOBS,
         slurm_setup=site,
         slurm_use_srun=False,  # the launcher calls it
-        slurm_signal_delay_s=min(WARNING_S, limit * 60 // 2),
+        slurm_signal_delay_s=min(WARNING_S, args.time * 60 // 2),
         slurm_additional_parameters=extra | more,
     )
     return out
-
-
-def minutes(text: str) -> int:
-    """Return a time limit in minutes, at least 1: a number of them, H:MM:SS or D-H:MM:SS."""
-    number, colons = "([0-9]{1,9})", "(?:([0-9]{1,5})-)?([0-9]{1,5}):([0-9]{1,2}):([0-9]{1,2})"
-    found = re.fullmatch(f"{number}|{colons}", text)
-    if not found:
-        allowed = "a number of minutes, H:MM:SS or D-H:MM:SS"
-        raise UserError(f"--time is {text}; allowed is {allowed}")
-    alone, days, hours, mins, seconds = (int(part or 0) for part in found.groups())
-    total = alone + days * 1440 + hours * 60 + mins + -(-seconds // 60)
-    if not total:
-        raise UserError(f"--time is {text}; a Run needs at least a minute")
-    return total
 
 
 def new_folder(job: Job) -> Path:

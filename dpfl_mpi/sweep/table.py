@@ -27,13 +27,18 @@ def cells(status: Status) -> tuple[str, str, str, str]:
 
 
 def table(statuses: Sequence[Status]) -> str:
-    """Return a line for each Run, in columns under a header, and the count of each state."""
+    """Return a line for each Run, in columns under a header, the count of each state, and warnings.
+
+    A warning is told once, with how many Runs have it.
+    """
     rows = [HEADER, *map(cells, statuses)]
     name, state, done, test = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = [f"{n:<{name}}  {s:<{state}}  {d:>{done}}  {t:>{test}}" for n, s, d, t in rows]
     counts = sorted(Counter(status.state for status in statuses).items())
     counted = ", ".join(f"{count} {state}" for state, count in counts)
-    return "\n".join([*lines, f"{counted} of {len(statuses)}"])
+    warnings = Counter(status.warning for status in statuses if status.warning)
+    told = [f"warning: {text} ({count} of {len(statuses)})" for text, count in warnings.items()]
+    return "\n".join([*lines, f"{counted} of {len(statuses)}", *told])
 
 
 class Monitor:

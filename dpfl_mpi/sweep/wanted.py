@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import admit, find, short
+from dpfl_mpi.plugins import short
 from dpfl_mpi.plugins.code import failure
 from dpfl_mpi.results.result import mean, result_of
 from dpfl_mpi.settings import Job, Run
@@ -44,7 +44,7 @@ def parser(description: str) -> Parser:
         text = f"a Run for each --{field}; with FILE, only its Runs that have one of these"
         add(f"--{flag}", type=words, metavar="A,B,...", help=text)
     text = "try each value of a setting or an option; report the best by validation accuracy"
-    add("--tune", metavar="[METHOD.]NAME=A,B", help=text)
+    add("--tune", metavar="NAME=A,B", help=text)
     add = out.add_argument_group("what to do").add_argument
     add("--list", action="store_true", help="print how far the Runs are; submit nothing")
     add("--dry_run", action="store_true", help="print what would be submitted")
@@ -60,12 +60,9 @@ def parser(description: str) -> Parser:
     text = "GPUs per Run; on Slurm, per node [1 if there are any]"
     add("--gpus", type=int, metavar="N", help=text)
     add("--nodes", type=int, default=1, metavar="N", help="Slurm: nodes per job [1]")
-    text = f"Slurm: time limit of a job in minutes, or as H:MM:SS or D-H:MM:SS [{MINUTES}]"
-    add("--time", metavar="LIMIT", help=text)
-    text = "Slurm: partition (--partition is that of the data)"
-    add("--slurm_partition", metavar="NAME", help=text)
-    add("--slurm_account", "--account", metavar="NAME", help="Slurm: account")
-    text = "Slurm: any other option of sbatch, repeatable"
+    text = f"Slurm: time limit of a job in minutes [{MINUTES}]"
+    add("--time", type=int, default=MINUTES, metavar="N", help=text)
+    text = "Slurm: an option of sbatch, such as partition or account, repeatable"
     add("--sbatch", action="append", default=[], metavar="NAME=VALUE", help=text)
     add_flags(out)
     return out
@@ -138,48 +135,33 @@ def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 # tuning -------------------------------------------------------------------------------------------
 def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
-    """Return the Runs of each value of `--tune`; NAME is a setting, or an option of a method.
+    """Return the Runs of each value of `--tune`, by the value.
 
-    `METHOD.NAME` tries that method in place of the Runs' own.
+    Its NAME is a setting, or an option as its flag is called: `options.NAME`.
     """
     name, _, values = tune.partition("=")
-    method, _, field = name.rpartition(".")  # a method may be a file: path/to/mine.py.lam
-    if not (field and values.strip(", ")):
-        allowed = "NAME=VALUE,VALUE or METHOD.NAME=VALUE,VALUE, such as lr=0.01,0.1"
-        raise UserError(f"--tune is {tune}; allowed is {allowed}, or ditto.lam=0.1,0.75,1")
-    own = method in ("options", "model_options")  # as the flags are called
-    settings = {f.name for f in fields(Run) if f.name not in ("method", "options")}
+    of, _, option = name.rpartition(".")
+    settings = {f.name for f in fields(Run)} - {"method", "options", "model_options"}
+    known = of in ("options", "model_options") or name in settings
+    if not (known and values.strip(", ")):
+        allowed = "a setting or an option with its values: lr=0.01,0.1 or options.lam=0.1,0.75,1"
+        raise UserError(f"--tune is {tune}; allowed is {allowed}")
     out: dict[str, list[Run]] = {}
     for value, run in itertools.product(words(values), runs):
-        of = run.method if own or not method else method
-        admit("method", of)
-        options = {f.name for f in dataclasses.fields(find("method", of).options)}
-        if method == "model_options":
-            change: dict[str, Any] = {method: {**(run.model_options or {}), field: value}}
-        elif field in options:
-            change = {"options": {**(run.options or {}), field: value}}
-        elif field in settings and not own:
-            change = {field: read(Run, field, value)}
-        else:
-            there = f"its options are {', '.join(sorted(options)) or 'none'}"
-            raise UserError(f"--tune: {of} has no {field}; {there}")
-        tried = out.setdefault(value, [])
-        changed = dataclasses.replace(run, method=of, **change)
-        if changed not in tried:  # runs may differ in their method alone
-            tried.append(changed)
+        options = {**(getattr(run, of) or {}), option: value} if of else {}
+        change: dict[str, Any] = {of: options} if of else {name: read(Run, name, value)}
+        out.setdefault(value, []).append(dataclasses.replace(run, **change))
     return out
 
 
 def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
     """Return the table of tried values and the best one, for each method of the Runs."""
-    name = tune.partition("=")[0]
+    name, tables = tune.partition("=")[0], []
     methods = dict.fromkeys(run.method for runs in values.values() for run in runs)
-    if len(methods) < 2:
-        return choose_one(values, job, name)
-    of_each = ({v: [r for r in values[v] if r.method == m] for v in values} for m in methods)
-    tables = (
-        choose_one(of, job, f"{short(m)}.{name}") for m, of in zip(methods, of_each, strict=True)
-    )
+    for method in methods or [""]:
+        of_method = {v: [run for run in runs if run.method == method] for v, runs in values.items()}
+        alone = name if len(methods) < 2 else f"{short(method)}.{name}"
+        tables.append(choose_one(of_method, job, alone))
     return "\n\n".join(tables)
 
 
@@ -189,7 +171,7 @@ def choose_one(values: Mapping[str, Sequence[Run]], job: Job, name: str) -> str:
     The accuracy is a mean over clients and Runs. The test set is not read.
     """
     means: dict[str, float] = {}
-    unscored = dict.fromkeys(values, 0)  # clients, as they diverged
+    unscored = dict.fromkeys(values, 0)  # clients without a score, because they diverged
     for value, runs in values.items():
         scores = []
         for run in runs:

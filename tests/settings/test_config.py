@@ -17,7 +17,7 @@ from launch import refused
 from dpfl_mpi import describe, plugins
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.mpi.start import parse
-from dpfl_mpi.plugins import find, names
+from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings import command_line as command
 from dpfl_mpi.settings import run as config
@@ -81,7 +81,7 @@ def test_settings_of_the_paper_and_of_the_authors_code():
         "tau_init": 10, "tau_train": 5, "budget": 10, "lr": 0.01, "momentum": 0.9,
         "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "clip_norm": 20.0,
         "augment": True, "init": "kaiming", "ggc_period": 1,
-        "ggc_repeats": 1, "tie": "latest", "seed": 42, "partition_seed": 42,
+        "tie": "latest", "seed": 42, "partition_seed": 42,
         "data": "data/cifar10.h5",
     }  # fmt: skip
     assert {name: as_dict(run)[name] for name in expected} == expected
@@ -109,8 +109,8 @@ def test_settings_of_the_paper_and_of_the_authors_code():
     assert Run(dataset="femnist", preset="authors_code").resolve().partition.kind == "fedrep"
 
 
-@pytest.mark.parametrize("method", names("method"))
-@pytest.mark.parametrize("dataset", names("dataset"))
+@pytest.mark.parametrize("method", shipped("method"))
+@pytest.mark.parametrize("dataset", shipped("dataset"))
 def test_resolving_twice_changes_nothing(dataset, method):
     once = Run(dataset=dataset, method=method).resolve()
     assert once.resolve() == once
@@ -130,7 +130,7 @@ SAME = [  # two ways to say the same Run
     ({"attack": "scale:.2"}, {"attack": "scale:0.20"}),
     ({"candidates": 31}, {}),  # of 32 clients
     ({"omega_period": "3"}, {"omega_period": 3}),
-    ({"dataset": "cifar10", "missing_classes": 2, "overlap": False},
+    ({"dataset": "cifar10", "min_samples": 9, "overlap": False},
      {"dataset": "cifar10"}),  # Patho reads neither
     # what is the default, or is not read
     ({"model_options": {}}, {}),
@@ -138,7 +138,7 @@ SAME = [  # two ways to say the same Run
     ({"method": "fedavg", "reach": "sites:2", "budget": 9, "omega_period": 2},
      {"method": "fedavg"}),
     ({"method": "pens", "omega_period": 5}, {"method": "pens"}),
-    ({"beta1": 0.5, "lr_step": 7, "lr_gamma": 0.3, "lr_final": 0.2, "adam_eps": 1.0}, {}),
+    ({"adam_eps": 1.0}, {}),
     ({"optimizer": "adam", "momentum": 0.5}, {"optimizer": "adam"}),
     ({"method": "fedprox", "options": {"mu": 0.1}}, {"method": "fedprox"}),
     ({"method": "fedprox", "options": {"finetune_prox": False}}, {"method": "fedprox"})
@@ -148,11 +148,12 @@ OTHER = {
     "dataset": "cifar10", "partition": "dirichlet", "classes_per_client": 4, "clients": 16,
     "dirichlet_alpha": 0.7, "min_per_class": 1, "partition_seed": 7, "init": "torch",
     "method": "local", "rounds": 3, "tau_init": 1, "tau_train": 1, "budget": 3, "ggc_period": 2,
-    "budget_counts_self": False, "ggc_off_rounds": "skip", "ggc_repeats": 2, "lr": 0.5,
+    "budget_counts_self": False, "ggc_off_rounds": "skip", "lr": 0.5,
     "momentum": 0.5, "momentum_state": "reset", "weight_decay": 0.5, "lr_decay": 0.5,
     "batch_size": 5, "clip_norm": 5.0, "augment": True, "tie": "earliest", "seed": 5,
     "on_divergence": "exclude", "drift": "0.5:2", "attack": "scale:0.2",
-    "omega_period": 3, "candidates": 9, "optimizer": "adam", "lr_schedule": "step", "model": "cnn",
+    "omega_period": 3, "candidates": 9, "optimizer": "adam", "lr_schedule": "cosine",
+    "model": "cnn",
 }  # fmt: skip
 
 
@@ -164,8 +165,7 @@ def test_the_same_run_in_other_words(one, two):
 def test_every_other_value_is_another_run(monkeypatch):
     base = {"dataset": "digits", "model": "mlp"}
     fields = [base | {name: value} for name, value in OTHER.items()]
-    fields += [{}, {"optimizer": "adamw"}, {"optimizer": "adam", "beta1": 0.8}]
-    fields += [{"lr_schedule": "cosine"}, {"lr_schedule": "step", "lr_step": 7}]
+    fields += [{}, {"optimizer": "adamw"}, {"optimizer": "adam", "adam_eps": 0.8}]
     fields += [MU, TUNED, TUNED | {"options": {"finetune_prox": False}}]
     fields += [{"method": "random_graph"}]
     assert len({Run(**each).slug() for each in fields}) == len(fields)
@@ -301,12 +301,6 @@ def test_a_number_of_another_command_is_in_the_digits_0_to_9(module, words, said
         assert f"{flag}: invalid" in said(module.main, *(w.format(digits) for w in words), code=2)
 
 
-PAIRS = zip("abcdefgh", "bcdefghi", strict=True)
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in PAIRS
-)
-
-
 @pytest.mark.parametrize(("text", "words", "sentence"), [
     ("rounds: 3\n\nlearning_rate: 3\n", "",
      ", line 3: there is no setting learning_rate; did you mean lr?\n"),
@@ -318,16 +312,15 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     # a flag after the file is a mistake of its own
     ("rounds: 3\nclients: 8", "--clients=0", "--clients is 0; allowed"),
     ("candidates: null", "", ", line 1: --candidates is None; allowed"),
-    ("<<: {seed: x}", "", ": --seed is x; allowed"),
+    ("<<: {seed: x}", "", ", line 1: there is no setting <<"),
     ("options: 5", "--options.mu=1", ", line 1: --options is 5; allowed are names and values"),
     ("model_options: 5", "", ", line 1: --model_options is 5; allowed are names and values"),
     ("clients: [1\n", "", ": it is not YAML"),
     ("- " * 3000 + "x", "", ": it is not YAML (maximum recursion depth exceeded"),
     ("\0", "", ": it is not YAML (unacceptable character"),
-    ("rounds: !!bool foo", "", ": it has anchors (& or *) or tags (!)"),
+    ("rounds: !!bool foo", "", ": it is not YAML"),
     ("lr: 1\nrounds: 3\nlr: 2", "", ", line 3: lr stands in line 1 already"),
     ("options:\n  lam: 1\n  lam: 2", "--method=ditto", ", line 3: lam stands in line 2 already"),
-    (BOMB, "", ": it has anchors (& or *)"),
     (None, "", ": {} is not a regular file"),
 ])  # fmt: skip
 def test_a_mistake_in_a_config_is_told_with_its_line(text, words, sentence, tmp_path, said):
@@ -349,7 +342,7 @@ def test_help(said, monkeypatch):
     for settings in (Run, Job):
         for f in dataclasses.fields(settings):
             assert f"--{f.name}" in text or f"--[no-]{f.name}" in text, f.name
-            known = ", ".join(names(f.name)) if f.name in plugins.KINDS else ""
+            known = ", ".join(shipped(f.name)) if f.name in plugins.KINDS else ""
             assert f.metadata["help"].format(names=known) in " ".join(text.split()), f.name
             assert f"{f.metadata['group']}:" in text
     for symbol in ("B_c", "tau_init", "tau_train", "P:", "m:", " N", " T ", "eta"):

@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 import starts
-import tiny_result
-from launch import ROOT, refused
+from launch import refused
 from making import labelled
 
 from dpfl_mpi import describe, show
 from dpfl_mpi.engine import train
-from dpfl_mpi.errors import UserError
-from dpfl_mpi.figures import command
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict, changed, to_flags
-from dpfl_mpi.sweep.wanted import runs_of
 
 N, T = 6, 2
 
@@ -120,62 +116,3 @@ def test_what_another_rank_has_not_read_is_an_error(folder):
     fields |= {"options": {"mu": 1.0, "head": "a-b"}}
     flags = "--seed=3 --no-augment --quiet --options.mu=1.0 --options.head=a-b"
     assert to_flags(fields) == flags.split()
-
-
-def paths_of(folder, **fields):
-    """Return the results that a figure finds for a Run in a folder, or why there are none."""
-    found, missing = command.gather([Run(**fields)], folder)
-    return missing[0] if missing else [result.path for result in found]
-
-
-@every_file
-def test_a_figure_finds_its_run_where_there_are_only_results(one, tmp_path):
-    name, mine, other = one
-    fields, elsewhere = run_of(name, mine), run_of(name, Path("data") / mine.name)
-    folder = tmp_path / "results"
-    path = starts.here(Run(**fields).resolve().path(folder), fields)
-    assert paths_of(folder, **fields) == [path]
-    mine.unlink()
-    assert paths_of(folder, **fields) == paths_of(folder, **elsewhere) == [path]
-    assert "not available in this version" not in str(paths_of(folder, **(elsewhere | {"seed": 3})))
-    for asked in (elsewhere | {"seed": 3}, run_of(name, f"data/x{mine.name}")):
-        assert paths_of(folder, **asked) != [path]
-    shutil.copy(other, mine)
-    assert paths_of(folder, **fields) != [path]
-
-
-def test_two_files_of_one_name_are_told_apart(folder, tmp_path, monkeypatch):
-    """Where both are gone, neither is guessed."""
-    for at in (folder, folder / "other"):
-        (tmp_path / at.name).mkdir()
-        mine = Path(shutil.copy(at / "budget.txt", tmp_path / at.name))
-        fields = run_of("budget", mine)
-        starts.here(Run(**fields).path(tmp_path / "results"), fields)
-        mine.unlink()
-    why = paths_of(tmp_path / "results", **run_of("budget", "budget.txt"))
-    assert "are of different files of one name: name the one to draw" in why
-    monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    shutil.copy(starts.data(), "data/image_folder.h5")
-    fields = {n: v for n, v in starts.small(rounds=T).items() if n != "data"}
-    path = starts.here(Run(**fields).path(), fields)
-    Path("data/image_folder.h5").unlink()
-    assert not Run(**fields).path().is_file() and paths_of("results", **fields) == [path]
-
-
-def test_every_figure_of_the_project_finds_runs_without_their_data(tmp_path, monkeypatch):
-    """`RUNS` of analysis/, each with a result of its own beside no data file at all."""
-    monkeypatch.chdir(tmp_path)
-    for file in sorted((ROOT / "analysis").glob("*.py")):
-        try:
-            runs = runs_of(file)
-        except UserError:
-            continue  # draws what it is given
-        runs = runs[:: 1 + len(runs) // 30]  # tables of hundreds differ in seeds
-        for run in runs:
-            held = Run(**as_dict(run)).resolve({"data": "0" * 64})
-            path = held.path(tmp_path / "results")
-            if not path.exists():
-                tiny_result.empty(path, held)
-        found, missing = command.gather(runs, tmp_path / "results")
-        assert (len(found), missing) == (len(runs), []), file.name

@@ -25,8 +25,8 @@ ON_SLURM = ("--cluster", "slurm")
 def test_what_sbatch_would_get(tmp_path, swept, monkeypatch):
     """A dry run needs no Slurm, as on a laptop; to submit is refused there."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = """--cluster slurm --seeds 1,2,3 --slurm_partition long --account me --max_parallel 2
-        --nodes 2 --ranks 4 --cpus 2 --gpus 1 --time 1-00:00:00 --sbatch qos=low
+    words = """--cluster slurm --seeds 1,2,3 --sbatch partition=long --sbatch account=me
+        --max_parallel 2 --nodes 2 --ranks 4 --cpus 2 --gpus 1 --time 1440 --sbatch qos=low
         --sbatch exclusive"""
     out = swept(*words.split(), "--dry_run").out
     options = """--array=0-2%2 --partition=long --account=me --requeue --open-mode=append --nodes=2
@@ -44,7 +44,7 @@ def test_a_short_job_is_warned_half_way_and_the_site_is_sourced(tmp_path, swept,
     (folder / "slurm").mkdir(parents=True)
     (folder / "slurm" / "site.sh").write_text("SITE=mine\n")
     monkeypatch.chdir(folder)
-    for time_limit, warning in (("1", 30), ("3", 90), ("4", 120), ("1-00:00:00", 120)):
+    for time_limit, warning in (("1", 30), ("3", 90), ("4", 120), ("1440", 120)):
         out = swept(*ON_SLURM, "--seeds", "1", "--dry_run", "--time", time_limit).out
         assert f"--signal=USR2@{warning}\n" in out
         (line,) = re.findall(r"^(.*site\.sh.*)$", out, re.M)

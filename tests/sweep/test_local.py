@@ -264,7 +264,8 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path, monkeypatch):
 
     def result(path: Path) -> Any:
         reads.append(path.read_text())
-        found = SimpleNamespace(state=reads[-1].strip(), last_round=3, test_acc=0.5)
+        known = {"last_round": 3, "test_acc": 0.5, "warning": ""}
+        found = SimpleNamespace(state=reads[-1].strip(), **known)
         return contextlib.nullcontext(found)
 
     monkeypatch.setattr(entries, "result_of", lambda run, path: result(path))
@@ -282,7 +283,7 @@ def test_a_process_with_a_used_number_is_not_the_job(tmp_path, monkeypatch):
 
 NAMES = [f"digits-pathological-dpfl-B8-{end}" for end in ("s1-0aa53c1e", "s2-93be07f2", "s3-5d7f")]
 STATUSES = [
-    Status(NAMES[0], "finished", 20, 20, 0.973),
+    Status(NAMES[0], "finished", 20, 20, 0.973, "PyTorch computes"),
     Status(NAMES[1], "running", 7, 20, 0.9012),
     Status(NAMES[2], "waiting", -1, 20, math.nan),
 ]
@@ -295,6 +296,7 @@ def test_the_table_word_for_word(capsys):
         "digits-pathological-dpfl-B8-s2-93be07f2  running    7/20   90.12",
         "digits-pathological-dpfl-B8-s3-5d7f      waiting       -       -",
         "1 finished, 1 running, 1 waiting of 3",
+        "warning: PyTorch computes (1 of 3)",
     ]
     changes = table.Monitor([])
     changes.show(STATUSES)

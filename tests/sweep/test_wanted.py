@@ -14,7 +14,7 @@ from dpfl_mpi.__main__ import main
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job, Run
 from dpfl_mpi.sweep import __main__ as sweep
-from dpfl_mpi.sweep import slurm, wanted
+from dpfl_mpi.sweep import wanted
 from dpfl_mpi.sweep.entries import Entry
 
 
@@ -29,8 +29,8 @@ from dpfl_mpi.sweep.entries import Entry
     ("a.py b.py", "b.py"),
     ("--cluster", "--cluster"),
     ("--seed 1,2", "allowed is a whole number from 0 to 4294967295; several are --seeds"),
-    ("--time 0 --cluster slurm --dry_run", "at least a minute"),
-    ("--partition gpu --list", "or file:PATH; Slurm's partition is --slurm_partition"),
+    ("--time 0", "--time is 0; allowed is a whole number of at least 1"),
+    ("--partition gpu --list", "or file:PATH; Slurm's partition is --sbatch partition=NAME"),
 ])  # fmt: skip
 def test_what_cannot_be_is_one_sentence(tmp_path, said, words, sentence):
     (tmp_path / "FILE").touch()
@@ -106,9 +106,9 @@ def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capfd, li
 
 def test_tuning_reads_validation_only(tmp_path, monkeypatch):
     fields = starts.small(rounds=1)
-    values = wanted.trials([Run(**fields)], "dpfl.lr=0.001,0.05")
+    values = wanted.trials([Run(**fields)], "lr=0.001,0.05")
     job = Job(results=str(tmp_path))
-    assert "not finished" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
+    assert "not finished" in wanted.choose(values, job, "lr=0.001,0.05")
     scores = {}
     for value, (run,) in values.items():
         with Result(starts.here(run.path(tmp_path), fields | {"lr": float(value)})) as result:
@@ -122,7 +122,7 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Result, "__getitem__", noted)
     best = max(scores, key=scores.get)
-    assert f"best by validation: dpfl.lr={best}" in wanted.choose(values, job, "dpfl.lr=0.001,0.05")
+    assert f"best by validation: lr={best}" in wanted.choose(values, job, "lr=0.001,0.05")
     assert "best/val_acc" in read and not any("test" in name for name in read)
     trials = list(tmp_path.glob("*.h5"))
     assert len(trials) == 2  # every trial is kept
@@ -130,7 +130,7 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
     trials[0].rename(tmp_path / "other")
     trials[1].rename(trials[0])
     (tmp_path / "other").rename(trials[1])
-    refused("holds another Run (different: lr)", wanted.choose, values, job, "dpfl.lr=0.001,0.05")
+    refused("holds another Run (different: lr)", wanted.choose, values, job, "lr=0.001,0.05")
     for path in trials:
         run = next(run for [run] in values.values() if run.path(tmp_path) == path)
         entry = Entry(run.resolve(), path)
@@ -139,31 +139,22 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
 
 
 def test_values_are_read_as_on_the_command_line():
-    numbers = wanted.trials([Run(seed=7)], "ditto.lam=1e-3,0.5")
+    ditto = Run(method="ditto", model="resnet", seed=7)
+    numbers = wanted.trials([ditto], "options.lam=1e-3,0.5")
     found = [(v, r.resolve().options["lam"], r.method, r.seed) for v, [r] in numbers.items()]
     assert found == [("1e-3", 0.001, "ditto", 7), ("0.5", 0.5, "ditto", 7)]
-    assert [r.lr for [r] in wanted.trials([Run()], "ditto.lr=1e-3").values()] == [0.001]
-    assert [str(r.drift) for [r] in wanted.trials([Run()], "dpfl.drift=1:2").values()] == ["1:2"]
-    assert len(wanted.trials([Run(method="local"), Run(method="dpfl")], "ditto.lam=1")["1"]) == 1
+    assert [str(r.drift) for [r] in wanted.trials([Run()], "drift=1:2").values()] == ["1:2"]
     both = wanted.trials([Run(), Run(method="local")], "lr=0.01,1e-3")
     found = {v: [(r.method, r.lr) for r in runs] for v, runs in both.items()}
     assert found == {v: [("dpfl", float(v)), ("local", float(v))] for v in ("0.01", "1e-3")}
-    ditto = Run(method="ditto", model="resnet")
-    for name in ("options.lam", "lam"):
-        (changed,) = wanted.trials([ditto], f"{name}=0.5")["0.5"]
-        assert changed.resolve().options["lam"] == 0.5
     (changed,) = wanted.trials([ditto], "model_options.blocks=3")["3"]
     assert changed.resolve().model_options == {"blocks": 3}
-    wrongs = "ditto", "dpfl.nothing=1", "dpfl.lr", "dpfl.lr=,", "ditto.method=dpfl", "options.lr=1"
-    for wrong in (*wrongs, "lam=1", "method=dpfl"):
-        refused("--tune", wanted.trials, [Run()], wrong)
-    sentence = refused("", wanted.trials, [Run()], "dpfl.lr=fast")
+    for wrong in ("ditto", "nothing=1", "lr", "lr=,", "ditto.lam=1", "method=dpfl"):
+        refused(f"--tune is {wrong}; allowed is a setting or", wanted.trials, [Run()], wrong)
+    (changed,) = wanted.trials([Run()], "options.lr=1")["1"]
+    refused("the method dpfl has no such option", changed.resolve)
+    sentence = refused("", wanted.trials, [Run()], "lr=fast")
     assert sentence == "--lr is fast; allowed is a number above 0"
-    right = {"90": 90, "1:30:00": 90, "2:00:30": 121, "1-12:00:00": 2160}
-    assert {text: slurm.minutes(text) for text in right} == right
-    # Slurm reads some of these in its own way
-    for wrong in ("soon", "1-12", "30:00", "1-30:00", "1:2:3:4", ""):
-        refused(f"--time is {wrong}; allowed", slurm.minutes, wrong)
 
 
 def test_tuning_says_a_tie(tmp_path):
@@ -174,18 +165,18 @@ def test_tuning_says_a_tie(tmp_path):
             run = Run(method="local", seed=i, **fields)
             tiny_result.make(run.path(folder), "local", i, best=(score,) * 4)
             values[value] = [run]
-        lines = wanted.choose(values, Job(results=str(folder)), "ditto.lam=a,b,c").splitlines()
+        lines = wanted.choose(values, Job(results=str(folder)), "options.lam=a,b,c").splitlines()
         lacks = "nan %  without 4 clients that were never scored"
         unscored = [math.isnan(score) for score in best.values()]
         assert [lacks in line for line in lines[1:-1]] == unscored
         return lines[-1]
 
     tie = "(a tie to two digits with c; of equal accuracies the first is taken)"
-    assert chosen(a=0.5, b=0.75, c=0.75) == f"best by validation: ditto.lam=b {tie}"
-    near = "best by validation: ditto.lam=b (a tie to two digits with a;"
+    assert chosen(a=0.5, b=0.75, c=0.75) == f"best by validation: options.lam=b {tie}"
+    near = "best by validation: options.lam=b (a tie to two digits with a;"
     assert chosen(a=0.75, b=0.750001, c=0.25).startswith(near)
-    assert chosen(a=0.5, b=0.75, c=0.25) == "best by validation: ditto.lam=b"
-    assert chosen(a=0.5, b=math.nan, c=0.25) == "best by validation: ditto.lam=a"
+    assert chosen(a=0.5, b=0.75, c=0.25) == "best by validation: options.lam=b"
+    assert chosen(a=0.5, b=math.nan, c=0.25) == "best by validation: options.lam=a"
     assert chosen(a=math.nan, b=math.nan) == chosen() == "no value is best: no client was scored"
 
 
