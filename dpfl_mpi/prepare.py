@@ -71,7 +71,7 @@ def parser(own: Sequence[str] = ()) -> Parser:
         missing = "default: download it" if hasattr(module, "DOWNLOAD") else "required"
         add("--source", type=Path, metavar="PATH", help=f"{module.SOURCE} ({missing})")
         add("--out", type=Path, metavar="FILE", help=f"file to write (default {module.DATA})")
-        add("--force", action="store_true", help="write the file anew although it is there")
+        add("--force", action="store_true", help="overwrite an existing file")
         for f in fields(module.Options):
             if f.name in (*FLAGS, "dataset", "help"):
                 taken = f"has {f.name}, a flag of prepare; rename it"

@@ -1,6 +1,5 @@
-"""Anyone's own samples as a data set: their kind, a test part, and their normalisation."""
+"""A user's own samples as a data set: their kind, a test part, and their normalisation."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.errors import UserError
 
 MOST_CLASSES = 65536
-ROUNDED = 1e-4  # most standard deviations by which float32, of 7 digits, may move a number
+ROUNDED = 1e-4  # standard deviations by which rounding to float32 may move a number, at most
 Column = np.ndarray | None  # [M]
 
 
@@ -160,10 +159,6 @@ def aligned(where: str, name: str, values: np.ndarray, length: int) -> np.ndarra
     if values.shape != (length,) or values.dtype.kind not in "iubfUS":
         needed = f"one number or name per sample is needed, ({length},)"
         raise UserError(f"{where}: {name} is {values.dtype} of {values.shape}; {needed}")
-    if values.dtype.kind == "U":
-        codes = values.astype(values.dtype.newbyteorder("=")).view(np.uint32)
-        if codes.max(initial=0) > sys.maxunicode:  # Python would fail on it
-            raise UserError(f"{where}: {name} holds a text that is damaged")
     return values
 
 

@@ -1,4 +1,4 @@
-"""Which client has which samples, the file of it, and the validation samples of the search."""
+"""Which client has which samples, the file that says so, and the search's validation samples."""
 
 import hashlib
 import json
@@ -20,7 +20,8 @@ from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import refused_as
 
 PARTS = ("train", "val", "test")  # a client's three sets
-HALF = {"train": "train", "val": "train", "test": "test"}  # of the data, that a set is from
+# which part of the data each of a client's sets is drawn from
+HALF = {"train": "train", "val": "train", "test": "test"}
 FORMAT = "dpfl_mpi partition 1"
 SLICE = 2**16  # clients whose samples are sent to all ranks at once
 ByName = dict[str, np.ndarray]
@@ -53,7 +54,7 @@ class Partition:
         """Return how many samples every client has in one part, int64 `[N]`."""
         return np.diff(self.indptr[part])
 
-    def named(self, source: Source) -> dict[str, list[str]]:
+    def names_and_groups(self, source: Source) -> dict[str, list[str]]:
         """Return the clients' `name` and `group`, `[N]` each, as far as the data have them.
 
         Clients that are drawn have none. Names that only repeat the clients' numbers are left out.

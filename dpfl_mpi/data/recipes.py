@@ -152,15 +152,12 @@ def natural(
     """Return pools and test samples of N of the data's own clients, such as writers.
 
     They are drawn among those with at least `min_samples` samples, and keep their own train and
-    test split. Each loses `missing_classes` classes, drawn for it alone, from all three sets; the
-    draw is repeated until two samples to train and one to test are left.
+    test split.
     """
-    n, missing = run.clients, run.missing_classes
+    n = run.clients
     if not clients:
         allowed = f"this {short(run.dataset)} has none: allowed are pathological, dirichlet"
         raise UserError(f"--partition natural needs a data set with clients of its own; {allowed}")
-    if missing >= classes:
-        raise UserError(f"--missing_classes is {missing}; allowed are at most {classes - 1}")
     least = max(run.min_samples, 3)
     count, able = who_can_take_part(clients["train"], clients["test"], least)
     if not len(who_can_take_part(clients["train"], clients["test"], 0)[1]):
@@ -176,22 +173,7 @@ def natural(
     for half, owner in clients.items():
         ends = np.cumsum(np.bincount(owner, minlength=count))
         rows[half] = np.split(np.argsort(owner, kind="stable"), ends[:-1])
-    pools, tests = [], []
-    for client in chosen:
-        train, test = rows["train"][client], rows["test"][client]
-        for _ in range(1000):
-            lost = rng.permutation(classes)[:missing]
-            pool = train[~np.isin(labels["train"][train], lost)]
-            tested = test[~np.isin(labels["test"][test], lost)]
-            if missing == 0 or (len(pool) >= 2 and len(tested)):
-                break
-        else:
-            left = f"client {client} of the data 2 samples to train and 1 to test"
-            none = f"none of 1000 draws left {left}: use fewer, or a larger --min_samples"
-            raise UserError(f"--missing_classes is {missing} of {classes}; {none}")
-        pools.append(pool)
-        tests.append(tested)
-    return pools, tests
+    return [rows["train"][k] for k in chosen], [rows["test"][k] for k in chosen]
 
 
 def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> tuple[Pools, Pools]:

@@ -1,7 +1,4 @@
-"""Read what a publisher ships, a folder or an archive, without unpacking anything.
-
-Nothing is written to disk, and the size of each file is bounded before it is read.
-"""
+"""Read what a publisher ships, a folder or an archive; nothing is unpacked to disk."""
 
 import functools
 import lzma
@@ -18,38 +15,28 @@ from typing import Any, BinaryIO
 from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.storage.foreign import UNREADABLE, open_regular, read_bytes, refused_as
 
-IMAGE_BYTES = 16 * 2**20  # most of one image
 BROKEN = (*UNREADABLE, tarfile.TarError, zipfile.BadZipFile, zipfile.LargeZipFile, lzma.LZMAError)
 
 Entry = tuple[PurePosixPath, Callable[[], bytes]]  # path inside the source, and what reads it
-Member = tuple[str, int, Callable[[], bytes]]  # name in an archive, bytes, and what reads it
+Member = tuple[str, Callable[[], bytes]]  # name in an archive, and what reads it
 
 
-def entries(
-    source: Path, largest: int = IMAGE_BYTES, inside: bytes | None = None
-) -> Iterator[Entry]:
+def entries(source: Path, inside: bytes | None = None) -> Iterator[Entry]:
     """Yield every regular file of a folder, tar (gz, bz2, xz) or zip archive.
 
     A tar's file must be read before the next one is asked for. A `UserError` names what is wrong.
-
-    Args:
-        largest: most bytes of one file.
-        inside: the archive itself, where it lies in another one; `source` is then its name.
+    Of an archive that lies in another one `inside` has the bytes, and `source` is its name.
     """
     if source.is_dir():
-        yield from in_folder(source, largest)
+        for path in files_in(source):
+            name = path.relative_to(source).as_posix()
+            yield PurePosixPath(name), functools.partial(read_bytes, path)
         return
     with whole(source), open_regular(source) if inside is None else BytesIO(inside) as file:
         members = in_zip if zipfile.is_zipfile(file) else in_tar
         file.seek(0)
-        for name, size, read in members(source, file):
-            yield PurePosixPath(name), functools.partial(bounded, source, name, size, largest, read)
-
-
-def in_folder(source: Path, largest: int) -> Iterator[Entry]:
-    for path in files_in(source):
-        inside = PurePosixPath(path.relative_to(source).as_posix())
-        yield inside, functools.partial(read_bytes, path, largest)
+        for name, read in members(source, file):
+            yield PurePosixPath(name), functools.partial(unpacked, source, read)
 
 
 def files_in(
@@ -71,9 +58,7 @@ def files_in(
             raise UserError(f"{source} holds {path.name}, a link to nothing; copy it there")
 
 
-def bounded(source: Path, name: str, size: int, largest: int, read: Callable[[], bytes]) -> bytes:
-    if not 0 <= size <= largest:
-        raise UserError(f"{source}: {name} has {size} bytes; allowed are {largest}")
+def unpacked(source: Path, read: Callable[[], bytes]) -> bytes:
     with whole(source):
         return read()
 
@@ -93,7 +78,7 @@ def in_tar(source: Path, file: BinaryIO) -> Iterator[Member]:
                 link = f"{member.name}, a link, which is not followed"
                 raise UserError(f"{source} holds {link}; {mend}")
             if opened := archive.extractfile(member):
-                yield member.name, member.size, opened.read
+                yield member.name, opened.read
             archive.members = []  # type: ignore[attr-defined]  # or a million headers stay in memory
         # A tar that was cut between two files looks whole to `tarfile`. Its end is an empty block.
         end: Any = archive.fileobj
@@ -108,7 +93,7 @@ def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:
             if info.flag_bits & 1:
                 raise UserError(f"{source}: {info.filename} is encrypted; pack it without password")
             if not info.is_dir():
-                yield info.filename, info.file_size, functools.partial(archive.read, info)
+                yield info.filename, functools.partial(archive.read, info)
 
 
 def is_hidden(path: PurePosixPath) -> bool:

@@ -50,12 +50,14 @@ def layout(
     listed: Mapping[PurePosixPath, str],
     others: Sequence[PurePosixPath] = (),
     what: str = "image",
+    needed: Sequence[str] = (),
 ) -> Layout:
     """Return where files lie: SPLIT/CLASS/FILE, CLIENT/CLASS/FILE or CLASS/FILE.
 
     Between a class and its files may be a folder `images`. Files `listed` with their class lie in
-    SPLIT/images/. The split val is the test part where none is called test. A warning says what is
-    left out, `others` in folders of classes included.
+    SPLIT/images/. The split val is the test part where none is called test. `needed` are splits
+    that must be there; all of them but test are for training. A warning counts what is left out,
+    also `others` that lie in folders of classes.
     """
     places = {}  # split or client, class, and the folder of all
     for path in files:
@@ -70,18 +72,19 @@ def layout(
             root = PurePosixPath(*above[:-2])
             places[path] = (above[-2] if len(above) > 1 else "", above[-1], root)
     splits = {path: split_of(place[0]) for path, place in places.items()}
-    test = None
-    if any(splits.values()):
-        part = "test" if "test" in splits.values() else "val"
-        places = {path: places[path] for path, split in splits.items() if split in ("train", part)}
+    known, part = {*splits.values()} - {""}, "test" if "test" in splits.values() else "val"
+    if known:
+        kept = {"train", part, *map(split_of, needed)}
+        places = {path: place for path, place in places.items() if splits[path] in kept}
     order = sorted(places, key=lambda path: (*places[path][:2], path.name))
-    label = np.array([places[path][1] for path in order])
-    folder = np.array([places[path][0] for path in order])
-    if any(splits.values()):
-        test = np.array([splits[path] != "train" for path in order])
+    label = np.array([places[path][1] for path in order], str)
+    folder = np.array([places[path][0] for path in order], str)
+    test = np.array([splits[path] == part for path in order], bool)
+    if known or needed:
         names = tuple(sorted({*label[~test]}))
-        check_classes(source, "train", {*names}, names, what)
-        check_classes(source, part, {*label[test]}, names, what)
+        whole = [("train", ~test), (part, test)]
+        for name, own in [(name, folder == name) for name in needed] or whole:
+            check_classes(source, name, {*label[own]}, names, what)
     elif not order:
         raise UserError(f"{source} holds no {what}; expected {LAYOUTS}")
     check_one(source, {places[path][2] for path in order})
@@ -90,8 +93,9 @@ def layout(
     left += [path for path in others if path.parent in parents]
     unread = Counter(str(path.parent) for path in left)
     warn_of_unread(source, unread, f"{what}s in {LAYOUTS}")
-    several = test is None and len({*folder}) > 1
-    return Layout(order, label, test, folder if several else None)
+    if known:
+        return Layout(order, label, test, None)
+    return Layout(order, label, None, folder if len({*folder}) > 1 else None)
 
 
 def check_classes(

@@ -1,15 +1,14 @@
 """Read images by split and class, as uint8 of one size."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.datasets._archives import check_one, entries, is_hidden, warn_of_unread
-from dpfl_mpi.datasets._folders import check_classes
+from dpfl_mpi.data.source import Arrays
+from dpfl_mpi.datasets._archives import entries, is_hidden
+from dpfl_mpi.datasets._folders import LISTS, Layout, check_classes, class_list, layout
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import UNREADABLE, memory, refused_as
 
@@ -19,57 +18,53 @@ SUFFIXES = {
     *(".ppm", ".pgm", ".pbm", ".pnm"),
 }
 PIXELS = 2**26  # most of one image
-# images uint8 [M, H, W, C] and labels int64 [M] of each split
-Images = dict[str, tuple[np.ndarray, np.ndarray]]
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")  # of Pillow: 8 bits, or exactly so
+Numbers = tuple[float, ...]
 
 
-def image_splits(
-    source: Path,
-    splits: Sequence[str],
-    classes: tuple[str, ...] | None = None,
-    shape: tuple[int, ...] | None = None,
-) -> tuple[Images, tuple[str, ...]]:
-    """Return the images of SPLIT/CLASS/* of a folder or archive, and the names of the classes.
+def placed(
+    source: Path, shape: tuple[int, ...] | None = None, side: int = 0, needed: Sequence[str] = ()
+) -> tuple[np.ndarray, Layout]:
+    """Return the images of a folder or archive, `[M, H, W, C]`, and what they are.
 
-    They are in the order of class and file name, so a folder and its archive are the same data.
-
-    Args:
-        classes: by default those of the first split, in alphabetical order.
-        shape: height, width and channels; by default those of the first image, in colour if any
-            image has colour.
+    They are in colour if `shape`, or else any image, has colour. A folder and its archive are the
+    same data. `shape` and `side` are those of `decoded`, `needed` that of `layout`.
     """
-    found: dict[str, list[tuple[str, str, np.ndarray]]] = {split: [] for split in splits}
-    unread = Counter[str]()  # images elsewhere, and other files here
+    listed: dict[PurePosixPath, str] = {}
+    others = []
 
-    def is_read(path: PurePosixPath, _: Any) -> bool:
-        placed = len(path.parts) > 2 and path.parts[-3] in found
-        image = path.suffix.lower() in SUFFIXES
-        if is_hidden(path) or not (placed or image):
+    def is_read(path: PurePosixPath, read: Callable[[], bytes]) -> bool:
+        if is_hidden(path):
             return False
-        if not (placed and image):
-            unread[str(path.parent)] += 1
-            return False
-        split, name = path.parts[-3:-1]
-        if classes is not None and name not in classes:
-            raise UserError(f"{source}: {split} holds {name}; allowed are {', '.join(classes)}")
-        return True
+        if path.suffix.lower() in SUFFIXES:
+            return True
+        if path.name.endswith(LISTS):
+            listed.update(class_list(read(), path))
+        else:
+            others.append(path)
+        return False
 
-    images = decoded(source, is_read, shape)
-    for path, pixels in images.items():
-        split, name, file = path.parts[-3:]
-        found[split].append((name, file, pixels))
-    places = ", ".join(f"{split}/CLASS" for split in splits)
-    warn_of_unread(source, unread, f"{', '.join(sorted(SUFFIXES))} in {places}")
-    check_one(source, (path.parents[2] for path in images))
-    names = classes or tuple(sorted({name for name, _, _ in found[splits[0]]}))
-    channels = max((pixels.shape[2] for pixels in images.values()), default=1)
-    out = {}
-    for split, rows in found.items():
-        check_classes(source, split, {name for name, _, _ in rows}, names)
-        rows.sort(key=lambda row: row[:2])
-        labels = np.array([names.index(name) for name, _, _ in rows], np.int64)
-        out[split] = stacked([pixels for _, _, pixels in rows], channels), labels
-    return out, names
+    images = decoded(source, is_read, shape, side)
+    found = layout(source, images, listed, others, needed=needed)
+    channels = max(images[path].shape[2] for path in found.files)
+    return stacked([images.pop(path) for path in found.files], channels), found
+
+
+def published(
+    source: Path, classes: tuple[str, ...], mean: Numbers, std: Numbers, *needed: str
+) -> Arrays:
+    """Return the images of a data set of 32x32 in colour, whose splits are `needed`.
+
+    Without `classes` they are those of the training part, in alphabetical order.
+    """
+    x, found = placed(source, (32, 32, 3), needed=needed)
+    names, y = np.unique(found.label, return_inverse=True)
+    if classes:
+        check_classes(source, "train", {*names}, classes)
+    assert found.test is not None, "all splits are there"
+    parts = ~found.test, found.test
+    train, test = ((x[part], y[part].astype(np.int64)) for part in parts)
+    return Arrays(*train, *test, tuple(names.tolist()), mean, std)
 
 
 def decoded(
@@ -132,31 +127,11 @@ def decode(data: bytes, where: str, colour: bool | None, side: int = 0) -> np.nd
         if getattr(image, "is_animated", False):
             frames = getattr(image, "n_frames", "several")
             raise UserError(f"{where} has {frames} frames; a sample is one image")
-        eight_bits = to_eight_bits(image, where)
-        grey = eight_bits.mode in ("1", "L") if colour is None else not colour
-        eight_bits = eight_bits.convert("L" if grey else "RGB")
+        if image.mode not in MODES:
+            raise UserError(f"{where} is {image.mode}; allowed are grey, RGB and palettes")
+        grey = image.mode in ("1", "L", "LA") if colour is None else not colour
+        eight_bits = image.convert("L" if grey else "RGB")
         if side:
             eight_bits = eight_bits.resize((side, side), Image.Resampling.BILINEAR)
         pixels = np.asarray(eight_bits)
     return pixels.reshape(*pixels.shape[:2], -1)
-
-
-def to_eight_bits(image: Any, where: str) -> Any:
-    """Return an image of Pillow's as "1", "L" (grey) or "RGB", of the same 8-bit values.
-
-    Refused are more than 8 bits, transparent pixels, and colours without a fixed meaning in RGB.
-    """
-    tiles = getattr(image, "tile", [])  # in [3] the file's own mode; BGR;16 has 5 bits
-    stored = " ".join(str(tile[3]) for tile in tiles).replace("BGR;16", "")
-    # netpbm with another maximum than 255
-    deep = ";16" in stored or any(tile[0].startswith("ppm") for tile in tiles)
-    if image.mode[0] in "IF" or (deep and image.mode not in ("1", "P")):
-        raise UserError(f"{where} is of more than 8 bits per channel; scale it to 8 bits yourself")
-    if image.mode in ("1", "L", "RGB") and "transparency" not in image.info:
-        return image
-    if image.mode in ("1", "L", "P", "LA", "PA", "RGB", "RGBA"):
-        opaque = image.convert("RGBA")
-        if opaque.getextrema()[3][0] < 255:
-            raise UserError(f"{where} has transparent pixels; put it on a background yourself")
-        return image.convert("L") if image.mode in ("1", "L", "LA") else opaque.convert("RGB")
-    raise UserError(f"{where} is {image.mode}; allowed are grey, RGB and palettes")

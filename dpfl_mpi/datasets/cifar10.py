@@ -7,7 +7,7 @@ import numpy as np
 
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._archives import entries
-from dpfl_mpi.datasets._images import Images, image_splits
+from dpfl_mpi.datasets._images import published
 from dpfl_mpi.errors import UserError
 
 TITLE = "CIFAR-10"
@@ -51,46 +51,38 @@ def read(source: Path) -> Arrays:
     files = dict.fromkeys((*TRAIN, *TEST), IMAGES)
     found = read_binaries(source, files, header=1, label_at=0, classes=len(CLASSES))
     if not found:
-        splits, names = image_splits(source, ("train", "test"), CLASSES, (32, 32, 3))
-        return Arrays(*splits["train"], *splits["test"], names, MEAN, STD)
+        return published(source, CLASSES, MEAN, STD, "train", "test")
     images, labels = (np.concatenate([found[name][i] for name in TRAIN]) for i in (0, 1))
     return Arrays(images, labels, *found[TEST[0]], CLASSES, MEAN, STD)
 
 
 def read_binaries(
     source: Path, files: Mapping[str, int], header: int, label_at: int, classes: int
-) -> Images:
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return images `[M, 32, 32, 3]` and labels of CIFAR's binary files; nothing if there are none.
 
     `files` says how many images each file holds: records of `header` bytes, of which the one at
     `label_at` is the label, then the planes.
     """
-    from tqdm import tqdm
-
-    found: Images = {}
-    others, record = 0, header + PIXELS
-    with tqdm(total=len(files), desc=f"reading {source.name}", unit="file", disable=None) as bar:
-        for path, get in entries(source, max(files.values()) * record):
-            name = path.name
-            if name in files and name not in found:
-                data, length = get(), files[name] * record
-                if len(data) != length:
-                    raise UserError(f"{source}: {name} has {len(data)} bytes, not {length}")
-                rows = np.frombuffer(data, np.uint8).reshape(-1, record)
-                labels = rows[:, label_at].astype(np.int64)
-                if labels.max() >= classes:
-                    label = f"the label {labels.max()}; allowed are 0 to {classes - 1}"
-                    raise UserError(f"{source}: {name} holds {label}")
-                planes = rows[:, header:].reshape(-1, 3, 32, 32)
-                found[name] = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
-                bar.update()
-            elif name in PICKLED:
-                pickles = "the archive for Python, whose pickles are not read"
-                raise UserError(f"{source} is {pickles}; take the binary one")
-            else:
-                others += 1
-            if len(found) == len(files) or (not found and others > 100):
-                break  # complete, or a folder of images
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    record = header + PIXELS
+    for path, get in entries(source):
+        name = path.name
+        if name in PICKLED:
+            pickles = "the archive for Python, whose pickles are not read"
+            raise UserError(f"{source} is {pickles}; take the binary one")
+        if name not in files:
+            continue
+        data, length = get(), files[name] * record
+        if len(data) != length:
+            raise UserError(f"{source}: {name} has {len(data)} bytes, not {length}")
+        rows = np.frombuffer(data, np.uint8).reshape(-1, record)
+        labels = rows[:, label_at].astype(np.int64)
+        if labels.max() >= classes:
+            label = f"the label {labels.max()}; allowed are 0 to {classes - 1}"
+            raise UserError(f"{source}: {name} holds {label}")
+        planes = rows[:, header:].reshape(-1, 3, 32, 32)
+        found[name] = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
     missing = [name for name in files if name not in found]
     if found and missing:
         raise UserError(f"{source} has no {missing[0]}: it is not the whole of the binary archive")

@@ -5,10 +5,8 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._images import image_splits
+from dpfl_mpi.datasets._images import published
 from dpfl_mpi.datasets.cifar10 import AUTHORS_CODE as CIFAR10_CODE
 from dpfl_mpi.datasets.cifar10 import CLASSES
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
@@ -25,6 +23,4 @@ MEAN, STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.258
 
 def read(source: Path) -> Arrays:
     """Return CINIC-10, train and valid joined to 180,000 images (the paper, section E.4)."""
-    splits, names = image_splits(source, ("train", "valid", "test"), CLASSES, (32, 32, 3))
-    images, labels = (np.concatenate([splits["train"][i], splits["valid"][i]]) for i in (0, 1))
-    return Arrays(images, labels, *splits["test"], names, MEAN, STD)
+    return published(source, CLASSES, MEAN, STD, "train", "valid", "test")

@@ -1,17 +1,15 @@
 """FEMNIST (LEAF; Caldas et al. 2018): handwritten characters, 28x28, grey; a writer is a client."""
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._archives import entries, is_hidden, warn_of_unread
-from dpfl_mpi.datasets._images import decode
 from dpfl_mpi.datasets.cifar10 import DECAY
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
 from dpfl_mpi.errors import UserError
@@ -25,7 +23,7 @@ PAPER = CIFAR10 | {
 }
 AUTHORS_CODE = {"partition": "fedrep", "tau_init": 6, "rounds": 47, **DECAY}
 WEIGHTS = "train"
-SOURCE = "LEAF's data/femnist/data, or an archive of it, or NIST's by_class"
+SOURCE = "LEAF's data/femnist/data, or an archive of it"
 NO_DOWNLOAD = (
     "FEMNIST has no single archive: in a checkout of LEAF (TalwalkarLab/leaf) run "
     "data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, then pass the "
@@ -37,8 +35,6 @@ SYMBOLS = (
 CHOICES = {"digits": range(10), "letters": range(10, 62), "all": range(62), "a-j": range(36, 46)}
 # what preprocess.sh leaves beside train and test
 BESIDE = ("all_data", "sampled_data", "rem_user_data", "intermediate")
-SHARD_BYTES = 2**29  # most of one json file; LEAF's, of 100 writers, have 0.2 GB
-PER_CLASS = 4000  # images of a class that are taken from NIST, for --partition fedrep
 # of a writer: name, whether of the test part, images uint8 [n, 28, 28, 1] and labels int64 [n]
 Samples = tuple[str, bool, np.ndarray, np.ndarray]
 
@@ -48,11 +44,10 @@ class Options:
     classes: Literal["all", "digits", "letters", "a-j"] = option(
         "all", "all 62, the 10 digits, the 52 letters, or a-j"
     )
-    min_samples: int = option(0, "leave out writers with fewer images")
 
 
-def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
-    """Return FEMNIST from LEAF's json shards, with its own test split, or from NIST's by_class.
+def read(source: Path, classes: str = "all") -> Arrays:
+    """Return FEMNIST from LEAF's json shards, with its own test split.
 
     LEAF lists an image of nearly every writer twice; the second one is dropped.
     """
@@ -61,9 +56,7 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
     writers: list[Samples] = []
     unread = Counter[str]()
     with tqdm(desc=f"reading {source.name}", unit="writer", disable=None) as bar:
-        for path, get in entries(source, SHARD_BYTES):
-            if nist_class(path):
-                return from_nist(source, classes, min_samples)
+        for path, get in entries(source):
             part = path.parent.name
             is_json, split = path.suffix == ".json", part in ("train", "test")
             if is_hidden(path):
@@ -78,7 +71,7 @@ def read(source: Path, classes: str = "all", min_samples: int = 0) -> Arrays:
     for part in ("train", "test"):
         if not any(test == (part == "test") for _, test, _, _ in writers):
             raise UserError(f"{source} holds no {part}/*.json. {NO_DOWNLOAD}")
-    return collect(source, writers, classes, min_samples)
+    return collect(source, writers, classes)
 
 
 def read_shard(where: str, test: bool, text: bytes) -> list[Samples]:
@@ -107,17 +100,14 @@ def read_writer(where: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
     known = np.isin(labels, range(62))
     if not known.all():
         raise UserError(f"{where} has the label {labels[~known][0]:g}; allowed are 0 to 61")
-    levels = np.rint(np.clip(pixels, 0, 1) * 255)
-    # 0, or three digits of n / 255
-    exact = np.abs(pixels * 255 - levels) <= 0.15 * np.minimum(levels, 1)
-    if not exact.all():
-        raise UserError(f"{where} has the pixel {pixels[~exact][0]:g}; allowed are n / 255")
-    return levels.astype(np.uint8), labels.astype(np.int64)
+    if not ((pixels >= 0) & (pixels <= 1)).all():
+        raise UserError(f"{where} has a pixel beyond 0 to 1; allowed are n / 255")
+    return np.rint(pixels * 255).astype(np.uint8), labels.astype(np.int64)
 
 
-def collect(source: Path, writers: list[Samples], classes: str, min_samples: int) -> Arrays:
-    """Return the writers' samples, without second copies, other classes and small writers."""
-    chosen, least = CHOICES[classes], max(1, min_samples)
+def collect(source: Path, writers: list[Samples], classes: str) -> Arrays:
+    """Return the writers' samples, without second copies and other classes."""
+    chosen = CHOICES[classes]
     writers = sorted(writers, key=lambda writer: writer[:2])
     users, tests, image_lists, label_lists = zip(*writers, strict=True)
     number = {user: k for k, user in enumerate(dict.fromkeys(users))}
@@ -129,16 +119,13 @@ def collect(source: Path, writers: list[Samples], classes: str, min_samples: int
     copies = second_copies(owner, images, labels)
     dropped = f"{(keep & copies).sum()} second copies left out"
     keep &= ~copies
-    large = np.bincount(owner[keep], minlength=len(number)) >= least
-    if not large.any():
-        raise UserError(f"{source}: no writer has {least} images of {classes}; lower --min_samples")
-    keep &= large[owner]
-    owner = (np.cumsum(large) - 1)[owner]
+    known = np.bincount(owner[keep], minlength=len(number)) > 0
+    owner = (np.cumsum(known) - 1)[owner]
     train, test = keep & ~test, keep & test
     if not (train.any() and test.any()):
         raise UserError(f"{source}: train or test holds no image of the classes {classes}")
     labels -= chosen[0]
-    names = tuple(user for user, k in number.items() if large[k])
+    names = tuple(user for user, k in number.items() if known[k])
     writers_of = f"{len(names)} of {len(number)} writers"
     return Arrays(
         images[train],
@@ -166,60 +153,3 @@ def second_copies(owner: np.ndarray, images: np.ndarray, labels: np.ndarray) -> 
         out[i] = sample in seen
         seen.add(sample)
     return out
-
-
-def nist_class(path: PurePosixPath) -> int | None:
-    """Return the character of an image in by_class/61/train_61/*.png, else None."""
-    found = re.fullmatch(r"train_([0-9a-f]{2})", path.parts[-2]) if len(path.parts) > 1 else None
-    image = path.suffix == ".png" and not is_hidden(path)
-    return int(found.group(1), 16) if found and image else None
-
-
-def from_nist(source: Path, classes: str, min_samples: int) -> Arrays:
-    """Return at most `PER_CLASS` images of each class of NIST special database 19, by_class.
-
-    They are grey, 28x28, without writers and test part: --partition fedrep makes its own.
-    """
-    from PIL import Image
-    from tqdm import tqdm
-
-    if min_samples:
-        must = "NIST's by_class does not name the writers, so it must be 0"
-        raise UserError(f"--min_samples is {min_samples}; {must}")
-    label_of = {ord(SYMBOLS[c]): label for label, c in enumerate(CHOICES[classes])}
-    lists: dict[int, list[str]] = {code: [] for code in label_of}
-    for path, _ in entries(source):
-        if (code := nist_class(path)) in lists:
-            lists[code].append(str(path))
-    rng = np.random.default_rng(0)
-    chosen: dict[str, int] = {}
-    for code, names in sorted(lists.items()):
-        if not names:
-            raise UserError(f"{source} holds no by_class/{code:x}/train_{code:x}/*.png")
-        some = rng.permutation(len(names))[:PER_CLASS]
-        names_of_class = np.array(sorted(names), object)[some].tolist()
-        chosen |= dict.fromkeys(names_of_class, label_of[code])
-    order = {name: i for i, name in enumerate(chosen)}
-    images = np.empty((len(chosen), 28, 28, 1), np.uint8)
-    with tqdm(total=len(chosen), desc=f"reading {source.name}", unit="image", disable=None) as bar:
-        for path, get in entries(source):
-            if str(path) not in order:
-                continue
-            large = decode(get(), f"{source}: {path}", colour=False)[..., 0]
-            height, width = large.shape
-            if height != width or height < 28:
-                raise UserError(f"{source}: {path} is {height}x{width}; NIST's images are 128x128")
-            small = Image.fromarray(large).resize((28, 28), Image.Resampling.BICUBIC)
-            images[order[str(path)], ..., 0] = np.asarray(small)
-            bar.update()
-    of_class = f"at most {PER_CLASS} images per class"
-    return Arrays(
-        images,
-        np.array(list(chosen.values()), np.int64),
-        np.empty((0, 28, 28, 1), np.uint8),
-        np.empty(0, np.int64),
-        class_names=tuple(SYMBOLS[c] for c in CHOICES[classes]),
-        mean=(0.0,),
-        std=(1.0,),
-        note=f"NIST special database 19, by_class, classes {classes}, {of_class}",
-    )

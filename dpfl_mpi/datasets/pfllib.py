@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets._archives import check_one, entries, first_five, warn_of_unread
 from dpfl_mpi.datasets._pickles import read_npy
 from dpfl_mpi.errors import UserError, complain
-from dpfl_mpi.storage.foreign import memory, refused_as
+from dpfl_mpi.storage.foreign import refused_as
 
 PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
@@ -20,14 +19,13 @@ SOURCE = "PFLlib's folder of a data set, or an archive of it, with {train,test}/
 NO_DOWNLOAD = (
     "run PFLlib's dataset/generate_MNIST.py, say, and name dataset/MNIST with --source PATH"
 )
-CLIENT_BYTES = 4 * 2**30  # most of one client's file
 
 
 def read(source: Path) -> Arrays:
     """Return the samples of all clients; client K is named "K"."""
     found: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
     folders, unread = set(), Counter[str]()
-    for path, get in entries(source, CLIENT_BYTES):
+    for path, get in entries(source):
         if name := re.fullmatch(r"(?:.*/)?((train|test)/(\d+)\.npz)", str(path)):
             folders.add(path.parents[1])
             found[name[2], int(name[3])] = read_client(f"{source}: {name[1]}", get())
@@ -42,17 +40,12 @@ def read(source: Path) -> Arrays:
     found = {place: data for place, data in found.items() if place[1] in train}
     places = sorted(found, key=lambda place: (place[0] == "test", place[1]))
     first = found[places[0]][0]
-    texts = first.ndim == 2 and first.dtype.kind in "iu"
     for (part, k), (x, _) in found.items():
-        alike = (x.ndim, x.dtype) == (first.ndim, first.dtype)
-        if not alike or (x.shape[1:] != first.shape[1:] and not texts):
+        if (x.dtype, x.shape[1:]) != (first.dtype, first.shape[1:]):
             have = f"samples of {x.dtype} {x.shape[1:]}"
             other = f"{places[0][1]}.npz of {first.shape[1:]}"
             raise UserError(f"{source}: {part}/{k}.npz has {have}, {other}")
     samples, labels = zip(*(found[place] for place in places), strict=True)
-    if texts:
-        longest = max(x.shape[1] for x in samples)
-        samples = tuple(pad(x, longest) for x in samples)
     sizes = [len(y) for y in labels]
     client = np.repeat([k for _, k in places], sizes)
     is_test = np.repeat([part == "test" for part, _ in places], sizes)
@@ -80,7 +73,7 @@ def tell(source: Path, train: set[int], test: set[int]) -> None:
 
 def read_client(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return samples and labels of one file of `np.savez(data=...)`; images with channels last."""
-    members = {path.name: get() for path, get in entries(Path(where), memory(), data)}
+    members = {path.name: get() for path, get in entries(Path(where), data)}
     if set(members) != {"data.npy"}:
         names = ", ".join(members) or "nothing"
         raise UserError(f"{where} holds {names}; PFLlib's files hold data")
@@ -89,30 +82,10 @@ def read_client(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
         content = content.item()
     if not (isinstance(content, dict) and {"x", "y"} <= set(content)):
         raise UserError(f"{where} holds no dictionary with x and y")
-    x = to_samples(where, content["x"])
-    with refused_as(f"{where} holds labels that are no list of numbers"):
-        y = np.asarray(content["y"])
+    with refused_as(f"{where} holds samples or labels that are no numbers of one shape"):
+        x, y = np.asarray(content["x"]), np.asarray(content["y"])
+        if x.dtype.kind not in "iufb":
+            raise ValueError
     if len(x) != y.size or y.ndim != 1:
         raise UserError(f"{where} holds {len(x)} samples and labels of {y.shape}")
     return np.moveaxis(x, 1, -1) if x.ndim == 4 else x, y
-
-
-def to_samples(where: str, x: Any) -> np.ndarray:
-    """Return samples as an array; of texts, pairs of tokens and their number, the tokens."""
-    neither = "neither numbers of one shape nor texts of tokens"
-    with refused_as(f"{where} holds samples that are {neither}"):
-        if isinstance(x, np.ndarray) and x.dtype.hasobject:
-            x = x.tolist()
-        if isinstance(x, list) and all(isinstance(entry, list | tuple) for entry in x):
-            texts = [np.asarray(entry[0]) for entry in x if len(entry) == 2]
-            if len(texts) == len(x) and all(t.ndim == 1 and t.dtype.kind in "iu" for t in texts):
-                longest = max(map(len, texts), default=0)
-                return np.concatenate([pad(text[None], longest) for text in texts])
-        out = np.asarray(x)
-        if out.dtype.kind not in "iufb" or out.ndim < 2:
-            raise ValueError
-        return out
-
-
-def pad(x: np.ndarray, longest: int) -> np.ndarray:
-    return np.pad(x, ((0, 0), (0, longest - x.shape[1])))

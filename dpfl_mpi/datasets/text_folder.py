@@ -1,7 +1,7 @@
-"""Texts of one's own: `{train,test}/CLASS/*`, `CLIENT/CLASS/*`, or `{train,test}.csv`.
+"""Your own texts: `{train,test}/CLASS/*`, `CLIENT/CLASS/*`, or `{train,test}.csv`.
 
-A line of a CSV file is a class and a text, in one or several columns, as of AG News. Words are
-numbered by how often the training part has them: 0 fills up short texts, 1 is any other word.
+A line of a CSV file is a class and a text, in one or several columns, as of AG News. The number of
+a word is its rank by frequency in the training part. 0 fills up short texts, 1 is any other word.
 """
 
 import csv
@@ -26,7 +26,6 @@ OWN_DATA = True
 SOURCE = f"a folder {LAYOUTS} of texts, as 20 Newsgroups, or {{train,test}}.csv, as AG News, "
 SOURCE += "or a tar or zip archive of one"
 NO_DOWNLOAD = "these are your own texts: name them with --source PATH"
-FILE_BYTES = 2**30  # most
 FIRST = 2  # the number of the most frequent word
 
 
@@ -42,7 +41,7 @@ class Options:
 def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1) -> Arrays:
     """Return the first words of each text, as numbers in the vocabulary of the training part."""
     files, total = {}, 0
-    for path, get in entries(source, FILE_BYTES):
+    for path, get in entries(source):
         if not is_hidden(path):
             files[path] = get()
             total += len(files[path])
@@ -62,7 +61,7 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
         test = fixed_fifth(y, columns.get("client", y))
     split = [words(text)[:length] for text in texts]
     counts = Counter(
-        word for part, held in zip(split, test, strict=True) if not held for word in part
+        word for part, in_test in zip(split, test, strict=True) if not in_test for word in part
     )
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]
     number = {word: FIRST + i for i, word in enumerate(ranked)}

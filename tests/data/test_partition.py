@@ -289,18 +289,13 @@ def test_natural(tmp_path):
     again = Partition.from_arrays(dealt.arrays())
     assert again.of_data.tolist() == owner
     grouped = replace(source, client_groups=tuple("AABBCC"))
-    assert again.named(grouped) == {
+    assert again.names_and_groups(grouped) == {
         "name": [f"f0{i}" for i in owner], "group": ["AABBCC"[i] for i in owner]
     }  # fmt: skip
     numbers = replace(source, client_names=tuple(map(str, range(6))))
-    assert deal(natural(clients=6), numbers).named(numbers) == {}
+    assert deal(natural(clients=6), numbers).names_and_groups(numbers) == {}
     dealt = [deal(natural(partition_seed=seed), source) for seed in range(12)]
     assert len({tuple(each.of("test", 0).tolist()) for each in dealt}) > 1  # drawn by seed
-    source = writers(tmp_path, labels=6, each=60)
-    dealt = deal(natural(missing_classes=3), replace(source, classes=6))
-    for k in range(4):
-        train, test = source.labels["train"][pool_of(dealt, k)], source.labels["test"]
-        assert 1 <= len({*train, *test[dealt.of("test", k)]}) <= 3
     source, run = writers(tmp_path), natural(clients=6)
     dealt = deal(run, source)
     assert np.allclose(dealt.p, dealt.sizes("train") / dealt.sizes("train").sum())
@@ -308,8 +303,6 @@ def test_natural(tmp_path):
     sizes = other.sizes("train") + other.sizes("val")
     assert np.allclose(other.p, sizes / sizes.sum())
     source = writers(tmp_path)
-    one_class = {half: np.zeros_like(y) for half, y in source.labels.items()}
-    of_400 = replace(source, labels=one_class, classes=400)
     split = {"train": source.clients["train"] % 4, "test": 4 + source.clients["test"] % 2}
     few = "--clients is {}; of the 6 clients in the data {} have at least {} samples"
     for fields, data, text in (
@@ -317,8 +310,6 @@ def test_natural(tmp_path):
         ({"clients": 7}, source, few.format(7, 6, 5)),
         ({"min_samples": 1000}, source, few.format(4, 0, 1000)),
         ({}, replace(source, clients={}), "needs a data set with clients of its own"),
-        ({"missing_classes": 62}, source, "is 62; allowed are at most 61"),
-        ({"missing_classes": 399}, of_400, "--missing_classes is 399 of 400; none of 1000 draws"),
     ):
         refused(text, deal, natural(**fields), data)
 

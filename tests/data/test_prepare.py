@@ -21,8 +21,8 @@ from launch import refused, text_file
 from making import folder, images, leaf, real, records, stored, tar, zipped
 
 from dpfl_mpi.data.source import in_file, open_source, read_rows
+from dpfl_mpi.datasets import arrays as own
 from dpfl_mpi.datasets import (
-    _archives,
     cifar10,
     cifar100,
     cinic10,
@@ -30,7 +30,6 @@ from dpfl_mpi.datasets import (
     image_folder,
     text_folder,
 )
-from dpfl_mpi.datasets import arrays as own
 from dpfl_mpi.plugins import find
 from dpfl_mpi.prepare import default_out, main, prepare
 from dpfl_mpi.settings import Run
@@ -40,7 +39,7 @@ NAMES = cifar10.CLASSES
 
 def stage(dataset, source, out, **options):
     """Return the sentence of `prepare` with the data set's default options."""
-    defaults = {"femnist": {"classes": "all", "min_samples": 0}, "cifar100": {"labels": "fine"}}
+    defaults = {"femnist": {"classes": "all"}}
     defaults["text_folder"] = {"vocabulary": 9, "length": 9}
     return prepare(dataset, source, out, defaults.get(dataset, {}) | options)
 
@@ -100,25 +99,21 @@ def test_cifar10_binary(tmp_path, monkeypatch):
         unstaged(tmp_path, "cifar10", tar(tmp_path / "changed.tar.gz", changed), text)
 
 
-@pytest.mark.parametrize("labels", ["fine", "coarse"])
-def test_cifar100_binary(tmp_path, monkeypatch, labels):
+def test_cifar100_binary(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar100, "IMAGES", {"train.bin": 200, "test.bin": 100})
     both = np.stack([np.arange(200) % 20, np.arange(200) % 100], 1)
-    classes, file = (100, "cifar100.h5") if labels == "fine" else (20, "cifar100-coarse.h5")
     files = {"train.bin": records(200, both, header=2)}
     files["test.bin"] = records(100, both[:100], header=2)
-    files[f"{labels}_label_names.txt"] = "\n".join(f"n{i}" for i in range(classes)).encode()
-    out = cifar100.read(tar(tmp_path / "c.tar.gz", files), labels)
-    (tmp_path / "images").mkdir()
-    by_class = "--labels coarse needs the binary archive; .../images holds images"
-    refused(by_class, cifar100.read, tmp_path / "images", "coarse")
-    assert out.train_labels.max() == classes - 1
-    assert len(out.class_names) == classes and out.class_names[3] == "n3"
+    files["fine_label_names.txt"] = "\n".join(f"n{i}" for i in range(100)).encode()
+    out = cifar100.read(tar(tmp_path / "c.tar.gz", files))
+    assert out.train_labels.max() == 99
+    assert len(out.class_names) == 100 and out.class_names[3] == "n3"
     assert out.train_images.shape == (200, 32, 32, 3)
-    assert default_out(find("dataset", "cifar100"), {"labels": labels}).name == file
+    options = {"classes": "digits"}
+    assert default_out(find("dataset", "femnist"), options).name == "femnist-digits.h5"
 
 
-def test_femnist_from_shards_and_from_nist(tmp_path):
+def test_femnist_from_shards(tmp_path):
     out = femnist.read(folder(tmp_path / "leaf", leaf()))
     assert out.train_images.shape == (6 * 16, 28, 28, 1)  # the copies are gone
     assert len(out.test_labels) == 6 * 4
@@ -127,16 +122,6 @@ def test_femnist_from_shards_and_from_nist(tmp_path):
     assert len(out.class_names) == 62 and out.class_names[36:38] == ("a", "b")
     again = femnist.read(tar(tmp_path / "leaf.tar.gz", {f"data/{k}": v for k, v in leaf().items()}))
     assert np.array_equal(out.train_images, again.train_images)
-    codes = [f"{code:x}" for code in range(ord("a"), ord("k"))]
-    found, files = images(codes, ("train", "hsf_4"), 3, (128, 128), channels=1), {}
-    for name, data in found.items():
-        code, part, file = name.split("/")
-        files[f"by_class/{code}/{part}_{code}/{part}_{file}"] = data
-    out = femnist.read(zipped(tmp_path / "by_class.zip", files), "a-j")
-    assert out.train_images.shape == (30, 28, 28, 1) and len(out.test_labels) == 0
-    assert np.bincount(out.train_labels).tolist() == [3] * 10 and "by_class" in out.note
-    stage("femnist", tmp_path / "by_class.zip", tmp_path / "n.h5", classes="a-j")
-    unstaged(tmp_path, "femnist", tmp_path / "by_class.zip", "holds no by_class/30/train_30")
 
 
 @pytest.mark.parametrize("classes, count, first", [
@@ -150,9 +135,7 @@ def test_femnist_classes(tmp_path, classes, count, first):
     chosen = (whole.train_labels >= low) & (whole.train_labels < low + count)
     assert np.array_equal(out.train_labels, whole.train_labels[chosen] - low)
     assert np.array_equal(out.train_images, whole.train_images[chosen])
-    most = int(np.bincount(out.train_clients).max())
-    smaller = femnist.read(source, classes, min_samples=most + 1)
-    assert 0 < len(smaller.client_names) <= len(out.client_names)
+    assert 0 < len(out.client_names) <= len(whole.client_names)
 
 
 def test_own_arrays(tmp_path):
@@ -167,10 +150,9 @@ def test_own_arrays(tmp_path):
     assert source.clients["train"].tolist() == out.train_clients.tolist()
     test, x = np.arange(50) < 10, np.rint(x * 255).astype(np.uint8)
     np.savez(tmp_path / "b.npz", x=x, y=y, test=test)
-    np.savez(tmp_path / "c.npz", x=x[~test], y=y[~test], x_test=x[test], y_test=y[test])
-    b, c = own.read(tmp_path / "b.npz"), own.read(tmp_path / "c.npz")
-    assert np.array_equal(b.train_images, c.train_images)
-    assert np.array_equal(b.test_images, c.test_images)
+    b = own.read(tmp_path / "b.npz")
+    assert np.array_equal(b.train_images[..., 0], x[~test])
+    assert np.array_equal(b.test_images[..., 0], x[test])
     # 0 and 1 of any type are flags. One row of nine channels is a series, as in PFLlib's HAR.
     x, y = np.arange(20 * 128 * 9).reshape(20, 1, 128, 9) % 256, np.arange(20) % 2
     for kind in (bool, int, np.uint8, float):
@@ -277,8 +259,8 @@ def test_what_does_not_fit(tmp_path):
     lacks = {name: data for name, data in files.items() if not name.startswith("valid/ship")}
     for dataset, source, text in (
         ("cinic10", lacks, "valid holds no image of the class ship"),
-        ("cinic10", files | boat, "test holds boat; allowed are airplane, auto"),
-        ("cinic10", {"x.txt": b""}, "train holds no image of the class airplane"),
+        ("cinic10", files | boat, "test holds other classes (boat); expected"),
+        ("cinic10", {"x.txt": b""}, "train holds no image; expected train/CLASS/*"),
         ("cinic10", images(three, NAMES, 1, (28, 28)), "is 28x28; allowed is 32x32"),
         ("image_folder", {"x.txt": b""}, "holds no image; expected {train,test}/CLASS/* or"),
         ("text_folder", {"train.csv": b"1"}, 'needs lines of a class and a text: "3","Title"'),
@@ -376,7 +358,7 @@ def test_texts(tmp_path):
     assert out.client_names == ("p", "q") and np.bincount(out.test_clients).tolist() == [2, 2]
 
 
-def test_links_and_what_is_twice_or_too_large_are_refused(tmp_path, monkeypatch):
+def test_links_and_what_is_twice_are_refused(tmp_path, monkeypatch):
     """An image that was left out, or counted twice, would be no word."""
     source = folder(tmp_path / "whole", images(("train", "test"), ("a", "b")))
     refuse = functools.partial(unstaged, tmp_path, "image_folder")
@@ -406,10 +388,6 @@ def test_links_and_what_is_twice_or_too_large_are_refused(tmp_path, monkeypatch)
         with tarfile.open(tmp_path / "twice.tar", "a") as archive:
             archive.add(source / name, name)
     refuse(tmp_path / "twice.tar", "holds train/a/0.png twice; pack it anew")
-    files = images(("train", "test"), ("a",), each=2)
-    monkeypatch.setattr(_archives.entries, "__defaults__", (100, None))
-    for name, pack in (("f", folder), ("t", tar), ("z", zipped)):
-        unstaged(tmp_path, "image_folder", pack(tmp_path / name, files), "allowed are 100")
 
 
 of_writer = lambda edit: lambda shard: edit(shard["user_data"]["f02"])  # noqa: E731
@@ -438,8 +416,8 @@ NO_LISTS = "writer f02 has no lists x of images of 784 numbers"
         (62, "writer f02 has the label 62; allowed are 0 to 61"), (-1, "the label -1"),
         (1.5, "the label 1.5"), ("a", NO_LISTS), (10**400, NO_LISTS))),
     *((of_writer(lambda w, x=x: w["x"][3].__setitem__(3, x)), text) for x, text in (
-        (2.0, "the pixel 2; allowed are n / 255"), (3.9e-6, "the pixel 3.9e-06"), (-1, "-1"),
-        (0.9, "the pixel 0.9"), (None, "pixel nan"), (10**400, NO_LISTS))),
+        (2.0, "a pixel beyond 0 to 1"), (-1, "a pixel beyond"), (None, "a pixel beyond"),
+        (10**400, NO_LISTS))),
 ])  # fmt: skip
 def test_malformed_shards(tmp_path, edit, text):
     files, name = leaf(), "train/b.json"
@@ -450,7 +428,6 @@ def test_malformed_shards(tmp_path, edit, text):
 
 def test_shards_that_are_missing_or_not_read(tmp_path, capsys):
     files = leaf()
-    unstaged(tmp_path, "femnist", files, "no writer has 1000 images", min_samples=1000)
     short = files | {"train/a.json": files["train/a.json"][:-50]}
     unstaged(tmp_path, "femnist", short, "truncated, or no LEAF shard")
     del files["test/a.json"]
@@ -494,15 +471,9 @@ def test_rows_are_read_in_any_order_and_with_gaps(tmp_path, monkeypatch):
     ({"test": np.linspace(0, 1, 10)}, "test holds 0.1111111111111111; allowed"),
     ({"test": np.full(10, np.nan)}, "test holds nan; allowed"),
     ({"test": np.zeros(10, int)}, "10 training and 0 test samples"),
-    ({"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}, "x is (10, 4), and x_test (2, 5)"),
-    ({"x_test": np.zeros((2, 4)), "y_test": [0, 5]}, "test has the label 5, which training lacks"),
-    (
-        {"x": np.zeros((10, 4), np.uint8), "x_test": np.zeros((2, 4), "u2"), "y_test": [0, 1]},
-        "x is uint8 and x_test uint16; save both as one type",
-    ),
-    ({"x": 1.0, "x_test": 2.0, "y": [1], "y_test": [1]}, "allowed are [M, H, W, C]"),
+    ({"y": np.arange(10) // 9, "test": np.arange(10) > 8}, "test has the label 1, which training"),
     ({"client": np.arange(3)}, "client is int64 of (3,)"),
-    ({"clients": np.arange(10)}, "holds clients; allowed are x, y, client, group, test, x_test,"),
+    ({"clients": np.arange(10)}, "holds clients; allowed are x, y, client, group, test"),
 ])  # fmt: skip
 def test_malformed_arrays(tmp_path, fields, text):
     whole = {"x": np.zeros((10, 4)), "y": np.arange(10) % 2} | fields
@@ -555,7 +526,7 @@ def test_command_line_prints_one_sentence(tmp_path, said):
     for mistake, sentence in {
         f"cinic10 --source {tmp_path}/none": f"--source is {tmp_path}/none; there is no such file",
         "femnist --classes greek": "--classes is 'greek'; allowed are all, digits, letters, a-j",
-        "femnist --min_samples q": "--min_samples is q; allowed is a whole number",
+        "image_folder --size q": "--size is q; allowed is a whole number of at least 0",
         "cifar10 --classes zz": "unrecognized arguments: --classes zz",
         f"{tmp_path}/odd.py": "Options of the data set odd has out, a flag of prepare; rename it",
         f"{tmp_path}/plain.py": "Options of the data set plain must be a dataclass; its fields are",
