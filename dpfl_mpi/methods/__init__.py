@@ -7,10 +7,10 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.settings.fields import NoOptions, options_of
+from dpfl_mpi.settings.fields import NoOptions, allowed, field_types, fits, options_of
 
 if TYPE_CHECKING:  # for annotations alone: a laptop without PyTorch lists methods
     from torch import Tensor as Tensor
@@ -34,7 +34,7 @@ OPTIONAL = ("finetune_gradient", "newcomer")
 OWN_GRAPH = ("omega_period", "graphs")  # settings that a graph drawn anew in each round ignores
 OF_BUDGET = {"budget", "budget_counts_self"}
 OF_GRAPHS = {*OF_BUDGET, "reach", "flipped_run_ggc", *OWN_GRAPH}
-OF_SEARCH = {"ggc_period", "ggc_off_rounds", "ggc_repeats"}
+OF_SEARCH = {"ggc_period", "ggc_off_rounds"}
 OPTIMIZERS = ("sgd", "adam", "adamw")
 MOST = 1000  # models per client, or calls of fed.every_row, in a round
 
@@ -64,10 +64,13 @@ class Method:
     given: bool = False  # of a graph: that of --graphs, so the budget is what it takes
     preprocesses: bool = False  # init trains tau_init epochs, and a run has two rounds fewer
     finetunes: bool = True  # only the rows are scored, so +FT may train them
-    models: int = 1  # that each client trains in a round, tau_train epochs each
-    sends_models: bool = True  # and nothing else, so --attack can falsify what leaves a client
+    # that each client trains in a round, tau_train epochs each
+    models: int = dataclasses.field(default=1, metadata={"low": 1, "high": MOST})
+    # only models leave a client, so --attack can falsify all that does; False: sketches, say, too
+    sends_models: bool = True
     sends: str = ""  # of a graph: the layers that leave a client, as --send layers=; empty: all
-    every_row: int = 0  # calls of fed.every_row in a round
+    # calls of fed.every_row in a round
+    every_row: int = dataclasses.field(default=0, metadata={"low": 0, "high": MOST})
     optimizers: tuple[str, ...] = OPTIMIZERS  # fewer where it takes steps of its own
     # Besides the verbs it computes without sums, exp or log, so the kernels give it the same bits
     # on all processors.
@@ -97,54 +100,20 @@ class Method:
         return out
 
 
-def whole(low: int) -> tuple[str, Callable[[Any], bool]]:
-    return (
-        f"whole numbers from {low} to {MOST}",
-        lambda value: type(value) is int and low <= value <= MOST,
-    )
-
-
-def subset(of: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:
-    return (
-        f"tuples of {', '.join(of)}",
-        lambda value: isinstance(value, tuple) and {*value} <= {*of},
-    )
-
-
-TEXT = "texts", lambda value: type(value) is str
-SWITCH = "True and False", lambda value: type(value) is bool
-# what a file may declare: the allowed values, in words and as a test
-RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "title": TEXT,
-    "citation": TEXT,
-    "look": TEXT,
-    "topology": (", ".join(get_args(Topology)), lambda value: value in get_args(Topology)),
-    "searches": SWITCH,
-    "asks_all": SWITCH,
-    "ignores": subset(OWN_GRAPH),
-    "given": SWITCH,
-    "preprocesses": SWITCH,
-    "finetunes": SWITCH,
-    "models": whole(1),
-    "sends_models": SWITCH,
-    "sends": TEXT,
-    "every_row": whole(0),
-    "optimizers": subset(OPTIMIZERS),
-    "elementwise": SWITCH,
-}
-
-
 def load(name: str, module: ModuleType) -> Method:
     """Return the method of a module; a `UserError` names what breaks the contract."""
     declared = getattr(module, "METHOD", Method())
     if not isinstance(declared, Method):
         must = "it must be a Method(...) of dpfl_mpi.methods"
         raise UserError(f"METHOD of the method {name} is {declared!r}; {must}")
-    for field, (allowed, fits) in RULES.items():
-        value = getattr(declared, field)
-        if not fits(value):
-            wrong = f"METHOD of the method {name} has {field}={value!r}"
-            raise UserError(f"{wrong}; allowed are {allowed}")
+    for f in dataclasses.fields(Method):
+        value, field_type = getattr(declared, f.name), field_types(Method)[f.name]
+        right, may = fits(value, field_type, f.metadata), allowed(f, field_type)
+        if of := {"ignores": OWN_GRAPH, "optimizers": OPTIMIZERS}.get(f.name):
+            right = isinstance(value, tuple) and {*value} <= {*of}
+            may = f"are tuples of {', '.join(of)}"
+        if not right:
+            raise UserError(f"METHOD of the method {name} has {f.name}={value!r}; allowed {may}")
     functions = {call: function_of(name, module, call) for call in PARAMETERS}
     options = options_of(f"the method {name}", module)
     title = declared.title or name

@@ -63,10 +63,8 @@ def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
     received = fed.exchange(w, chosen)
     s_of_senders = fed.tell(s, chosen)
     senders = [chosen.of(k) for k in fed.ids]
-    for rows, arrived in received.passes(senders):
-        for i, j in enumerate(arrived):
-            if len(j):
-                s[i, j] = similarity(fed, i, w[i], rows.rows(j, i))
+    for i, j, w_mW in received.models():
+        s[i, j] = similarity(fed, i, w[i], w_mW)
     for i, j in enumerate(senders):
         met[i, j] = True
         unknown = ~met[i] & (np.arange(fed.n) != fed.ids[i])

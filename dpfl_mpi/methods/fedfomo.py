@@ -53,11 +53,8 @@ def round(fed: Federation, state: State, t: int) -> State:
         if fed.learners[k]:
             before[i] = fed.validation_losses(i, v[i : i + 1])[0]
             now[i, k] = gains(fed, i, v[i], before[i], w[i : i + 1])[0]
-    # in one pass, or in several where the window does not hold all models at once
-    for rows, arrived in received.passes([chosen.of(k) for k in fed.ids]):
-        for i, j in enumerate(arrived):  # local client i has the models of its senders j here
-            if len(j):
-                now[i, j] = gains(fed, i, v[i], before[i], rows.rows(j, i))
+    for i, j, w_mW in received.models():  # of senders j of local client i
+        now[i, j] = gains(fed, i, v[i], before[i], w_mW)
     w = fed.average(w, chosen, received, weights=np.maximum(now, 0))
     return {"client": {"w": w, "g": g + now}, "shared": {"chosen": chosen}}
 

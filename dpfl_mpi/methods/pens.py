@@ -13,13 +13,11 @@ Paper: gossip at random moments; here rounds, as in the published code. n is B_c
 Paper: averages weigh all models alike; here by p_i, as in every other method.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dpfl_mpi.graph import Senders
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, Received, State, local
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, local
 from dpfl_mpi.settings import option
 from dpfl_mpi.settings.values import nearest
 
@@ -53,11 +51,13 @@ def round(fed: Federation, state: State, t: int) -> State:
     if t <= nearest(fed.options["first_step"], fed.run.rounds):
         sample = [fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids]
         received = fed.exchange(w, fed.collect(sample))
+        loss = np.full(by_chance.shape, np.nan)
         with fed.clock("graph"):
-            loss = losses(fed, received, sample)
+            for i, j, w_mW in received.models():
+                loss[i, j] = fed.training_losses(i, w_mW)
         top = []
         for i, k in enumerate(fed.ids):
-            best = sample[i][np.argsort(loss[i], kind="stable")[: fed.options["m"]]]
+            best = sample[i][np.argsort(loss[i, sample[i]], kind="stable")[: fed.options["m"]]]
             taken[i, best] += 1
             reachable = fed.reachable(k)
             by_chance[i, reachable] += len(best) / max(len(reachable), 1)
@@ -70,16 +70,6 @@ def round(fed: Federation, state: State, t: int) -> State:
     w = fed.average(w, chosen, received)
     client = {"w": w, "taken": taken, "by_chance": by_chance}
     return {"client": client, "shared": {"chosen": chosen}}
-
-
-def losses(fed: Federation, received: Received, sample: Sequence[Senders]) -> list[np.ndarray]:
-    """Return the losses of each client's sample on its training images, in order. Collective."""
-    found: list[list[float]] = [[] for _ in sample]
-    for rows, arrived in received.passes(sample):
-        for i, senders in enumerate(arrived):
-            if len(senders):
-                found[i].extend(fed.training_losses(i, rows.rows(senders, i)))
-    return [np.array(values) for values in found]
 
 
 def neighbours(fed: Federation, k: int, liked: np.ndarray) -> np.ndarray:

@@ -67,11 +67,9 @@ def round(fed: Federation, state: State, t: int) -> State:
     received, senders = fed.exchange(w, chosen), [chosen.of(k) for k in fed.ids]
     models = [w[i : i + 1].repeat(1 + len(j), 1) for i, j in enumerate(senders)]  # own first
     filled = [1] * len(w)
-    for rows, arrived in received.passes(senders):
-        for i, j in enumerate(arrived):
-            if len(j):
-                models[i][filled[i] : filled[i] + len(j)] = rows.rows(j, i)
-                filled[i] += len(j)
+    for i, j, w_mW in received.models():
+        models[i][filled[i] : filled[i] + len(j)] = w_mW
+        filled[i] += len(j)
     weights = np.zeros((len(w), fed.n))
     for i, k in enumerate(fed.ids):
         if len(senders[i]):

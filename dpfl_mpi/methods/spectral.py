@@ -1,6 +1,6 @@
-"""Spectral: partners of one's own kind, found by what all clients' sketches say together.
+"""Spectral: partners of one's own kind (clients with alike data), found by all sketches together.
 
-Shared: nothing; models move along a graph.
+Shared: nothing; models move along a graph, and sketches to all.
 Personal: w_i.
 Scored: w_i after training, before averaging.
 
@@ -12,8 +12,8 @@ eigenvalues are larger than any after each entry's sign was drawn anew (Hong, Sh
 arXiv 2012.02985). Where none is larger, partners stay random.
 
 Clients are compared in these directions alone. B_c - 1 partners are drawn from all that are at
-least half as similar as the most similar one: the most similar themselves are often one another's,
-and others would be in no average. The clients choose after rounds 1, 2, 4, 8, ...; a new choice
+least half as similar as the most similar one: the most similar alone often choose one another, and
+others would be in no average. The clients choose after rounds 1, 2, 4, 8, ...; a new choice
 counts if kinds explain more of the sketches than when the last one was made. While partners are
 random, more rounds say more of a client's kind; later ones say more of its own images.
 
@@ -36,7 +36,7 @@ LARGEST = 2**26  # entry of a scatter; 1024 of them times STEP add up exactly
 STEP = 2**16  # largest entry of a vector that a scatter is multiplied by
 ITERATIONS = 100  # of the power method for one direction
 AT_ONCE = 4096  # sketches summed at a time
-DRAWS = 9  # of signs: where there are no kinds, some are found in one of 10 cases
+DRAWS = 9  # of signs: a level of 10 %, at which kinds are found where there are none
 
 
 @dataclass(frozen=True)

@@ -40,18 +40,6 @@ def shipped(kind: str) -> list[str]:
     return sorted(name for name in modules if not name.startswith("_"))
 
 
-def names(kind: str) -> list[str]:
-    """Return the shipped names, then those that installed packages announce; execute nothing."""
-    own = shipped(kind)
-    return own + sorted({point.name for point in announced(kind)} - {*own})
-
-
-def announced(kind: str) -> list[Any]:
-    from importlib.metadata import entry_points  # 20 ms that most ranks do not need
-
-    return list(entry_points(group=f"dpfl_mpi.{KINDS[kind]}"))
-
-
 def is_path(name: str) -> bool:
     """Return whether a Run names a file by this."""
     return name.endswith(".py")
@@ -73,13 +61,12 @@ def admit(kind: str, name: str) -> str:
     flag = f"--{kind} is {name}"
     if not isinstance(name, str):
         raise UserError(f"{flag}; allowed is a text")
-    if not is_path(name) and ":" not in name and name in shipped(kind):
+    if name in shipped(kind):
         return ""
+    if not {".", ":"} & {*name}:
+        raise UserError(f"{flag}; allowed are {', '.join(shipped(kind))}, or {FORMS}")
     try:
-        if is_path(name):
-            code = in_path(flag, Path(name))
-        else:
-            code = in_module(flag, target(kind, name, flag))
+        code = in_path(flag, Path(name)) if is_path(name) else in_module(flag, name)
     except OSError as error:
         why = f"{error.filename} cannot be read: {error.strerror}"
         raise UserError(f"{flag}, of which {why}") from None
@@ -88,20 +75,6 @@ def admit(kind: str, name: str) -> str:
         raise UserError(f"{flag}, a file of dpfl_mpi itself; {how}")
     ADMITTED[kind, name] = code
     return admitted(kind, name)
-
-
-def target(kind: str, name: str, flag: str) -> str:
-    """Return what a name stands for, as `MODULE` or `MODULE:OBJECT`."""
-    if ":" in name:
-        return name
-    points = {point.value: point for point in announced(kind) if point.name == name}
-    if not points:
-        raise UserError(f"{flag}; allowed are {', '.join(names(kind))}, or {FORMS}")
-    if len(points) > 1:
-        packages = {v: p.dist.name if p.dist else "a package" for v, p in points.items()}
-        who = " and ".join(sorted(f"{package} ({v})" for v, package in packages.items()))
-        raise UserError(f"{flag}, a name that {who} announce; write --{kind} MODULE:OBJECT")
-    return next(iter(points))
 
 
 def find(kind: str, name: str) -> Any:
@@ -114,8 +87,6 @@ def find(kind: str, name: str) -> Any:
     if code is None:
         if name in shipped(kind):
             return package.load(name, importlib.import_module(f"{package.__name__}.{name}"))
-        if not is_path(name):
-            target(kind, name, f"--{kind} is {name}")
         where = "executed only where a command line or a Run names it"
         raise UserError(f"the {kind} {name} is own code, {where}")
     key = kind, name, code.text_sha256

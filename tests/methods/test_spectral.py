@@ -6,7 +6,9 @@ import pytest
 from dpfl_mpi.methods import spectral
 
 
-def told(n: int, strength: float, groups: int = 4, entries: int = 512, seed: int = 0) -> np.ndarray:
+def drawn(
+    n: int, strength: float, groups: int = 4, entries: int = 512, seed: int = 0
+) -> np.ndarray:
     """Return sketches of clients of `groups` kinds: noise, what all share, and their kind's."""
     rng = np.random.default_rng(seed)
     of_kind, of_all = rng.normal(size=(groups, entries)), rng.normal(size=entries)
@@ -30,7 +32,7 @@ def kinds(sketch: np.ndarray) -> tuple[np.ndarray, float]:
 
 @pytest.mark.parametrize("groups", [2, 4, 10])
 def test_directions_are_the_largest_eigenvectors_of_all_cosines(groups):
-    sketch = told(80, 1.0, groups)
+    sketch = drawn(80, 1.0, groups)
     place, explained = kinds(sketch)
     assert place.shape == (80, groups - 1)
     cosines, values = twin(sketch, groups - 1)
@@ -41,12 +43,12 @@ def test_directions_are_the_largest_eigenvectors_of_all_cosines(groups):
 
 
 def test_noise_has_no_kinds():
-    found = [kinds(told(60, 0.0, entries=64, seed=i))[0].shape[1] for i in range(100)]
+    found = [kinds(drawn(60, 0.0, entries=64, seed=i))[0].shape[1] for i in range(100)]
     assert sum(map(bool, found)) <= 20  # 10 are expected; more than 20 once in 1000
 
 
 def test_places_depend_on_no_order_and_absent_clients_have_none():
-    sketch = told(60, 0.6)
+    sketch = drawn(60, 0.6)
     place, explained = kinds(sketch)
     order = np.random.default_rng(1).permutation(60)
     other, again = kinds(sketch[order])

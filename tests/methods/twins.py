@@ -105,7 +105,7 @@ class Twin:
         if run.optimizer == "sgd":
             return torch.optim.SGD([leaf], momentum=run.momentum, **how)
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[run.optimizer]
-        return kind([leaf], betas=(run.beta1, run.beta2), eps=run.adam_eps, **how)
+        return kind([leaf], eps=run.adam_eps, **how)
 
     def step(self, k, name, w, g, columns=None):
         columns = torch.ones(len(w), dtype=torch.bool) if columns is None else columns

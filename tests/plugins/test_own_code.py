@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import own
 import pytest
-import tiny_result
 from launch import ROOT, mpirun, refused, run_here
 
 import dpfl_mpi
@@ -17,7 +16,7 @@ from dpfl_mpi.figures import accuracy_table, learning_curves
 from dpfl_mpi.figures import names as figure_names
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.mpi.start import parse
-from dpfl_mpi.plugins import admit, find, names
+from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.plugins.code import in_path, parts_of
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import changed_code
@@ -152,53 +151,25 @@ def test_two_folders_may_have_helpers_of_one_name(tmp_path):
     assert "helper" not in sys.modules and str(tmp_path / "v1") not in sys.path
 
 
-def announce(site, name, points):
-    """Write what an installed package says of itself, with its entry points."""
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(points)
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """An installed package `lab` that announces one of each kind; executing it leaves a mark."""
+def test_code_of_an_installed_package(tmp_path, monkeypatch):
+    """Its modules are found by name; resolving a Run executes the method alone."""
     site = tmp_path / "site"
     mark = MARK.format(str(tmp_path / "executed"))
-    texts = {"gossip": own.METHOD, "nets": own.MODEL, "trees": own.DATA}
+    texts = {"gossip": own.METHOD, "nets": mark + own.MODEL, "trees": own.DATA}
     texts |= {"helper": "SCALE = 1.0\n", "parts": own.PARTS}
-    own.write(site / "lab", __init__="", **{name: mark + text for name, text in texts.items()})
-    points = "[dpfl_mpi.methods]\nlab_gossip = lab.gossip\nfedavg = lab.gossip\n"
-    points += "[dpfl_mpi.models]\nlab_net = lab.nets:build\n"
-    announce(site, "lab", points + "[dpfl_mpi.datasets]\nlab_trees = lab.trees\n")
+    own.write(site / "lab", __init__="", **texts)
     monkeypatch.syspath_prepend(site)
-    return site
-
-
-def test_entry_points_are_names_like_the_shipped_ones(package, tmp_path, said, monkeypatch):
-    assert names("method")[-1] == "lab_gossip"
-    assert "lab_net" in names("model") and "lab_trees" in names("dataset")
-    assert "lab_gossip" in said(parse, "--help")
-    assert admit("method", "fedavg") == "" and find("method", "fedavg").title == "FedAvg"
-    assert admit("model", "lab_net").startswith("code:")
+    fields = {"method": "lab.gossip", "dataset": "lab.trees", "model": "lab.nets:build"}
+    run = Run(**fields | own.SMALL).resolve()
     assert not (tmp_path / "executed").exists()
-    fields = {"method": "lab_gossip", "dataset": "lab_trees", "model": "lab_net"} | own.SMALL
-    run = Run(**fields).resolve()
-    assert run.slug().startswith("lab_trees-pathological-lab_gossip-s42-")
     assert set(run.contents) == {"method", "dataset", "model"}
-    net = find("model", "lab_net")
+    net = find("model", "lab.nets:build")
     assert net.HEAD == "head" and net.build((3, 3, 1), 4).head.out_features == 4
-    (package / "lab" / "helper.py").write_text("SCALE = 2.0\n")
-    assert Run(**fields).resolve().slug() != run.slug()
-    keys = [Run(method=m, **own.SMALL).resolve().key() for m in ("lab_gossip", "lab.gossip:")]
-    assert keys[0] == keys[1]
+    (site / "lab" / "helper.py").write_text("SCALE = 2.0\n")
+    assert Run(**fields | own.SMALL).resolve().slug() != run.slug()
     named = "lab.nets:build_it"
     admit("model", named)
     refused(f"--model is {named}; the module lab.nets has no build_it", find, "model", named)
-    announce(tmp_path / "second", "den", "[dpfl_mpi.methods]\nlab_gossip = den.method\n")
-    monkeypatch.syspath_prepend(tmp_path / "second")
-    two = "a name that den (den.method) and lab (lab.gossip) announce; write"
-    refused(two, admit, "method", "lab_gossip")
 
 
 @pytest.mark.parametrize("method, text, sentence", [
@@ -270,12 +241,19 @@ def test_a_run_of_a_sweep_that_began_before_an_edit_keeps_its_name_clean(tmp_pat
     note = f"helper.py: SCALE differs from the stored one ({done}): this is another Run"
     assert changed_code(*again) == note
     assert changed_code(run_of(at, seed=9), again[1]) == ""
+    for name, units in (("a", 4), ("b", 5)):  # two models, neither of them edited
+        net = f"nn.Sequential(nn.Flatten(), nn.Linear(64, {units}), nn.Linear({units}, classes))"
+        text = f"from torch import nn\n\ndef build(shape, classes):\n    return {net}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    a, b = (Run(**own.SMALL | {"model": str(tmp_path / f"{n}.py")}).resolve() for n in "ab")
+    run_here(a.path(tmp_path), own.SMALL | {"model": str(tmp_path / "a.py")})
+    assert changed_code(b, b.path(tmp_path)) == ""
 
 
 def test_options_are_declared_as_the_shipped_ones(tmp_path):
     mine = own.folder(tmp_path) / "mine.py"
     assert parse([f"--method={mine}", "--options.scale=2"])[0].options == {"scale": 2.0}
-    tried = wanted.trials([Run()], f"{mine}.scale=0.5,1")
+    tried = wanted.trials([Run(method=str(mine))], "options.scale=0.5,1")
     runs = [run.resolve() for runs in tried.values() for run in runs]
     assert [run.options for run in runs] == [{"scale": 0.5}, {"scale": 1}]
     assert runs[0].slug() != runs[1].slug()
@@ -347,20 +325,13 @@ def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said, outside
     ):
         assert sentence in said(evaluate.main, alone, *words, code=2)
     codes = {"model": f"{outside[0]}/nets/net.py", "dataset": f"{outside[0]}/trees.py"}
-    named = f"name it: Result('{alone}', dataset='trees.py')"
+    named = "name it with --dataset (trees.py), in Python Result(path, dataset=...)"
     with dpfl_mpi.Result(alone, model=codes["model"]) as half:
         refused(named, half.model, 0)
     with dpfl_mpi.Result(alone, **codes) as whole:
         assert whole.model(1)(whole.source.images("test", np.arange(5))).shape == (5, 4)
     text = said(evaluate.main, alone, model, f"--dataset={outside[0]}/trees.py")
     assert "the same for 4 of 4 clients" in text
-    # A result tells of its method what its code said; 10^30 models would end in an overflow.
-    for models in (0, 10**30, True, "2"):
-        with tiny_result.changing(alone) as file:
-            declared = json.loads(file.attrs["declared"])
-            declared["method"]["models"] = models
-            file.attrs["declared"] = json.dumps(declared)
-        refused("is not a result of dpfl_mpi, or it is damaged", Result, alone)
 
 
 def test_two_versions_in_one_table(outside, alone, tmp_path, result_of):
