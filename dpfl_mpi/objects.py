@@ -104,7 +104,7 @@ def put(folder: Path, name: str, content: bytes) -> Path:
     if not path.exists():
         with explained(f"{path} cannot be written"):
             write(path, content)
-    elif read_bytes(path, len(content) + 1) != content:
+    elif read_bytes(path) != content:
         raise UserError(f"{path} was changed; remove it")
     return path
 
@@ -140,9 +140,9 @@ def source_of(kind: str, given: Any) -> str:
 
 
 def imports_of(kind: str, given: Any, source: str) -> Iterator[str]:
-    """Yield the imports of the installed modules that a source uses.
+    """Yield the imports of the installed modules that a piece of source code uses.
 
-    `UserError`: it uses another name that is defined outside it.
+    Raises `UserError` if it uses any other name from outside.
     """
     name = given.__name__
     outside = getattr(given, "__globals__", None) or vars(sys.modules[given.__module__])
@@ -165,7 +165,7 @@ def installed(module: ModuleType) -> bool:
 
 
 def global_names(table: symtable.SymbolTable) -> Iterator[str]:
-    """Yield the global names that a source reads, in all of its scopes."""
+    """Yield the global names that a piece of source code reads, in all of its scopes."""
     for symbol in table.get_symbols():
         if symbol.is_referenced() and symbol.is_global():
             yield symbol.get_name()

@@ -28,22 +28,13 @@ def system(path: str) -> str:
     return ""
 
 
-def boot() -> str:
-    """Return the name of this start of this machine: two machines may have one host name."""
-    return system("/proc/sys/kernel/random/boot_id").strip()
-
-
-def pid_space() -> str:
-    """Return what numbers the processes: a container of this machine, "" where it is unknown."""
+def place() -> str:
+    """Return eight digits for the machine since its start and the container that has our /proc."""
     space = ""
     with contextlib.suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
-    return f"{space} {boot()}"
-
-
-def place() -> str:
-    """Return eight digits for the machine and the container, whose processes /proc knows."""
-    text = f"{socket.gethostname()} {pid_space()}"
+    boot = system("/proc/sys/kernel/random/boot_id").strip()
+    text = f"{socket.gethostname()} {space} {boot}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -141,7 +132,7 @@ def remove_leftovers(path: Path) -> None:
     """
     ending = r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part"
     name = re.compile(re.escape(f".{path.name[:40]}.") + ending)
-    this_place = place() if boot() else ""
+    this_place = place()
     for part in path.parent.iterdir() if path.parent.is_dir() else ():
         found = name.fullmatch(part.name)
         if not found:

@@ -1,20 +1,19 @@
 """The one place that reads files which somebody else may have written, damaged, or replaced.
 
 Whatever is wrong is `Unreadable`: one sentence with the file and, in HDF5, the array. A pipe
-or a device may never end: only regular files are read, up to a number of bytes. Arrays have the
-type, shape and range that their reader asks for, and lie in the file itself.
+or a device may never end: only regular files are read. Arrays have the type, shape and range that
+their reader asks for, and lie in the file itself.
 """
 
 import hashlib
 import io
 import json
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from math import inf, prod
+from contextlib import AbstractContextManager, contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,7 @@ UNREADABLE = (
     *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
     *(AssertionError, RuntimeError, MemoryError, struct.error, zlib.error),
 )
-SMALL = 2**20  # bytes of a lock, a note or the end of a log
-TEXT = 2**28  # bytes of a text or JSON file; a partition of a million samples has 8 MB
+END = 2**20  # bytes of the end of a log
 Size = int | None | range  # of an axis: so many, any number, or one of these
 Shape = Sequence[Size] | None  # the sizes of all axes, or any
 
@@ -60,31 +58,19 @@ def memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def open_regular(path: Path, follow: bool = True) -> io.BufferedReader:
-    """Return a regular file open for reading.
-
-    A pipe, a device, a folder and, without `follow`, a link are refused at once.
-    """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY
-    flags |= os.O_NONBLOCK  # a pipe would wait for its writer
+def open_regular(path: Path) -> io.BufferedReader:
+    """Return a regular file open for reading; a pipe, a device or a folder is refused at once."""
     try:
-        fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise Unreadable(f"{path} is not a regular file, but a folder, a pipe or a device")
+        return open(path, "rb")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise Unreadable(f"{path} cannot be read: {reason(error)}") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise Unreadable(f"{path} is not a regular file, but a folder, a pipe or a device")
-    return os.fdopen(fd, "rb")
 
 
-def read_bytes(path: Path, largest: int = TEXT, follow: bool = True) -> bytes:
-    """Return a file's bytes, of which there may be at most `largest`."""
-    with open_regular(path, follow) as file, refused_as(f"{path} cannot be read to its end"):
-        size = os.fstat(file.fileno()).st_size
-        data = file.read(min(size, largest + 1))  # a buffer of this size is made at once
-    if len(data) > largest:
-        raise Unreadable(f"{path} is too large; allowed are {largest} bytes")
-    return data
+def read_bytes(path: Path) -> bytes:
+    with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
+        return file.read()
 
 
 def sha256(path: Path) -> str:
@@ -94,21 +80,21 @@ def sha256(path: Path) -> str:
 
 
 def read_end(path: Path) -> bytes:
-    """Return the last bytes of a file, at most `SMALL`."""
+    """Return the last bytes of a file, at most `END`."""
     with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
-        file.seek(max(0, os.fstat(file.fileno()).st_size - SMALL))
-        return file.read(SMALL)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - END))
+        return file.read(END)
 
 
-def read_text(path: Path, largest: int = TEXT, follow: bool = True) -> str:
+def read_text(path: Path) -> str:
     """Return a file's text, which must be UTF-8."""
-    data = read_bytes(path, largest, follow)
+    data = read_bytes(path)
     with refused_as(f"{path} is not a text file in UTF-8"):
         return data.decode()
 
 
-def read_json(path: Path, follow: bool = True) -> Any:
-    data = read_bytes(path, follow=follow)
+def read_json(path: Path) -> Any:
+    data = read_bytes(path)
     with refused_as(f"{path} is not a JSON file, or it is damaged"):
         return json.loads(data)
 
@@ -117,7 +103,7 @@ class Hdf5(AbstractContextManager["Hdf5"]):
     """An HDF5 file open for reading, which checks what is asked for."""
 
     def __init__(self, path: Path, what: str):
-        """Open the file. `what` it must be, such as "a result of dpfl_mpi", is in the sentences."""
+        """Open the file. Errors say `what` it should be, such as "a result of dpfl_mpi"."""
         import h5py
 
         def not_hard(name: bytes, link: Any) -> bytes | None:
@@ -134,13 +120,6 @@ class Hdf5(AbstractContextManager["Hdf5"]):
 
     def __exit__(self, *error: object) -> None:
         self.file.close()
-
-    def replaced(self) -> bool:
-        """Return whether another file has the path by now."""
-        with suppress(OSError):
-            now, then = os.stat(self.path), os.fstat(self.file.id.get_vfd_handle())
-            return not os.path.samestat(now, then)
-        return False
 
     def damaged(self, name: str, why: str = "cannot be read") -> UserError:
         """Return the error for a damaged array or attribute, or one that is read after `close`."""
@@ -199,10 +178,6 @@ class Hdf5(AbstractContextManager["Hdf5"]):
         """Return an array, or some rows of it. Its numbers are from `low` to `high`, or nan."""
         item = self.dataset(name, kinds, shape)
         with self.reading(name):
-            size = prod((len(range(len(item))[rows]), *item.shape[1:])) if rows else item.size
-            if size * item.dtype.itemsize > memory():
-                why = f"has {size} values, more than this machine's memory holds"
-                raise self.damaged(name, why)
             values = np.asarray(item[rows or ()])
             if item.dtype.kind in "OS":
                 values = np.asarray(item.asstr()[rows or ()], str)

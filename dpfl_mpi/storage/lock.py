@@ -16,8 +16,8 @@ from typing import Any
 
 from dpfl_mpi import batch
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.files import boot, explained, pid_space, system, time_at
-from dpfl_mpi.storage.foreign import SMALL, read_text
+from dpfl_mpi.storage.files import explained, place, system, time_at
+from dpfl_mpi.storage.foreign import read_text
 
 BEAT = 30.0  # seconds between two touches of a lock by its owner
 UNTOUCHED = 600.0  # seconds without a touch after which the lock of another host is abandoned
@@ -28,7 +28,7 @@ def myself() -> dict[str, Any]:
     """Return who would own a lock: the process, machine and container, and the batch job."""
     return {
         "host": socket.gethostname(),
-        "space": pid_space(),  # two machines or containers may have one host name
+        "place": place(),  # two machines or containers may have one host name
         "pid": os.getpid(),
         "born": born(os.getpid()),
         "job": batch.first(),
@@ -56,7 +56,7 @@ def gone(pid: int, since: str) -> bool:
 def content(path: Path) -> str:
     """Return the text of a small file, "" where there is none or it cannot be read now."""
     with contextlib.suppress(UserError):
-        return read_text(path, SMALL, follow=False)
+        return read_text(path)
     return ""
 
 
@@ -148,11 +148,8 @@ class Lock:
             same_job = me["job"] and me["job"] == owner["job"]
             if same_job and me["restarts"] > owner["restarts"]:
                 return True
-            if (owner["host"], owner["space"]) == (me["host"], me["space"]):
-                if not gone(owner["pid"], owner["born"]):
-                    return False
-                if boot():  # else it may be another machine
-                    return True
+            if owner["place"] == me["place"]:
+                return gone(owner["pid"], owner["born"])
         # the owner of an empty lock was killed; one that cannot be read now may be readable later
         silent = time_at(self.path) - found.st_mtime  # last, as it makes a file
         return silent > (UNTOUCHED if found.st_size else PATIENCE)
