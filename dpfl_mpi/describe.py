@@ -74,9 +74,12 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n" + table(source, partition, plan.owner, args.rows))
     print("\n" + fitted(plan_text(run, plan)))
     needs.refuse(job, plan)
+    samples = int(partition.sizes("train").mean())
+    backend, steps = needs.one_client(run, job, source, ensemble, samples)
+    if backend.warning:
+        print(fitted(f"warning    {backend.warning}"))
     if args.measure:
-        samples = int(partition.sizes("train").mean())
-        print(fitted(time_text(plan, needs.step_seconds(run, job, source, ensemble, samples))))
+        print(fitted(time_text(plan, needs.step_seconds(run, backend, steps))))
     return 0
 
 
@@ -97,7 +100,7 @@ def data_text(run: Resolved, source: Source, partition: Partition) -> str:
         n = partition.sizes(part)
         each = f"{span(n)}, median {np.median(n):g}, mean {n.mean():.1f}"
         lines.append(f"{part:<10} {n.sum()} samples; a client has {each}")
-    if groups := Counter(partition.named(source).get("group")):
+    if groups := Counter(partition.names_and_groups(source).get("group")):
         counted = [f"{group} {count}" for group, count in sorted(groups.items())]
         more = f" and {len(groups) - MOST_GROUPS} more" if len(groups) > MOST_GROUPS else ""
         lines.append(f"groups     clients by group: {', '.join(counted[:MOST_GROUPS])}{more}")
@@ -125,7 +128,7 @@ def recipe(run: Resolved) -> str:
             return f"Patho({classes}), Dir({alpha}) over the clients of a class, {least}"
         case "natural":
             least = f"at least {run.min_samples} samples"
-            return f"the data's own clients of {least}, {run.missing_classes} classes missing"
+            return f"the data's own clients of {least}"
         case "fedrep":
             how = "overlapping" if run.overlap else "not overlapping"
             return f"FedRep's clients of {classes} classes, {how}"
@@ -138,7 +141,7 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) ->
     widths = [max(3, len(n), len(str(c))) for n, c in zip(names, counts_NC.max(0), strict=True)]
     shown = range(min(rows, partition.n))
     heads, starts = "client ", [f"{k:>6} " for k in shown]
-    for what, texts in name_columns(partition.named(source)).items():
+    for what, texts in name_columns(partition.names_and_groups(source)).items():
         column = texts[: len(shown)]
         width = max(map(len, (what, *column)))
         heads += f"{what:<{width}} "

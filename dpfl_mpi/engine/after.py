@@ -1,7 +1,7 @@
 """What follows the rounds: --finetune_epochs and --newcomers.
 
-Tuning starts from the file of the base Run (the same Run without tuning) where that has the models;
-else the rounds are computed first.
+Tuning starts from the file of the base Run (the same Run without tuning) if that holds the models;
+otherwise the rounds are computed first.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,9 @@ COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/", "network/")
 # datasets of the clients' state that tuning starts from, by their names in `Parts.state`
 CLIENTS = BEST | {"best_confusion": "best/confusion"}
 BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of its own clients
-EPOCHS = (0, 1, 5)  # of a newcomer, in all; with a graph it then does lines 1 to 4 of Algorithm 1
+# local epochs in all after which a newcomer is scored; under a method with a graph it then chooses
+# its collaborators, as in lines 1 to 4 of Algorithm 1
+EPOCHS = (0, 1, 5)
 SCORES = ("val_acc", "test_acc")
 
 
@@ -35,7 +37,7 @@ def from_base(path: Path, key: dict[str, Any], job: Job, parts: Parts, record: R
     blocks = [slice(first, first + rows) for first in range(0, parts.n, rows)]
 
     def models(block: slice) -> dict[str, np.ndarray]:
-        with Result(path) as result:  # opened anew: if replaced, a Run has the same models
+        with Result(path) as result:  # another file of this Run has the same models
             return {"rows": result.rows("model/best", block)}
 
     base = parts.world.share(lambda: copy_base(path, key, blocks, job, parts, record))

@@ -27,7 +27,7 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training, learning_rate
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi.placement import place
-from dpfl_mpi.mpi.probe import way_of
+from dpfl_mpi.mpi.probe import choose_transfer
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.device import devices_line, name_of, pick_device, why_hidden
@@ -67,14 +67,21 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     on_rank = lambda n_train: place(n_train, world.size) == world.rank  # noqa: E731
     whole = world.each_rank(lambda: deal(run, source) if world.root else None)
     partition = sharded(whole, world.share, on_rank)
+    named = partition.names_and_groups(source)
     ordered, n_search = search_first(run, source.labels["train"], partition)
     on_graph = method.topology == "graph"
-    members = Members(world, partition, limits, stopped_serve=on_graph, advice=advice)
-    rng = streams.stream(run.seed, streams.INIT, 0, 0)
-    module = make(run, source)
+    members = Members(
+        world,
+        partition,
+        limits,
+        stopped_serve=on_graph,
+        advice=advice,
+        names=named.get("name", ()),
+    )
+    init, own_init = (streams.stream(run.seed, streams.INIT, 0, number) for number in (0, 1))
+    module = make(run, source, own_init)
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
-    start = ensemble.initial_row(run.init, rng)
-    world.decide(lambda: refuse_results(job, partition.n, source.classes, ensemble.size))
+    start = ensemble.initial_row(run.init, init)
     provenance = {"data_sha256": source.sha256, "data_note": source.note, "dtype": source.dtype}
     for name in ("class_names", "mean", "std"):
         values = getattr(source, name)
@@ -94,10 +101,11 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     )
     computed = ensemble, clients, optimiser_of(run)
     threads = job.threads_per_client
-    backend, slower = select_backend(job.kernels, world, *computed, threads)
-    warn(slower, job, world)
+    backend = select_backend(job.kernels, world, *computed, threads)
+    warn(backend.warning, job, world)
     warn_of_few_cores(job, world)
-    way, chosen = way_of(job, world, ensemble.width)
+    world.decide(lambda: refuse_results(job, partition.n, source.classes, ensemble.size))
+    transfer, chosen = choose_transfer(job, world, ensemble.width)
     if chosen and world.root and not job.quiet:
         print(f"exchange: {chosen}", flush=True)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
@@ -119,7 +127,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         metric_batch=run.batch_size if run.metric == "batch" else 0,
     )
     mailroom, ledger = transport_of(
-        run, job.window_gb, way, members, log, limits.most_senders, start, ensemble
+        run, job.window_gb, transfer, members, log, limits.most_senders, start, ensemble
     )
     sends = f"--send is {run.send}" if run.send else f"sends is {method.sends}"
     mail = Mail(members, training.attack, mailroom, ledger, sends)
@@ -132,9 +140,9 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     return Parts(
         run=run,
         provenance=provenance | {"parameters": ensemble.size},
-        head=run.found("model").HEAD,  # "" where its file names no last layer
+        head=run.found("model").HEAD,  # "" if the model file names no last layer
         partition=partition,
-        named=partition.named(source),
+        named=named,
         members=members,
         log=log,
         backend=backend,
@@ -144,7 +152,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         sums=sums,
         draws=draws,
         neighbours=neighbours,
-        greedy=Greedy(sums, neighbours, draws, rule=rule, repeats=run.ggc_repeats),
+        greedy=Greedy(sums, neighbours, draws, rule),
         graphs=graphs,
     )
 
@@ -178,9 +186,9 @@ def warn(text: str, job: Job, world: World) -> None:
 
 
 def tell_devices(job: Job, world: World, device: torch.device) -> None:
-    """Print which ranks have which GPU; warn where they share one, or `auto` takes a CPU beside it.
+    """Print which ranks have which GPU. Collective.
 
-    Collective.
+    Warn where ranks share one, or where `auto` takes the CPU although the node has a GPU.
     """
     why = why_hidden() if job.device == "auto" and device.type == "cpu" else ""
     names = world.texts(name_of(device))

@@ -1,4 +1,4 @@
-"""`--log` and `--callback`: root tells them of each round that is new in the results file.
+"""`--log` and `--callback`: rank 0 reports each new round of the results file to them.
 
 Both run inside rank 0, between two rounds. One that fails, or takes too long, is switched off with
 a warning, and the run goes on without it.
@@ -31,8 +31,9 @@ from dpfl_mpi.survival.signals import handled
 
 CALL_S = 60.0  # to take in the rounds that are new
 LEAVING_S = 5.0  # the same when the run is stopped
-Add = Callable[[Result, range], object]  # tells of these rounds of a result
-# from a result and the round computed last: the last round that is known, and what tells of more
+Add = Callable[[Result, range], object]  # reports these rounds of a result
+# begin(result, round computed last) returns the last round that was reported before, and the
+# function that reports later ones
 Begin = Callable[[Result, int], tuple[int, Add]]
 
 
@@ -99,7 +100,7 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
     def __exit__(self, kind: object, *_: object) -> None:
         if kind:
             self.seconds = LEAVING_S
-        self.tell(sys.maxsize)  # what the last rounds left in memory, or an earlier start
+        self.tell(sys.maxsize)  # rounds not reported yet, also those of an earlier start
 
 
 def on_round_of(file: str) -> Begin:
@@ -139,6 +140,7 @@ def numbers_of(result: Result, rounds: range) -> Iterator[tuple[int, dict[str, f
 def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
     """Return this Run's last round in a file, or -1, and the function that appends JSON lines."""
     who = identity(result)
+    once = {"warning": result.warning} if result.warning else {}
     try:
         text = path.read_text() if path.exists() else ""
         # Runs may share a file; a kill may have left half of the last line
@@ -156,7 +158,8 @@ def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
         for t, numbers in numbers_of(result, rounds):
             finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
             with path.open("a") as lines:
-                lines.write(json.dumps(who | {"round": t} | finite) + "\n")
+                lines.write(json.dumps(who | {"round": t} | finite | once) + "\n")
+            once.clear()
 
     return last, add
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpfl_mpi.data.partition import PARTS
 from dpfl_mpi.engine.machine import describe_start, warn_of_change
+from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import backdoor_success
 from dpfl_mpi.federation.neighbours import COSTS
@@ -19,7 +20,7 @@ from dpfl_mpi.methods import State
 from dpfl_mpi.plan.needs import GATHERED, duration, saved_bytes
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results.recorder import Recorder
-from dpfl_mpi.results.result import mean
+from dpfl_mpi.results.result import changed_code, mean
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job
 from dpfl_mpi.survival.checkpoint import Checkpoints
@@ -223,10 +224,12 @@ def begin_record(
         meta, snapshot = parts.provenance, checkpoints.results
         recorder = Recorder(path, parts.run, meta, start, snapshot, checkpoints.still_ours)
         record.recorder = recorder
-        if snapshot:
-            warn_of_change(recorder.starts[-1], start)
-        else:
+        if not snapshot:
             recorder.write(clients)
+            if record.prints and (text := changed_code(parts.run, path)):
+                complain(f"note: {text}")
+        else:
+            warn_of_change(recorder.starts[-1], start)
 
     parts.world.decide(create)
     return state, record

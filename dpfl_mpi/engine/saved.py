@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.data.recipes import deal
-from dpfl_mpi.data.source import Source, as_dealt, in_file, open_source
+from dpfl_mpi.data.source import Source, as_dealt, in_file
 from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.models import make
 from dpfl_mpi.plugins import admit, admitted, changes, codes, parts
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.run import PREPARED
+from dpfl_mpi.streams import INIT, stream
 
 if TYPE_CHECKING:
     from dpfl_mpi.numerics.normalising import NormalisingModel
@@ -41,18 +42,14 @@ def with_code(run: Resolved, given: Mapping[str, str | None]) -> Resolved:
         one = "model is code of its own; name it"
         what = one if len(lacking) == 1 else "model and data set are code of their own; name them"
         flags = " and ".join(f"--{kind} ({getattr(run, kind)})" for kind in lacking)
-        raise UserError(f"the run's {what} with {flags}, in Python model(result, k, code=...)")
+        raise UserError(f"the run's {what} with {flags}, in Python Result(path, model=...)")
     return dataclasses.replace(run, **named)
 
 
 def source_of(result: Result, data: Path | None) -> Source:
     """Return the data to score on: those of the run, or those of `--data`."""
     if data is None:
-        own = codes(result.run.contents).get("dataset")
-        if own and own != admitted("dataset", result.run.dataset):
-            how = f"name it with --dataset ({result.run.dataset}), or other data with --data"
-            raise UserError(f"the run's data set is code of its own; {how}")
-        return open_source(result.run)
+        return result.source
     source = in_file(data)
     if source.sha256 == result.fact("data_sha256"):
         return as_dealt(result.run, source)
@@ -100,7 +97,7 @@ def network_of(result: Result, source: Source) -> NormalisingModel:
     if result.run.contents.get("model", "") != admitted("model", str(result.run.model)):
         how = f"name the very same, with --model or by admit ({result.run.model})"
         raise UserError(f"the run's model is code of its own; {how}")
-    network = make(result.run, source)
+    network = make(result.run, source, stream(result.run.seed, INIT, 0, 1))
     if {name: tuple(p.shape) for name, p in network.named_parameters()} != shapes:
         these = f"these data (samples of {source.size}, {source.classes} classes)"
         raise UserError(f"the saved models do not fit {these}")

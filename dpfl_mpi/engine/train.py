@@ -8,13 +8,13 @@ from dpfl_mpi.engine.build import build
 from dpfl_mpi.engine.checks import check_own, check_state, global_generators
 from dpfl_mpi.engine.follow import Followers
 from dpfl_mpi.engine.record import begin_record
-from dpfl_mpi.errors import REQUEUE, STALLED, Damaged, Leave, Nobody, UserError, complain
+from dpfl_mpi.errors import REQUEUE, STALLED, Damaged, Leave, Nobody, UserError
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.node import remove_left
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find, short
-from dpfl_mpi.results.result import changed_code, check_replaceable, date_finished
+from dpfl_mpi.results.result import check_replaceable, date_finished
 from dpfl_mpi.results.summary import found
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
@@ -42,11 +42,13 @@ def train(run: Run, job: Job, world: World) -> Path:
             world.decide(lambda: check_replaceable(path))
             checkpoints.clear(sure=True)
         else:
-            key, has_copy = checkpoints.key, checkpoints.folder.is_dir()
-            date = world.decide(lambda: date_finished(resolved, key, path, job, has_copy))
+
+            def date_of_result() -> str | None:
+                has_copy = checkpoints.folder.is_dir()
+                return date_finished(resolved, checkpoints.key, path, job, has_copy)
+
+            date = world.decide(date_of_result)
         if date is None:
-            if world.root and not job.quiet and (text := changed_code(resolved, path)):
-                complain(f"note: {text}")
             compute(path, resolved, job, checkpoints, lock)
         elif world.root and not job.quiet:
             print(found(date), flush=True)
@@ -59,10 +61,15 @@ def train(run: Run, job: Job, world: World) -> Path:
 def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
     """Return the resolved Run and the path of its result, checked on every rank. Collective."""
 
-    def resolved_here() -> Resolved:
+    def resolved_here() -> tuple[Resolved, Path]:
         resolved = run.resolve()
         check(resolved)  # a Run may have been made by hand
         check(job)
+        path = Path(job.out) if job.out else resolved.path(job.results)
+        slug = resolved.slug()
+        if path.stem != slug and path.stem[:-HEX] == slug[:-HEX]:
+            now = f"this is {slug} (a file that it names was edited)"
+            raise UserError(f"--out is {path}, the name of another Run; {now}")
         check_apart(job.out, resolved.graphs)  # else --fresh would overwrite what it reads
         for kind, sha256 in codes(resolved.contents).items():  # the user's own code is executed
             name = getattr(resolved, kind)
@@ -70,15 +77,9 @@ def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
                 other = "of which this is another version than the one that root read"
                 raise UserError(f"--{kind} is {name}, {other}")
             find(kind, name)
-        return resolved
+        return resolved, path
 
-    resolved = world.each_rank(resolved_here)
-    path = Path(job.out) if job.out else resolved.path(job.results)
-    slug = resolved.slug()
-    if path.stem != slug and path.stem[:-HEX] == slug[:-HEX]:
-        now = f"this is {slug} (a file that it names was edited)"
-        raise UserError(f"--out is {path}, the name of another Run; {now}")
-    return resolved, path
+    return world.each_rank(resolved_here)
 
 
 def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock: Lock) -> None:

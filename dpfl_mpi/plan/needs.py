@@ -19,13 +19,14 @@ from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.node import node_memory
 from dpfl_mpi.mpi.placement import MAX_ROWS_PER_PASS, place
 from dpfl_mpi.numerics import BORDER
-from dpfl_mpi.numerics.backend import Backend, LocalEpochs
+from dpfl_mpi.numerics.backend import LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.native_backend import try_native
 from dpfl_mpi.numerics.optimiser import optimiser_of
+from dpfl_mpi.numerics.select_backend import in_their_place, native_or_why
 from dpfl_mpi.numerics.sketches import comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
+from dpfl_mpi.streams import INIT, stream
 from dpfl_mpi.transport.build import sent_of
 
 LABEL = 8  # bytes
@@ -71,7 +72,8 @@ def ensemble_of(run: Resolved, source: Source) -> Ensemble:
     torch.set_num_threads(1)  # as each rank of a run
     cpu = torch.device("cpu")
     how = run.precision, source.dtype
-    return Ensemble(make(run, source), source.mean, source.std, cpu, *how)
+    module = make(run, source, stream(run.seed, INIT, 0, 1))
+    return Ensemble(module, source.mean, source.std, cpu, *how)
 
 
 def needs_of(
@@ -186,7 +188,7 @@ def saved_bytes(job: Job, clients: int, parameters: int) -> int:
 
 
 def results_bytes(clients: int, classes: int, saved: int) -> int:
-    """Return the bytes of the results file and twice what root receives of it at a time."""
+    """Return the bytes of the results file, and of root's two buffers for parts of it."""
     confusion = 4 * classes**2
     received = clients * max(confusion, saved)
     return clients * (confusion + saved) + 2 * min(received, GATHERED)
@@ -200,13 +202,13 @@ def refuse_results(job: Job, clients: int, classes: int, parameters: int) -> Non
         what = f"confusion matrices of {clients} clients and {classes} classes"
         what += f", and {clients} models of {megabytes(saved)}," if saved else ""
         room = f"{need / 2**30:.2f} GiB on rank 0, whose node has {limit / 2**30:.2f} GiB ({name})"
-        mend = "use --no-save_models, " if saved else "use "
-        mend += "fewer --clients, or data with fewer classes"
-        raise UserError(f"the {what} need {room}: {mend}")
+        advice = "use --no-save_models, " if saved else "use "
+        advice += "fewer --clients, or data with fewer classes"
+        raise UserError(f"the {what} need {room}: {advice}")
 
 
 def refuse(job: Job, needs: Needs) -> None:
-    """Raise `UserError` for a run that the nodes cannot hold, each of them like this machine."""
+    """Raise `UserError` for a run that does not fit, if every node is like this machine."""
     if needs.passes == 0:
         raise placement.too_narrow(job.window_gb, needs.row, needs.clients)
     for shared, need_r, what, advice in (
@@ -225,13 +227,9 @@ def refuse(job: Job, needs: Needs) -> None:
 
 
 # time -------------------------------------------------------------------------------------------
-def step_seconds(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int) -> float:
-    """Return the shortest measured time of one gradient step, in seconds.
-
-    It is on one core, for a client with n training samples.
-    """
-    most_images = max(1, TIMED_IMAGES // run.batch_size) * run.batch_size
-    backend, steps = one_client(run, job, source, ensemble, max(1, min(n, most_images)))
+def step_seconds(run: Resolved, backend: Any, steps: int) -> float:
+    """Return the shortest measured time of one gradient step of `one_client`, in seconds."""
+    ensemble = backend.ensemble
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
     block = Block(ensemble, row, backend.zero_momentum(1), slice(0, 1))
     first = np.zeros(1, np.int64)
@@ -242,7 +240,12 @@ def step_seconds(run: Resolved, job: Job, source: Source, ensemble: Ensemble, n:
 def one_client(
     run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int, scored: int = 1
 ) -> tuple[Any, int]:
-    """Return a backend with one client of n random training samples, and the steps of an epoch."""
+    """Return a backend with one client of n random training samples, and the steps of an epoch.
+
+    n is at most `TIMED_IMAGES`, at least one mini-batch. Raises `UserError` if --kernels asks for
+    native kernels, which are not available here.
+    """
+    n = max(1, min(n, max(1, TIMED_IMAGES // run.batch_size) * run.batch_size))
     rng = np.random.default_rng(0)
     images = rng.integers(0, source.vocabulary or 256, (n + scored, *source.shape))
     images = images.astype(source.dtype)
@@ -257,9 +260,9 @@ def one_client(
     )
     ids, sgd = np.zeros(1, np.int64), optimiser_of(run)
     clients = Clients(drawn, partition, ids, run.seed, run.augment, ensemble)
-    by_torch = ensemble.bfloat16_products or job.kernels == "torch"
-    native = None if by_torch else try_native(job.kernels, ensemble, clients, sgd)[0]
-    return native or Backend(ensemble, clients, sgd), -(-n // run.batch_size)
+    native, why = native_or_why(job.kernels, ensemble, clients, sgd)
+    backend = native or in_their_place(job.kernels, why, ensemble, clients, sgd)
+    return backend, -(-n // run.batch_size)
 
 
 def fastest(action: Callable[[], object], seconds: float) -> float:

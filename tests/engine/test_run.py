@@ -22,7 +22,7 @@ KINDS = {
     "cnn": CNN,
     "inf": {"budget": "inf", "rounds": 2, "window_gb": NARROW, "exchange": "sendrecv"},
     "wide": {"budget": "inf", "rounds": 2, "window_gb": 1.0},  # all at once
-    "eight": {"budget": 8, "rounds": 2, "ggc_period": 2, "ggc_repeats": 2, "window_gb": NARROW},
+    "eight": {"budget": 8, "rounds": 2, "ggc_period": 2, "window_gb": NARROW},
     "groups": {"rounds": 2, "window_gb": NARROW, "window": "create", "check_rows": False},
     "few": {"clients": 2, "rounds": 2},  # of three ranks one has none
 }

@@ -1,5 +1,6 @@
 """`--threads_per_client`: the same numbers by any number of threads; what refuses it."""
 
+import json
 import os
 from types import SimpleNamespace
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 from launch import differences, federation, refused, run_here
 
+from dpfl_mpi import show
 from dpfl_mpi.engine import build
 from dpfl_mpi.numerics import native_backend
 from dpfl_mpi.numerics import select_backend as selection
+from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 
 FIELDS = {"dataset": "digits", "clients": 3, "rounds": 2, "tau_init": 1, "tau_train": 1}
@@ -40,7 +43,8 @@ def test_the_threads_reach_the_kernels():
     assert len(native.memory) == native.calls["space"](native.net, 3) + 64
 
 
-def test_where_the_native_kernels_do_not_compute(monkeypatch):
+def test_where_the_native_kernels_do_not_compute(monkeypatch, tmp_path, capsys):
+    """Start, log and result say why, each once; with threads it is refused."""
     one = "--threads_per_client is 2; allowed is 1"
     by_torch = f"{one} where PyTorch computes"
     refused(by_torch, federation, FIELDS, threads_per_client=2, kernels="torch")
@@ -51,6 +55,14 @@ def test_where_the_native_kernels_do_not_compute(monkeypatch):
     monkeypatch.setattr(native_backend, "load", missing)
     why = f"{by_torch}: the kernels were not built"
     refused(why, federation, FIELDS, threads_per_client=2)
+    warning = "the kernels were not built: PyTorch computes, usually 2 to 8 times slower"
+    log = tmp_path / "log.jsonl"
+    path = run_here(tmp_path / "a.h5", FIELDS, log=str(log), quiet=False)
+    assert capsys.readouterr().err == f"warning: {warning}\n"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line.get("warning") for line in lines] == [warning, None, None]
+    with Result(path) as result:
+        assert " ".join(show.origin(result).split()).endswith(f"warning {warning}")
     gpu = SimpleNamespace(device=torch.device("cuda"), bfloat16_products=False)
     for kernels in ("auto", "native", "torch"):
         of = kernels, SimpleNamespace(agree=bool), gpu, [], None, 2

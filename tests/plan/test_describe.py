@@ -18,7 +18,7 @@ from dpfl_mpi.describe import main, time_text
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import place
-from dpfl_mpi.numerics import native_backend
+from dpfl_mpi.numerics import cpu, native_backend
 from dpfl_mpi.plan import needs
 from dpfl_mpi.settings import Job, Run
 
@@ -144,8 +144,13 @@ def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(said, monke
     def load(path=None):
         raise UserError("the kernels were not built")
 
-    monkeypatch.setattr(native_backend, "load", load)
-    assert "steps of" in said(main, "--clients", 3, "--rounds", 1)
+    for module in (native_backend, cpu):
+        monkeypatch.setattr(module, "load", load)
+    shown = " ".join(said(main, "--clients", 3, "--rounds", 1).split())
+    slower = "the kernels were not built: PyTorch computes, usually 2 to 8 times slower"
+    assert f"warning {slower} time" in shown and "steps of" in shown
+    flags = "--clients", 3, "--kernels", "native", "--no-measure"
+    assert said(main, *flags, code=2).endswith("error: the kernels were not built\n")
 
 
 def test_bfloat16_is_measured_by_what_computes_it():
