@@ -100,9 +100,9 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
 def against_local(
     lines: pd.DataFrame, line: Any, local: pd.DataFrame, column: str
 ) -> dict[str, Any]:
-    """Return a row's difference to Local, points, and the percentage of clients below it.
+    """Return a row's difference to Local, points, and the percentage of clients that lose by it.
 
-    Of several Local the most similar Run on a common partition counts.
+    Of several Local Runs on a common partition the most similar one is used.
     """
 
     def distance(other: Any) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 It finds results, makes data frames of them, draws, and writes NAME.{pdf,png,csv,md,tex,html}.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import io
@@ -22,13 +21,12 @@ from matplotlib.figure import Figure
 from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.figures.style import STYLE
-from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import result_of
-from dpfl_mpi.results.summary import coverage, fitted
-from dpfl_mpi.settings import NUMERICS, Run
+from dpfl_mpi.results.summary import WIDTH, coverage, fitted, split
+from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.command_line import Parser
-from dpfl_mpi.settings.fields import as_dict, changed, to_flags
+from dpfl_mpi.settings.fields import changed, to_flags
 from dpfl_mpi.settings.files import no_data
 from dpfl_mpi.settings.values import is_file
 from dpfl_mpi.storage.files import explained, replacing
@@ -37,6 +35,28 @@ LISTED = 5  # Runs unavailable for one reason that are named each; more are coun
 SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
 PANELS = 12  # most panels of a figure with one per result: two pages of a paper
 PAPER = {"paper": {"action": "store_true", "help": "add the paper's figures in brackets"}}
+
+
+def fitted_page(text: str) -> str:
+    """Return a text no wider than `WIDTH`: long lines are folded, markdown tables are split."""
+    parts = itertools.groupby(text.split("\n"), lambda line: line.startswith("|"))
+    return "\n".join(
+        fitted_table([line.strip("|").split("|") for line in lines])
+        if is_table
+        else fitted("\n".join(lines))
+        for is_table, lines in parts
+    )
+
+
+def fitted_table(rows: list[list[str]]) -> str:
+    """Return a markdown table in parts of `WIDTH`, each with the columns that name a row."""
+    widths = [len(cell) + 1 for cell in rows[0]]
+    in_words = [any(c.isalpha() for row in rows[2:] for c in row[i]) for i in range(len(widths))]
+    names = (k for k in range(2, len(widths)) if all(in_words[:k]) and sum(widths[:k]) < 66)
+    keys = max(names, default=1)
+    parts = split(widths, keys, WIDTH - 1)
+    tables = [[f"|{'|'.join(row[i] for i in part)}|" for row in rows] for part in parts]
+    return "\n\n".join("\n".join(table) for table in tables)
 
 
 @dataclasses.dataclass
@@ -71,11 +91,10 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
     reasons = defaultdict[str, list[Run]](list)
     for run in runs:
         try:
-            result = find_result(run, folder)
-            if result:
-                results.append(result)
-                continue
             resolved = run.resolve()
+            if (path := run.path(folder)).is_file():
+                results.append(result_of(run.key(), path))
+                continue
             if resolved.data and not is_file(resolved.data):
                 raise no_data(resolved.dataset, resolved.data)
             missing.append(f"missing: {command(run)}{results_flag(folder)}")
@@ -86,51 +105,6 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
         names = [f"{len(some)} of {len(runs)} Runs"] if many else map(command, some)
         missing += [f"not available here: {name} ({reason})" for name in names]
     return results, missing
-
-
-def find_result(run: Run, folder: str | Path) -> Result | None:
-    """Return the result of a Run in a folder, or None.
-
-    If files that the Run names are not on this machine, as on a laptop that has only results,
-    the result is found by the names of these files. Raises UserError if several results match.
-    """
-    reason = None
-    try:
-        if (path := run.path(folder)).is_file():
-            return result_of(run.key(), path)
-    except UserError as error:
-        reason = error
-    results = []
-    pattern = f"{short(run.dataset)}-*-{short(run.method)}-*s{run.seed}-*.h5"
-    for path in sorted(Path(folder).glob(pattern)):
-        with contextlib.suppress(UserError):
-            result = Result(path)
-            if is_of_run(result, run):
-                results.append(result)
-    if len(results) > 1:
-        paths = " and ".join(str(result.path) for result in results)
-        raise UserError(f"{paths} are of different files of one name: name the one to draw")
-    if reason and not results:
-        raise reason
-    return results[0] if results else None
-
-
-def is_of_run(result: Result, run: Run) -> bool:
-    """Return whether a result is of this Run; files missing here are compared by name."""
-    stored, asked, contents = as_dict(result.run), as_dict(run), result.run.contents
-    asked["data"] = asked["data"] or find("dataset", run.dataset).DATA
-
-    def file(settings: dict[str, Any], field: str) -> str:
-        return str(settings[field]).removeprefix("file:")
-
-    missing = {field: contents[field] for field in contents if not is_file(file(asked, field))}
-    names_match = all(Path(file(asked, f)).name == Path(file(stored, f)).name for f in missing)
-    if not missing or not names_match:
-        return False
-    if "partition" in missing:
-        asked["clients"] = asked["clients"] or stored["clients"]
-    same_key = Run(**asked).resolve(missing).key() == result.key
-    return same_key and result.fact("numerics") == str(NUMERICS)
 
 
 def limit_panels(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -185,6 +159,8 @@ def main(
             results, missing = gather(runs, args.results)
         for line in missing:
             complain(line)
+        if any(line.startswith("not available here: ") for line in missing):
+            complain("results that were copied here are drawn by naming their files")
         if any(line.startswith("missing: ") for line in missing):
             program = shlex.quote(sys.argv[0])
             sweep = f"python -m dpfl_mpi.sweep {program}{results_flag(args.results)}"
@@ -200,7 +176,7 @@ def main(
                     f"draw returned a {type(drawing).__name__}; it must return a Drawing"
                 )
             paths = save(drawing, name, Path(args.out))
-        text = drawing.text if args.wide else fitted(drawing.text)
+        text = drawing.text if args.wide else fitted_page(drawing.text)
         print(*filter(None, (text, *paths)), sep="\n")
 
     exit_with(work)

@@ -1,4 +1,6 @@
-"""Table: overfitting to the validation set, liars, newcomers and early stopping, one row per Run.
+"""Table: overfitting to the validation set, liars, newcomers and early stopping.
+
+A row is a setting and a method, a mean over seeds.
 
 validation - test: validation minus test accuracy of each client's best model, points, with its 95 %
 interval over partitions, or over the clients of a single one (seeds on one partition are averaged
@@ -6,8 +8,8 @@ first). liars: the share of liars among those whom benign clients chose in round
 all clients. backdoor: the share of marked test images of other classes that benign clients' best
 models take for class 0; in brackets: the same share for images without the mark. newcomers: mean
 accuracy after 0, 1 and 5 epochs of their own. arrived (--churn): mean accuracy of clients in the
-round in which they arrive, and 1 and 5 rounds later; in brackets that of all clients present. Costs
-are means per client.
+round in which they arrive, and 1 and 5 rounds later; in brackets the mean of all clients that are
+present then. Costs are means per client.
 """
 
 import numpy as np
@@ -126,7 +128,7 @@ def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, f
 def texts(row: dict[str, float]) -> dict[str, str]:
     """Return the cells of a row."""
     liars = f"{percent(row['liars_chosen'])} of {percent(row['liars'])}"
-    opened = f"{percent(row['backdoor'])} ({percent(row['backdoor_unmarked'])})"
+    backdoor = f"{percent(row['backdoor'])} ({percent(row['backdoor_unmarked'])})"
     ages = [name.removeprefix("arrived_all_") for name in row if name.startswith("arrived_all_")]
     pairs = [(row[f"arrived_{age}"], row[f"arrived_all_{age}"]) for age in ages]
     new = [value for name, value in row.items() if name.startswith("newcomers_")]
@@ -134,7 +136,7 @@ def texts(row: dict[str, float]) -> dict[str, str]:
         "accuracy": f"{number(row['accuracy'])} ({row['n']})",
         "validation - test": f"{number(row['gap'], '+.2f')} ± {number(row['gap_half'])}",
         "liars, % chosen of all": "-" if np.isnan(row["liars"]) else liars,
-        "backdoor, %": "-" if np.isnan(row["backdoor"]) else opened,
+        "backdoor, %": "-" if np.isnan(row["backdoor"]) else backdoor,
         "newcomers, %": " / ".join(map(percent, new)) or "-",
         "arrived, % (all)": " / ".join(f"{a:.1f} ({b:.1f})" for a, b in pairs) or "-",
         "stopped, %": percent(row["stopped"]),
@@ -145,7 +147,7 @@ def texts(row: dict[str, float]) -> dict[str, str]:
 
 def draw(frames: Frames) -> Drawing:
     data, cells = [], []
-    # in the order of the files, so that the Runs of one control stay together
+    # in the order of the files, in which the Runs of one experiment lie together
     first = frames.files.sort_values("seed", kind="stable").drop_duplicates(["setting", "row"])
     for line in first.itertuples():
         group = list(frames.of("runs", line.setting, line.row)["result"])

@@ -28,7 +28,7 @@ from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetiti
 from dpfl_mpi.figures.style import method_look
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import short
-from dpfl_mpi.results import Result, summary
+from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS, Declared, mean
 
 KEYS = ["run", "setting", "row", "seed", "partition"]  # columns with which every frame begins
@@ -102,6 +102,7 @@ def scores(result: Result) -> pd.DataFrame:
 
 
 def curves(result: Result) -> pd.DataFrame:
+    """Return the lines of `curves`; `models_epochs` are summed over the models a client trains."""
     rounds = slice(0, result.last_round + 1)
     columns = {"round": result["round/number"][rounds], "epochs": result["round/epochs"][rounds]}
     for name in ("train_loss", "val_loss", "val_acc", "test_acc"):
@@ -112,7 +113,7 @@ def curves(result: Result) -> pd.DataFrame:
 def graphs(result: Result) -> pd.DataFrame:
     """Return the lines of `graphs`; none if no client ever chose.
 
-    A method that chooses only within rounds has no Omega, so its first graph is that of round 1.
+    A method that chooses only within rounds has no graph before round 1 (Omega).
     """
     rounds = range(0)
     if len(result["graph/chosen/senders"]):
@@ -123,7 +124,7 @@ def graphs(result: Result) -> pd.DataFrame:
 
 
 def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
-    """Return test accuracies `[T, N]` of the best models so far; `latest` of equals."""
+    """Return test accuracies `[T, N]` of the best models so far; of ties the `latest` or first."""
     best = np.fmax.accumulate(val)
     is_best = val == best
     if not latest:
@@ -193,7 +194,7 @@ def line_of(result: Result) -> dict[str, Any]:
         "omega_until": int(min(period, result.last_round + 1)),
         "tau_init": run.tau_init,
         "ggc_period": run.ggc_period,
-        "epochs": summary.epochs(result),
+        "epochs": result.all_epochs(),
         "finished": result.finished,
         "paper": setting(run) if run.clients == paper.CLIENTS and not own_data(run) else "",
         "result": result,

@@ -4,8 +4,7 @@ At each time a client counts with the rounds it has ended by its own clock. Accu
 over clients of their best model by validation so far; bytes are those of all clients. Curves are
 means over seeds, bands one standard deviation; 10 points below the best are shown. The third panel
 shows the share of all waiting that is for the first clients, those most waited for first.
-Fine-tuning is not timed. With --churn a fourth panel shows the accuracy of clients that arrived, by
-rounds since then, and dotted that of all clients present in the same rounds.
+Fine-tuning is not timed.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +14,6 @@ import pandas as pd
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import pareto
 from dpfl_mpi.figures.command import Drawing, cifar10
-from dpfl_mpi.figures.controls_table import arrivals
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import labels, text_label
 from dpfl_mpi.figures.style import TEXT, curve, legend, looks
@@ -77,9 +75,7 @@ def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float
 
 
 def draw(frames: Frames, reach: float = 80.0) -> Drawing:
-    runs = [result.run for result in frames.runs["result"]]
-    width = 3 + any(run.churn for run in runs)
-    figure, panels = plt.subplots(1, width, figsize=(TEXT, 2.2))
+    figure, panels = plt.subplots(1, 3, figsize=(TEXT, 2.2))
     parts, table = [], []
     rows = zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True)
     for line, look, label in rows:
@@ -93,10 +89,6 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
         if shares := [np.sort(hours)[::-1].cumsum() / hours.sum() for hours in waited]:
             clients = np.arange(1, len(shares[0]) + 1)
             curve(panels[2], clients, 100 * np.mean(shares, 0), [0], **look)
-        by_age = pd.concat(map(arrivals, results)).groupby("age").mean()
-        if len(by_age):
-            curve(panels[3], by_age.index, by_age["accuracy"], [0], **look)
-            curve(panels[3], by_age.index, by_age["all"], [0], **look | {"ls": ":", "marker": ""})
         parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
         cells = [row_of(r, part, reach) for r, part in zip(results, each, strict=True)]
         forms = dict.fromkeys(cells[0], ".3g") | {"accuracy": ".4g"}
@@ -112,15 +104,12 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     panels[2].set(xlabel="clients, most waited for first", ylabel="share of all waiting, %")
     panels[2].set_ylim(0, 102)
     panels[2].locator_params(axis="x", nbins=5, integer=True)
-    for axes in panels[3:]:
-        axes.set(xlabel="rounds since arrival", ylabel="accuracy of arrived clients, %")
-        axes.locator_params(axis="x", integer=True, nbins=4)
     legend(figure, panels[0], "outside upper center")
     text = (
         "waiting: share of all clients' time. longest: share of all waiting that is for one "
         "client. critical: share of the critical path's rounds that are one client's."
     )
-    if any(run.finetune_epochs for run in runs):
+    if any(result.run.finetune_epochs for result in frames.runs["result"]):
         text += " Rows +FT end before fine-tuning, which is not timed."
     data = pd.concat(parts, ignore_index=True)
     return Drawing(data, figure, f"{markdown(pd.DataFrame(table))}\n\n{text}")

@@ -19,7 +19,7 @@ from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
 
-Group = list[Result]  # repetitions: results of one Run with different seeds
+Group = list[Result]  # repetitions: results whose Runs differ in the seed alone
 
 
 def method_name(run: Run) -> str:
@@ -27,7 +27,7 @@ def method_name(run: Run) -> str:
 
 
 def row_name(run: Resolved) -> str:
-    """Return the name of a table row: the method and, where it has a graph, its budget or name.
+    """Return the name of a table row: the method, and its budget or the name of its given graph.
 
     The budget is written as the user typed it. With as many clients as in the paper, a budget that
     equals one of the paper's is written as the paper's share of N.
@@ -153,41 +153,35 @@ def named(
 def differences(result: Result, rivals: Sequence[Result], without: Sequence[str]) -> list[str]:
     """Return "field value" of each field in which a result differs from rivals and the default."""
     defaults = {f.name: f.default for f in dataclasses.fields(Run)}
-    run, runs, values = result.run, [r.run for r in rivals], [fields(r) for r in rivals]
-    words = []
+    values, words = [fields(r) for r in rivals], []
     for field in values[0]:
-        mark = hash_mark(run, field, runs)
-        value = getattr(run, field, "not a field")
+        value, file = getattr(result.run, field, "not a field"), is_file(result, field)
         is_default = defaults.get(field) is not None and value == defaults[field]
         different = len({json.dumps(v.get(field), default=str) for v in values}) > 1
-        if different and not is_default and value is not None and (mark or field not in without):
-            words.append(f"{field} {value_of(result, field)}{mark}".removeprefix("options "))
+        if different and not is_default and value is not None and (file or field not in without):
+            words.append(f"{field} {value_of(result, field)}".removeprefix("options "))
     return words
 
 
-def hash_mark(run: Run, field: str, rivals: Sequence[Run]) -> str:
-    """Return " [HASH]" of a field's file if a rival's file has its name and other content."""
-    contents = getattr(run, "contents", {}).get(field, "")
-
-    def file_name(r: Run) -> str:
-        return Path(str(r.graphs)).stem if field == "graphs" else str(getattr(r, field, None))
-
-    same_name = [r for r in rivals if file_name(r) == file_name(run)]
-    several = len({getattr(r, "contents", {}).get(field) for r in same_name}) > 1
-    return f" [{contents[:6]}]" if several and contents and not contents.startswith(CODE) else ""
+def is_file(result: Result, field: str) -> bool:
+    """Return whether a field names a file, whose content decides."""
+    contents: str = result.run.contents.get(field, "")
+    return bool(contents) and not contents.startswith(CODE)
 
 
 def value_of(result: Result, field: str) -> str:
-    """Return a field's value for a row's name; the user's own code has its name and hash."""
-    contents: str = getattr(result.run, "contents", {}).get(field, "")
+    """Return a field's value for a row's name; files and own code have their name and hash."""
+    contents: str = result.run.contents.get(field, "")
     value: Any = getattr(result.run, field, "not a field")
     if field == "data_sha256":
         return result.fact(field)[:6]
     if field == "options":
         return ", ".join(f"{name} {chosen}" for name, chosen in value.items())
     if field == "graphs" and value:
-        return f"of {Path(value).stem}"
-    return f"{short(value)} [{contents[5:11]}]" if contents.startswith(CODE) else str(value)
+        value = f"of {Path(value).stem}"
+    if contents.startswith(CODE):
+        return f"{short(value)} [{contents[5:11]}]"
+    return f"{value} [{contents[:6]}]" if contents else str(value)
 
 
 def labels(runs: pd.DataFrame) -> list[str]:

@@ -68,14 +68,14 @@ def mean_curve(lines: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return means.join(spread, how="right").reset_index()
 
 
-def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS)) -> Drawing:
-    figure, panels = plt.subplots(1, len(costs), figsize=(TEXT, 2.2), sharey=True)
+def draw(frames: Frames, reach: float = 80.0) -> Drawing:
+    figure, panels = plt.subplots(1, len(COSTS), figsize=(TEXT, 2.2), sharey=True)
     parts = []
     rows = zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True)
     for line, look, name in rows:
         lines = frames.of("costs", line.setting, line.row)
         mean = mean_curve(lines, ["accuracy", *COSTS])
-        for axes, cost in zip(panels, costs, strict=True):
+        for axes, cost in zip(panels, COSTS, strict=True):
             label = text_label(name)
             curve(axes, mean[cost], mean["accuracy"], mean["std"], label=label, **look)
             last = mean.iloc[-1:]
@@ -94,4 +94,4 @@ def draw(frames: Frames, reach: float = 80.0, costs: Sequence[str] = tuple(COSTS
     text += "-: not reached by all seeds."
     if below := [f"{row} ({end:.1f} %)" for (_, row), end in ends.items() if end < lowest]:
         text += f" Too low for the picture: {', '.join(below)}."
-    return Drawing(data, figure, f"{table(frames, reach, costs)}\n\n{text}")
+    return Drawing(data, figure, f"{table(frames, reach)}\n\n{text}")

@@ -23,7 +23,8 @@ from dpfl_mpi.figures.graph_evolution import blocks_of
 from dpfl_mpi.figures.style import looks, over_repetitions
 from dpfl_mpi.figures.tables import deviation
 from dpfl_mpi.graph import asymmetry, sparsity, within
-from dpfl_mpi.results.summary import outcome, shown_groups, slowest_seconds, texts
+from dpfl_mpi.results.summary import shown_groups, slowest_seconds
+from dpfl_mpi.results.table import in_words, texts
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
@@ -56,7 +57,7 @@ def describe(line: Any) -> dict[str, Any]:
     names = result.named().get("name")
     accuracies = pd.DataFrame(100 * result["round/test_acc"][rounds, result.benign])
     by_group = {f"{name}, test accuracy, %": mean for name, mean in shown_groups(result).items()}
-    summary = texts(outcome(result) | by_group).items()
+    summary = texts(in_words(result) | by_group).items()
     return {
         "name": f"{line.row}, seed {line.seed}",
         "file": result.path.name,
@@ -129,7 +130,7 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
         curves = frames.of("curves", line.setting, line.row)
         each = 100 * over_repetitions(curves, "test_acc")
         results = frames.of("runs", line.setting, line.row)["result"]
-        outcomes = pd.DataFrame(map(outcome, results))
+        outcomes = pd.DataFrame(map(in_words, results))
         means = dict(zip(outcomes, rounded(outcomes.mean(skipna=False), 2), strict=True))
         spread = rounded([deviation(outcomes["test accuracy, %"].to_numpy())], 2)[0]
         summary = {
@@ -181,7 +182,7 @@ def draw(frames: Frames) -> Drawing:
     # all at once: a title may look like the name of another part
     page = re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], PAGE.read_text())
     data = [
-        {"run": line.result.path.stem, "setting": line.setting, **outcome(line.result)}
+        {"run": line.result.path.stem, "setting": line.setting, **in_words(line.result)}
         for line in lines
     ]
     return Drawing(pd.DataFrame(data), html=page)

@@ -20,7 +20,7 @@ from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.summary import outcome, summary
+from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Run
 
 ANALYSIS = ROOT / "analysis"
@@ -110,7 +110,8 @@ def test_a_missing_run_is_named_with_its_command(tmp_path, monkeypatch, capsys):
     few = [f"{not_here} {command.command(run)} {why}" for run in runs[1:6]]
     assert command.gather(runs[1:6], "results") == ([], few)
     nothing = "error: there is nothing to draw: no result of this figure has a recorded round yet"
-    errors = "\n".join([*counted, nothing, ""])
+    advice = "results that were copied here are drawn by naming their files"
+    errors = "\n".join([*counted, advice, nothing, ""])
     assert called(capsys, monkeypatch, runs=runs) == (2, "", errors)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "cifar10.h5").touch()
@@ -231,10 +232,10 @@ def test_the_paper_stands_beside_runs_of_its_size_alone(made, tmp_path, monkeypa
 def test_repetitions(made, tmp_path):
     repeated = of_results([made[n] for n in (*SEEDS, SEEDS[0])])
     assert len(repeated.runs) == 2 and len(repeated.rows) == 1
-    ditto = SimpleNamespace(run=Run(method="ditto", options={"lam": 0.5}))
-    replay = SimpleNamespace(run=Run(method="replay", graphs="results/a.h5"))
-    assert names.value_of(ditto, "options") == "lam 0.5"
-    assert names.value_of(replay, "graphs") == "of a"
+    fields = {"options": {"lam": 0.5}, "graphs": "results/a.h5", "contents": {"graphs": 6 * "ab"}}
+    run = SimpleNamespace(run=SimpleNamespace(**fields))
+    assert names.value_of(run, "options") == "lam 0.5"
+    assert names.value_of(run, "graphs") == "of a [ababab]"
 
     def group(method, *best):  # one result per seed, all on one partition
         one = {"partition_seed": 1}
@@ -278,9 +279,6 @@ def test_rows_curves_and_panels_say_how_runs_differ(unlike, made, tmp_path):
     for name in ("accuracy_table", "tau_init_table"):
         text = draw(name, results).text
         assert "50.00 (1)" in text and "60.00 (1)" in text
-    runs = [SimpleNamespace(graphs=f"{d}/out.h5", contents={"graphs": 6 * d}) for d in "ab"]
-    marks = [names.hash_mark(run, "graphs", runs) for run in runs]
-    assert marks == [" [aaaaaa]", " [bbbbbb]"]
 
 
 def test_a_method_has_one_colour_in_every_figure(made):
@@ -511,7 +509,7 @@ def test_epochs_are_those_of_both_models(tmp_path):
     assert draw("accuracy_table", [ditto]).data["epochs"].tolist() == [40]
     assert draw("learning_curves", [ditto]).data["epochs"].max() == 40
     assert draw("report", [ditto]).data["local epochs"].tolist() == [40]
-    assert outcome(ditto)["local epochs"] == 40
+    assert ditto.all_epochs() == 40
     assert Result(ditto.path).curves()["epochs"].tolist() == [20, 30, 40]
     path = tiny_result.make(tmp_path / "tuned.h5", "local", finetune_epochs=4)
     with h5py.File(path, "a") as file:

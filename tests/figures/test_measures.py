@@ -186,10 +186,10 @@ def test_who_came_by_age_by_hand():
     made |= {"round/there": np.array(there, bool), "round/test_acc": np.array(scored)}
     # at age 0 client 1 in round 1, of a mean of 50, and client 2 in round 3, of 66.7
     # at age 2 client 1 in round 3
-    found = hours.arrivals(made)
+    found = controls_table.arrivals(made)
     assert found.index.tolist() == [0, 2]
     assert found.to_numpy() == pytest.approx(np.array([[40, (50 + 200 / 3) / 2], [70, 200 / 3]]))
-    assert len(hours.arrivals(Made())) == 0
+    assert len(controls_table.arrivals(Made())) == 0
 
 
 def test_hours_and_gigabytes_by_hand():
