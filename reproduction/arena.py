@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from csv_files import core_seconds, totals
+from csv_files import core_hours, totals
 from standings import DEGREES
 
 from dpfl_mpi.engine.saved import source_of, with_code
@@ -197,7 +197,7 @@ def line_of(run: Run, result: Result) -> dict[str, Any]:
         "megabytes": 4e-6 * models * int(result.fact("parameters")),
         "evaluations": total["evaluations"] / n,
         "steps": total["gradient_steps"] / n,
-        "core_hours": sum(core_seconds(result).values()) / 3600,
+        "core_hours": core_hours(result),
         "commit": result.starts()[-1]["commit"],
         "flags": shlex.join(to_flags(changed(run))),
     }

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from csv_files import TEXTS, core_seconds, totals
+from csv_files import TEXTS, core_hours, totals
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures import controls_table, frames, omega
-from dpfl_mpi.figures.command import find_result
+from dpfl_mpi.figures.command import gather
 from dpfl_mpi.figures.names import method_name, row_name, setting, slug
 from dpfl_mpi.figures.tables import interval
 from dpfl_mpi.plugins import shipped, short
@@ -86,7 +86,6 @@ def run_line(run: Run, result: Result) -> dict[str, Any]:
     of_method = {"dataset": resolved.dataset, "method": resolved.method}
     standard = Run(**of_method, partition=str(resolved.partition)).resolve(resolved.contents)
     cases = result["graph/cases"].sum((0, 1)) if "graph/cases" in result else []
-    core = core_seconds(result)
     versions = ("dpfl_mpi", "python", "torch", "numpy", "h5py")
     return {
         "row": row_of(resolved, standard),
@@ -97,13 +96,11 @@ def run_line(run: Run, result: Result) -> dict[str, Any]:
         "epochs": int(result["round/epochs"][-1]) + resolved.finetune_epochs,
         **totals(result),
         **dict(zip(CASES, map(int, cases), strict=False)),
-        "core_hours": round(sum(core.values()) / 3600, 3),
+        "core_hours": round(core_hours(result), 3),
         "starts": len(result.starts()),
         **{name: start[name] for name in ("ranks", "device", "kernels", "cpu", "commit")},
         **{name: start["versions"].get(name, "") for name in versions},
         **{name: result.fact(name) for name in ("data_sha256", "partition_sha256")},
-        **{f"{phase}_seconds": round(core[phase]) for phase in ("train", "graph", "evaluate")},
-        "megabytes": round(result.path.stat().st_size / 1e6, 1),
     }
 
 
@@ -171,13 +168,9 @@ def lines_of(run: Run, result: Result, controls: bool = False) -> dict[str, pd.D
 def finished(file: Path, results: Path) -> Iterator[tuple[Run, Path]]:
     """Yield every Run of a file that has a finished result, and its path."""
     for run in runs_of(file):
-        try:
-            result = find_result(run, results)
-        except UserError as error:
-            print(f"not here: {error}", file=sys.stderr)
-            continue
-        if result and result.finished:
-            yield run, result.path
+        found, missing = gather([run], results)
+        print(*missing, sep="\n", file=sys.stderr)
+        yield from ((run, result.path) for result in found if result.finished)
 
 
 def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:

@@ -65,10 +65,10 @@ def totals(result: Result) -> dict[str, int]:
     }
 
 
-def core_seconds(result: Result) -> dict[str, float]:
-    """Return the seconds of all ranks by phase."""
-    ranks = result.starts()[-1]["ranks"]
-    return {phase: float(result[f"seconds/{phase}"][:, 1].sum()) * ranks for phase in PHASES}
+def core_hours(result: Result) -> float:
+    """Return the hours of all ranks in all phases."""
+    seconds = sum(float(result[f"seconds/{phase}"][:, 1].sum()) for phase in PHASES)
+    return result.starts()[-1]["ranks"] * seconds / 3600
 
 
 def runs_of(folder: Path) -> pd.DataFrame:

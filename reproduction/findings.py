@@ -10,24 +10,20 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import plan_power
 from matplotlib.figure import Figure
 from recomputed import Lines, intervals
 
 from dpfl_mpi.figures import pareto, tables
 from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.style import BLUE, DARK, GREY, PALE, TEXT, curves
+from dpfl_mpi.figures.style import TEXT, curves
 from dpfl_mpi.figures.tables import difference_text, mean_text, means, number, paired
-from dpfl_mpi.settings.values import ATTACKS
 
 CURVE_SEED = 42  # the seed of which one curve per method is shown
 COMPARED = ("Local", "FedAvg", "FedAvg+FT", "Pairwise", "Random graph")
 COMPARED += ("Random graph, DPFL's degrees", "Replay, rewired", "Replay, shuffled")
 COMPARED += ("Replay, reversed", "Oracle", "PENS", "DPFL, search_share 0.5")
 COSTS = ("models", "evaluations", "steps")
-IN_COSTS = ("DPFL", "Pairwise", "Random graph", "Oracle", "PENS", "FedAvg+FT", "Local")
-ATTACK_ROWS = {kind: f"attack {kind}:0.2" for kind in ATTACKS}
 AGES = (0, 1, 5)  # epochs of newcomers
 
 
@@ -102,15 +98,6 @@ def graphs(frames: Frames) -> Lines:
             yield {"method": f"{row} ({shown['seed'].nunique()})", "graph": graph} | cells
 
 
-def power(frames: Frames) -> Lines:
-    """Yield how many partitions find a difference of 0.63 and of 2 points in 80 % of the cases."""
-    for row in COMPARED:
-        parts = paired(long(frames)["clients"], "DPFL", row)
-        if len(parts) > 1:
-            columns = {"partitions for 0.63": 0.63, "for 2": 2.0}
-            yield {"DPFL minus": row} | plan_power.cells(parts, columns)
-
-
 def attacks(frames: Frames) -> Lines:
     runs = short(frames).runs
     for method in ("DPFL", "FedAvg"):
@@ -149,7 +136,7 @@ def moved(frames: Frames) -> Lines:
         yield cells | costs(same.runs, base, " without it")
 
 
-DRAWN = (compared, reached, graphs, power, attacks, newcomers, moved)
+DRAWN = (compared, reached, graphs, attacks, newcomers, moved)
 TABLES: dict[str, Callable[[Frames], Any]] = {table.__name__: table for table in DRAWN}
 
 
@@ -166,84 +153,15 @@ def draw_compared(frames: Frames) -> Figure:
     return figure
 
 
-def draw_costs(frames: Frames) -> Figure | None:
-    runs = long(frames).runs
-    shown = (runs["seed"] == CURVE_SEED) & runs["row"].isin(IN_COSTS)
-    return pareto.draw(long(frames).where(shown), costs=COSTS).figure
-
-
-def draw_graphs(frames: Frames) -> Figure:
-    """Return measures of Omega and of the last graph, means over the partitions."""
-    lines = long(frames)["measures"]
-    rows = in_order(lines["row"], "same clients|patience|search_share")
-    figure, panels = plt.subplots(1, 3, figsize=(TEXT, 2.2), sharey=True)
-    is_omega = lines["round"] == 0
-    bars = (("Omega", is_omega, -0.2, BLUE), ("last round", ~is_omega, 0.2, PALE))
-    for axes, measure in zip(panels, ("homophily", "reciprocity", "gap"), strict=True):
-        for name, shown, shift, colour in bars:
-            values = lines[shown].groupby("row")[measure].mean().reindex(rows)
-            axes.barh(np.arange(len(rows)) + shift, values, 0.38, color=colour, label=name)
-        axes.set_xlabel(measure)
-    panels[0].set_yticks(range(len(rows)), rows)
-    panels[0].invert_yaxis()
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    return figure
-
-
-def draw_power(frames: Frames) -> Figure:
+def draw_drift(frames: Frames) -> Figure:
     figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
-    points, looks = np.linspace(0.4, 3, 27), frames.rows.set_index("row")
-    for row in ("Local", "FedAvg+FT", "Pairwise"):
-        chance = plan_power.chance_of(paired(long(frames)["clients"], "DPFL", row))
-        counts = [plan_power.needed(chance, each, chance.clients) for each in points]
-        look = {"color": looks["colour"][row], "ls": looks["line"][row]}
-        axes.plot(points, counts, label=f"DPFL minus {row}", **look)
-    axes.axhline(3, color=GREY, lw=0.6)
-    axes.axvline(0.63, color=GREY, lw=0.6)
-    axes.set(xlabel="difference to find, points", ylabel="partitions")
-    axes.set_ylim(0)
-    axes.legend()
-    return figure
-
-
-def draw_attacks(frames: Frames) -> Figure:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 2.3), width_ratios=(1.6, 1))
-    kinds = range(len(ATTACKS))
-    for shift, method in ((-0.2, "DPFL"), (0.2, "FedAvg")):
-        colour = frames.rows.set_index("row")["colour"][method]
-        values = 100 * never_lying(frames, method).groupby("row")["test_acc"].mean()
-        bars = values.reindex([f"{method}, {attack}" for attack in ATTACK_ROWS.values()])
-        left.bar(np.arange(len(ATTACKS)) + shift, bars, 0.38, color=colour, label=method)
-        left.axhline(values[method], color=colour, lw=0.8, ls="--")
-    left.set_ylabel("accuracy of benign clients, %")
-    chosen = 100 * short(frames).runs.set_index("row")["liars_chosen"]
-    bars = [chosen[f"DPFL, {attack}"] for attack in ATTACK_ROWS.values()]
-    right.bar(kinds, bars, 0.6, color=BLUE)
-    right.axhline(20, color=DARK, lw=0.8, ls="--")
-    right.set_ylabel("liars among chosen, %")
-    for axes in (left, right):
-        axes.set_xticks(kinds, [kind.replace("_", "\n") for kind in ATTACKS], fontsize=6)
-    figure.legend(loc="outside upper left", ncols=2)
-    return figure
-
-
-def draw_epochs(frames: Frames, name: str, words: str, xlabel: str, ylabel: str) -> Figure:
-    """Return test accuracy over epochs, of the frame `name` and the rows with some words."""
-    figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
-    rows = frames.rows[frames.rows["row"].str.contains(words)]
-    by_epoch = frames[name].groupby(["setting", "row", "run", "epochs"], as_index=False)
-    curves(axes, rows, by_epoch["test_acc"].mean(), "test_acc", "epochs", 100)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    rows = frames.rows[frames.rows["row"].str.contains("drift")]
+    curves(axes, rows, frames["curves"], "test_acc", "epochs", 100)
+    axes.set(xlabel="local epochs", ylabel="test accuracy, %")
     figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
-def pictures(frames: Frames) -> Iterator[tuple[str, Figure | None]]:
+def pictures(frames: Frames) -> Iterator[tuple[str, Figure]]:
     yield "compared", draw_compared(frames)
-    yield "costs", draw_costs(frames)
-    yield "graphs", draw_graphs(frames)
-    yield "power", draw_power(frames)
-    yield "attacks", draw_attacks(frames)
-    axes = ("epochs of their own", "newcomers' accuracy, %")
-    yield "newcomers", draw_epochs(frames, "newcomers", "newcomers", *axes)
-    yield "drift", draw_epochs(frames, "curves", "drift", "local epochs", "test accuracy, %")
+    yield "drift", draw_drift(frames)

@@ -5,13 +5,14 @@
 For each client of at most 16, the losses of its averages with all subsets of the others are
 computed from the saved models, on its validation images. The greedy search (Algorithm 2 over all
 others; by Theorem 1 also Algorithm 3) is then run in many orders and compared with the best subset
-within the budget: by the reward that it maximises, and by test accuracy.
+within the budget: by the reward that it maximises, and by test accuracy. Bit i of a subset is the
+i-th other client, ascending.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from dpfl_mpi.data.partition import search_first
 from dpfl_mpi.engine.saved import dealt, source_of
@@ -22,16 +23,6 @@ from dpfl_mpi.settings.command_line import Parser
 
 MOST_CLIENTS = 16  # 2^15 subsets for each
 CHUNK = 64  # averages scored at once
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was found for one client. Bit i of a subset is the i-th other client, ascending."""
-
-    rewards: np.ndarray  # [2^(N - 1)]: R of every subset
-    best: int  # the best subset within the budget
-    chosen: np.ndarray  # [orders]: the subsets of the greedy search
-    test_acc: dict[int, float]  # of the best subset, all chosen ones, and nobody (0)
 
 
 def best_subset(rewards: np.ndarray, most: int) -> int:
@@ -61,12 +52,13 @@ def check(result: Result) -> None:
     if not 2 <= n <= MOST_CLIENTS:
         allowed = f"all subsets are tried of 2 to {MOST_CLIENTS}"
         raise UserError(f"{result.path} has {n} clients; {allowed}")
-    if run.drift or run.newcomers or run.churn or run.send:
-        flags = "with --drift, --newcomers, --churn or --send"
-        raise UserError(f"{result.path} is of a run {flags}, which averages other models")
+    flags = "drift", "newcomers", "churn", "send", "reach"
+    if run.metric == "batch" or any(getattr(run, flag) for flag in flags):
+        named = f"--{', --'.join(flags)} or --metric batch"
+        raise UserError(f"{result.path} is of a run with {named}, which searches otherwise")
     result.state_dict(0)  # raises if no models were saved
-    if (result["best/round"] < 0).any():
-        raise UserError(f"{result.path} has clients without a model: they were never scored")
+    if (result["best/round"] < 0).any() or not result.benign.any():
+        raise UserError(f"{result.path} has clients that were never scored, or none that is honest")
 
 
 class Models:
@@ -127,43 +119,38 @@ class Models:
         test = slice(int(clients.n_val[k]), int(clients.n_val[k] + clients.n_test[k]))
         return float((predicted[0, test] == labels[0, test]).mean())
 
-    def search(self, k: int, most: int, orders: int) -> Found:
-        """Return client k's best subset, and what the greedy search chooses in random orders."""
+    def search(self, k: int, most: int, orders: int) -> dict[str, Any]:
+        """Return what the best subset and the greedy search, in random orders, give client k."""
         rewards, rng = self.rewards(k), np.random.default_rng((0, k))
         draws = [(rng.permutation(self.n - 1), rng.random(self.n - 1)) for _ in range(orders)]
-        chosen = np.array([greedy(rewards, order, coins, most) for order, coins in draws])
+        chosen = [greedy(rewards, order, coins, most) for order, coins in draws]
         best = best_subset(rewards, most)
-        test = {s: self.test_acc(k, s) for s in {0, best, *chosen.tolist()}}
-        return Found(rewards, best, chosen, test)
+        test = {s: self.test_acc(k, s) for s in {best, *chosen}}
+        return {
+            "alone": -rewards[0],
+            "best": -rewards[best],
+            "gaps": rewards[best] - rewards[chosen],  # of each order
+            "best size": best.bit_count(),
+            "greedy size": np.mean([subset.bit_count() for subset in chosen]),
+            "ahead": test[best] - np.mean([test[subset] for subset in chosen]),
+        }
 
 
-def interval_text(values: np.ndarray) -> str:
-    return "{:+.4f} ± {:.4f}".format(*interval([values]))
-
-
-def report(all_found: list[Found], budget: Any, orders: int) -> str:
-    gaps = np.array([f.rewards[f.best] - f.rewards[f.chosen] for f in all_found])  # [K, orders]
-    best = np.mean([-f.rewards[f.best] for f in all_found])
-    alone = np.mean([-f.rewards[0] for f in all_found])
-    greedy_acc = [np.mean([f.test_acc[int(s)] for s in f.chosen]) for f in all_found]
-    ahead = np.array([f.test_acc[f.best] for f in all_found]) - greedy_acc
-    best_size = np.mean([f.best.bit_count() for f in all_found])
-    greedy_size = np.mean([int(s).bit_count() for f in all_found for s in f.chosen])
+def report(clients: pd.DataFrame) -> str:
+    """Return the table of what `Models.search` found for each client."""
+    gaps, mean = np.stack(clients["gaps"]), clients.drop(columns="gaps").mean()
     half, nine = np.quantile(gaps, (0.5, 0.9))
-    losses = f"alone {alone:.4f}, best subset {best:.4f}, greedy {best + gaps.mean():.4f}"
-    gap = f"{interval_text(gaps.mean(1))}, mean over orders, 95 % over clients"
-    share = 100 * (gaps < 1e-12).mean()
-    lines = {
-        "validation loss": losses,
-        "collaborators": f"best subset {best_size:.1f}, greedy {greedy_size:.1f}",
-        "gap of the reward": f"{gap}; half of all orders within {half:.4f}, 90 % within {nine:.4f}",
-        "best subset found": f"in {share:.1f} % of the orders",
-        "test accuracy": f"best subset minus greedy {interval_text(100 * ahead)} points",
-    }
-    subsets = len(all_found[0].rewards)
-    sizes = f"B_c = {budget}, {subsets} subsets per client, {orders} orders"
-    title = f"{len(all_found)} clients, {sizes}"
-    return "\n".join([title, *(f"{name:20}{text}" for name, text in lines.items())])
+    losses = f"best subset {mean['best']:.4f}, greedy {mean['best'] + gaps.mean():.4f}"
+    sizes = f"best subset {mean['best size']:.1f}, greedy {mean['greedy size']:.1f}"
+    over_clients = "{:+.4f} ± {:.4f}, mean over orders, 95 % over clients"
+    gap = over_clients.format(*interval([gaps.mean(1)]))
+    ahead = "{:+.4f} ± {:.4f}".format(*interval([100 * clients["ahead"].to_numpy()]))
+    return f"""{len(gaps)} clients, {gaps.shape[1]} orders
+validation loss     alone {mean["alone"]:.4f}, {losses}
+collaborators       {sizes}
+gap of the reward   {gap}; half of all orders within {half:.4f}, 90 % within {nine:.4f}
+best subset found   in {100 * (gaps < 1e-12).mean():.1f} % of the orders
+test accuracy       best subset minus greedy {ahead} points"""
 
 
 @in_a_sentence
@@ -177,17 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
     if args.orders < 1:
         raise UserError(f"--orders is {args.orders}; allowed is a whole number of at least 1")
     with Result(args.result) as result:
-        run, clients = result.run, np.flatnonzero(result.benign).tolist()
-        models = Models(result)
-        most = np.minimum(result["client/budget"] - run.budget_counts_self, models.n - 1).tolist()
-        all_found = [models.search(k, most[k], args.orders) for k in clients]
-    if not all_found:
-        raise UserError(f"{args.result}: no client is scored: all have flipped labels or lie")
-    print(report(all_found, run.typed_budget, args.orders))
-    if run.reach:
-        print("here a client may choose any other; in the run it reached fewer (--reach)")
-    if run.metric == "batch":
-        print("here losses are means over images; in the run over mini-batches (--metric batch)")
+        most, models = result["client/budget"] - result.run.budget_counts_self, Models(result)
+        clients = np.flatnonzero(result.benign).tolist()
+        lines = [models.search(k, min(int(most[k]), models.n - 1), args.orders) for k in clients]
+    print(report(pd.DataFrame(lines)))
 
 
 if __name__ == "__main__":

@@ -13,18 +13,16 @@ import findings
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import plan_power
 import recomputed
 import standings
 from csv_files import of_folder
 from matplotlib.figure import Figure
-from plan_power import WANTED, Chance, chance_of, power
 from recomputed import Lines
 
 from dpfl_mpi.figures import omega
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.style import STYLE
-from dpfl_mpi.figures.tables import Parts, difference_text, interval, number, paired
+from dpfl_mpi.figures.tables import Parts, difference_text, interval, number
 
 HERE = Path(__file__).resolve().parent
 FRONT = HERE.parent / "README.md"
@@ -94,34 +92,6 @@ def arena_lines() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     return runs, clients, standings.differences(runs, clients)
 
 
-def smallest_difference(chance: Chance) -> float:
-    """Return the smallest difference, in hundredths of points, that ten partitions find."""
-    hundredths = (d / 100 for d in range(1, 10_000))
-    return next(d for d in hundredths if power(chance, d, 10, 100) >= WANTED)
-
-
-def deciding() -> Lines:
-    """Yield how many partitions of 100 clients find half a point, and what ten find."""
-    dpfl, random = "DPFL (B_c = 0.1N)", "Random graph (B_c = 0.1N)"
-    rows = []
-    for folder, setting in (("cifar-10-patho-3", "Patho(3)"), ("cifar-10-dir-0-1", "Dir(0.1)")):
-        for row in (random, "FedAvg+FT", "Ditto"):
-            parts = paired(folders()[folder]["clients"], dpfl, row)
-            rows.append((f"Table 1, {setting}, 500", "their own", row, parts))
-    runs, clients, _ = arena_lines()
-    for (setting, epochs), of_setting in runs.groupby(["setting", "epochs"], sort=False):
-        lines = clients.merge(of_setting, on="run")
-        for score, images in (("own", "their own"), ("accuracy", "all of their classes")):
-            parts = paired(lines, "DPFL", standings.RANDOM, score)
-            rows.append((f"{setting}, {epochs}", images, standings.RANDOM, parts))
-    for where, images, row, parts in rows:
-        if len(parts) > 1:
-            names = {"of, local epochs": where, "test images": images, "DPFL minus": row}
-            smallest = f"{smallest_difference(chance_of(parts)):.2f}"
-            counts = plan_power.cells(parts, {"partitions for 0.5": 0.5}, 100)
-            yield names | counts | {"ten find": smallest}
-
-
 def arena_tables() -> dict[str, str]:
     runs, clients, found = arena_lines()
     parts = []
@@ -129,7 +99,7 @@ def arena_tables() -> dict[str, str]:
         here = found[(found["setting"] == setting) & (found["epochs"] == epochs)]
         table = recomputed.text(standings.table(of_setting, clients, here))
         parts.append(f"### {setting}, {epochs} epochs\n\n{table}\n")
-    return {"arena": "\n".join(parts), "deciding": recomputed.text(deciding())}
+    return {"arena": "\n".join(parts)}
 
 
 @cache

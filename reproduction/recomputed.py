@@ -242,28 +242,6 @@ def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
     return runs.groupby("setting", sort=False).agg(**columns).reset_index().astype(str)
 
 
-def measured(folders: Mapping[str, Frames]) -> list[dict[str, str]]:
-    out = []
-    for name, frames in folders.items():
-        runs = without_tuning(frames).dropna(subset=["train_seconds"])
-        for row, part in runs.groupby("row"):
-            evaluations, choosing = part["evaluations"].sum(), part["graph_seconds"]
-            train, steps = part["train_seconds"], part["gradient_steps"].sum()
-            per_evaluation = f"{1e3 * choosing.sum() / evaluations:.2f}" if evaluations else "-"
-            out.append({
-                "setting": name,
-                "row": str(row),
-                "Runs": f"{len(part)}",
-                "core minutes per Run": f"{60 * part['core_hours'].mean():.1f}",
-                "training": f"{train.mean() / 60:.1f}",
-                "ms per step": f"{1e3 * train.sum() / steps:.2f}",
-                "choosing": f"{choosing.mean() / 60:.1f}" if evaluations else "-",
-                "ms per evaluation": per_evaluation,
-                "MB": f"{part['megabytes'].mean():.1f}",
-            })  # fmt: skip
-    return out
-
-
 def variances(frames: Frames) -> str:
     published = paper.VARIANCE[setting_of(frames)]
     return variance.table(variance.measure(of_table_1(frames)), published)
@@ -292,7 +270,7 @@ TABLES: dict[str, Tables] = {  # by folder; other folders have `USUAL`
 def page_tables(folders: Mapping[str, Frames]) -> dict[str, str]:
     """Return every table of the page by the name of its mark."""
     full = {name: frames for name, frames in folders.items() if name != "controls"}
-    out = {"spent": text(spent(folders)), "measured": text(measured(full))}
+    out = {"spent": text(spent(folders))}
     for name, frames in full.items():
         for mark, lines in TABLES.get(name, USUAL).items():
             out[f"{mark} {name}"] = text(lines(frames))
