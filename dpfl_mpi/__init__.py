@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dpfl_mpi.version import VERSION
 
 if TYPE_CHECKING:
-    from dpfl_mpi.api import Result, model, plot, run, sweep, table
+    from dpfl_mpi.api import Result, plot, run, sweep, table
 
 __version__ = VERSION
-__all__ = ["Result", "__version__", "model", "plot", "run", "sweep", "table"]
+__all__ = ["Result", "__version__", "plot", "run", "sweep", "table"]
 
 
 def __getattr__(name: str) -> Any:

@@ -54,9 +54,24 @@ class Result(results.Result):
 
             self.run = with_code(self.run, code)
 
+    @without_inner_frames
     def model(self, client: int) -> "RawImages":
-        """Return a client's best model by validation, as the function `model` does."""
-        return model(self, client)
+        """Return a client's best model by validation, a `torch.nn.Module`.
+
+        It takes raw images, uint8 `[S, H, W, C]`, normalises them itself, and returns logits. On
+        the client's own test images it is as accurate as `/best/test_acc` says, except after
+        `--metric batch` (means over mini-batches) and for kNN-Per and APFL, which are scored by
+        more than the model. It needs the data of the run, and a result with models
+        (`save_models`).
+        """
+        from dpfl_mpi.engine.saved import fill, network_of, with_code
+
+        self.state_dict(client)  # refuses a result without models, or without this client
+        if self["best/round"][client] < 0:
+            raise UserError(f"client {client} of {self.path} has no model: it was never scored")
+        known = admitted("model", self.run.model)  # this process has executed it
+        self.run = with_code(self.run, {"model": self.run.model if known else None})
+        return fill(network_of(self, self.source), self, client)
 
 
 @without_inner_frames
@@ -119,6 +134,8 @@ def plot(result: results.Result, figure: str = "learning_curves", **flags: Any) 
 
     `plot(result, "graph_evolution", rounds=[0, 10])` is an example.
     """
+    if not isinstance(result, results.Result):
+        raise UserError(f"plot takes a result, not {result!r}; dpfl_mpi.Result(PATH) opens one")
     try:
         import matplotlib.pyplot as plt
 
@@ -139,30 +156,6 @@ def plot(result: results.Result, figure: str = "learning_curves", **flags: Any) 
         raise UserError(f"{figure} is a table or a page: {how}")
     plt.close(drawn)  # a notebook would show it twice
     return drawn
-
-
-@without_inner_frames
-def model(result: results.Result, client: int, code: str | None = None) -> "RawImages":
-    """Return a client's best model by validation, a `torch.nn.Module`.
-
-    It takes raw images, uint8 `[S, H, W, C]`, normalises them itself, and returns logits. On the
-    client's own test images it is as accurate as `/best/test_acc` says, except after
-    `--metric batch` (means over mini-batches) and for kNN-Per and APFL, which are scored by more
-    than the model. It needs the data of the run, and a result with models (`save_models`).
-
-    Args:
-        code: the file or module of your own network, unless this process ran it: code that only
-            a result names is not executed.
-    """
-    from dpfl_mpi.engine.saved import fill, network_of, with_code
-
-    result.state_dict(client)  # refuses a result without models, or without this client
-    if result["best/round"][client] < 0:
-        raise UserError(f"client {client} of {result.path} has no model: it was never scored")
-    if code is None and admitted("model", result.run.model):  # this process has executed it
-        code = result.run.model
-    result.run = with_code(result.run, {"model": code})
-    return fill(network_of(result, result.source), result, client)
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:

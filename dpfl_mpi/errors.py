@@ -5,10 +5,13 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, ParamSpec
 
 P = ParamSpec("P")
+HERE = Path(__file__).resolve().parent
 LONGEST = 1000  # characters that are shown of an error text of other code
 # exit codes
 INTERRUPTED = 130  # of a command that Ctrl-C ended: 128 + SIGINT, as in a shell
@@ -66,6 +69,19 @@ def drop(stream: Any) -> None:
     """Let what is still printed to a stream go nowhere."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def own_line(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Return " (FILE, line N)" of the first frame that is neither of PyTorch nor of this package.
+
+    Its models count as the user's. It is "" where there is none.
+    """
+    for frame, line in frames:
+        path = Path(frame.f_code.co_filename)
+        ours = path.is_relative_to(HERE) and path.parent.name != "models"
+        if not ours and "/torch/" not in str(path):
+            return f" ({path.name}, line {line})"
+    return ""
 
 
 def without_inner_frames(call: Callable[P, Any]) -> Callable[P, Any]:

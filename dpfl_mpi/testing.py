@@ -26,9 +26,9 @@ import numpy as np
 
 from dpfl_mpi import api, prepare
 from dpfl_mpi.data.own import arrays_of
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.objects import plain
-from dpfl_mpi.plugins import KINDS, admit, find, is_path, names, short
+from dpfl_mpi.plugins import KINDS, admit, find, is_path, shipped, short
 from dpfl_mpi.plugins.code import execute, in_module, in_path
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.command_line import SCHEMA, given, parser
@@ -38,17 +38,22 @@ FUNCTIONS = {"method": ("init", "round"), "model": ("build",), "dataset": ("load
 SMALL: dict[str, Any] = {"clients": 5, "tau_init": 1, "tau_train": 2}
 SMALL |= {"min_per_class": 2, "augment": False}
 BUDGETS = {2: "inf", 8: "inf", 5: 2}  # B_c by clients; two clients leave a rank empty
-# who is present in rounds 1 to 3, of each four clients
+# who is present in rounds 1 to 3, of every four clients
 PRESENT = [[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 1]]
-# samples for a model, and their classes; it need not take all
+# samples to try, and their number of classes; a model may refuse some
 SHAPES = {"8x8x1": 4, "28x28x1": 10, "32x32x3": 10, "12 numbers": 3, "10 tokens": 4}
-NOT_TAKEN = re.compile("failed (for|on) samples|takes (tokens|numbers)|needs images")
+NOT_TAKEN = re.compile("failed (for|on) samples|takes (tokens|numbers)|needs images|return logits")
 ADVICE = {
     "method": "sum over clients by fed.mean or fed.average, not over the rows of a rank "
     "(w.mean(0), a @ w); draw by fed.shuffle or dpfl_mpi.streams.stream",
     "model": "let build draw only from PyTorch's generator, which is seeded",
     "dataset": "seed what load draws, and sort what comes from a set or a folder",
 }
+
+
+def shapes_of(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Return the samples to try one after the other: "", the given data, or all `SHAPES`."""
+    return ("",) if {"dataset", "data"} & {*settings} else tuple(SHAPES)
 
 
 def write_samples(path: Path, shape: str) -> None:
@@ -109,6 +114,8 @@ class Check:
                     results.append(api.run(ranks=ranks, out=f"{folder}/{ranks}.h5", **settings))
                 except UserError as error:
                     return f"{self}: on {ranks} rank{'s' * (ranks > 1)}: {error}"
+                if ranks == 1 and (warning := results[0].warning):
+                    complain(f"warning: {self}: {warning}")
                 arrays = ", ".join(Result.differences(results[0], results[-1])[:3])
                 if arrays:
                     differ = f"{ranks} ranks give other numbers than 1 ({arrays})"
@@ -118,7 +125,7 @@ class Check:
 
 def kinds_of(code: str) -> list[str]:
     """Return what a name, a file or MODULE:OBJECT is: "method", "model", "dataset", or several."""
-    known = [kind for kind in KINDS if code in names(kind)]
+    known = [kind for kind in KINDS if code in shipped(kind)]
     if known:
         return known
     source = in_path(code, Path(code)) if is_path(code) else in_module(code, code)
@@ -130,7 +137,7 @@ def kinds_of(code: str) -> list[str]:
 def of_method(code: str, settings: dict[str, Any]) -> list[Check]:
     """Return checks with several numbers of clients, and with some clients away."""
     small = SMALL | {"model": "mlp", "rounds": len(PRESENT)}
-    shapes = ("",) if {"dataset", "data"} & {*settings} else ("8x8x1",)
+    shapes = shapes_of(settings)
     out = {}
     for clients, budget in BUDGETS.items():
         fields = small | {"clients": clients}
@@ -145,9 +152,8 @@ def of_method(code: str, settings: dict[str, Any]) -> list[Check]:
 
 def of_model(code: str, settings: dict[str, Any]) -> list[Check]:
     """Return one check, with the first of `SHAPES` that the model takes, or with given data."""
-    shapes = ("",) if {"dataset", "data"} & {*settings} else tuple(SHAPES)
     fields = SMALL | {"method": "fedavg", "rounds": 1} | settings
-    return [Check("model", code, "a run", fields, shapes)]
+    return [Check("model", code, "a run", fields, shapes_of(settings))]
 
 
 def of_dataset(code: str, settings: dict[str, Any]) -> list[Check]:

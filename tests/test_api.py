@@ -59,6 +59,7 @@ def test_a_call_computes_what_the_command_computes(computed, tmp_path, capfd, mo
     last = 100 * result.mean("round/test_acc")[-1]
     assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(last)
     assert len(api.plot(result, "graph_evolution", rounds=[0, 2]).axes) == 2
+    refused("plot takes a result, not 'a.h5'", api.plot, "a.h5")
     refused("there is no figure curve", api.plot, result, "curve")
     refused("accuracy_table is a table", api.plot, result, "accuracy_table")
 
@@ -95,8 +96,7 @@ def test_a_mistake_starts_and_writes_nothing(tmp_path, monkeypatch, settings, se
     (lambda result: dpfl_mpi.run(clients=0), "--clients is 0; allowed is a whole number "),
     (lambda result: api.sweep(clients=[0]), "--clients is 0; allowed is a whole number "),
     (lambda result: dpfl_mpi.Result(5), "5 is no path of a result"),
-    (lambda result: dpfl_mpi.Result("a\x1b[2J"), "a\\x1b[2J: there is no such result file"),
-    (lambda result: api.model(result, "1"), "client '1' is not in"),
+    (lambda result: result.model("1"), "client '1' is not in"),
     (lambda result: result.graph("1"), "round '1' is not in"),
     (lambda result: result[5], "has no 5; it has best/"),
     (lambda result: result.score("f1"), "there is no score f1; allowed are accuracy, "),
@@ -200,10 +200,10 @@ def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
 
 
 def test_models_of_a_result(computed, tiny, tmp_path):
-    refused("holds no models; run with --save_models", api.model, tiny, 0)
+    refused("holds no models; run with --save_models", tiny.model, 0)
     for client in (-1, 6):
         sentence = f"client {client} is not in ...; allowed are 0 to 5"
-        refused(sentence, api.model, computed[0], client)
+        refused(sentence, computed[0].model, client)
     run = "dpfl on digits, pathological, 4 clients, B_c = 3, 2 rounds, seed 42"
     assert repr(tiny) == f"<{run}: finished, test accuracy 70.00 %, {tmp_path}/tiny.h5>"
     tiny.file.close()
@@ -217,7 +217,7 @@ def test_models_of_a_result(computed, tiny, tmp_path):
         rows = partition.of("test", k)
         images, labels = arrays.test_images[rows], arrays.test_labels[rows]
         assert images.dtype == np.uint8 and images.shape[1:] == (8, 8, 1)
-        model = api.model(result, k)
+        model = result.model(k)
         assert isinstance(model, torch.nn.Module) and not model.training
         with torch.no_grad():
             logits = model(torch.from_numpy(images))
@@ -231,7 +231,7 @@ def test_models_of_a_result(computed, tiny, tmp_path):
         biases.add(tuple(model.network.head.bias.tolist()))
     assert len(biases) == 6  # each client has its own
     # Floats from 0 to 1 would be almost black; channels first would be rows.
-    model = api.model(computed[0], 0)
+    model = computed[0].model(0)
     images = torch.zeros(3, 8, 8, 1, dtype=torch.uint8)
     assert model(images).shape == model(images.long().numpy()).shape == (3, 10)
     takes = "it takes samples as the data hold them: whole numbers from 0 to 255, [S, H, W, 1]"
@@ -321,7 +321,7 @@ def test_the_data_of_a_model_are_those_of_its_run(tmp_path):
     result = dpfl_mpi.run(data=(x, i % 2, i // 2 % 4), results=tmp_path, **few)
     with h5py.File(result.run.data, "r+") as file:
         file["train/images"][:] = 0
-    refused("its content has the sha256 ", api.model, result, 0)
+    refused("its content has the sha256 ", result.model, 0)
 
 
 @pytest.mark.parametrize(("method", "sentence"), [

@@ -13,8 +13,7 @@ import starts
 import torch
 from launch import ROOT, environment, run_many, script, text_file
 
-from dpfl_mpi.api import model
-from dpfl_mpi.results import Result
+from dpfl_mpi import Result
 from dpfl_mpi.streams import stream
 
 EXAMPLES = ROOT / "examples"
@@ -56,7 +55,7 @@ def test_lora_over_a_backbone_of_other_clients(folder, runs, on_two_ranks, resul
     assert one.file["meta"].attrs["parameters"] == 4 * (64 + 64) + 4 * (64 + 10)
     sizes = {name: values.shape for name, values in one.state_dict(0).items()}
     assert sizes == {"1.a": (4, 64), "1.b": (64, 4), "3.a": (4, 64), "3.b": (10, 4)}
-    assert (model(one, 2).network[1].weight == base["fc1.weight"]).all()
+    assert (Result(one.path).model(2).network[1].weight == base["fc1.weight"]).all()
     assert 0.8 < one.mean("round/test_acc")[0] < one.test_acc
     assert starts.same(one.path, on_two_ranks["lora"])
     torch.save({name: base[name] + 1 for name in base}, folder / "base.new")

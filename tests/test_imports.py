@@ -124,9 +124,9 @@ def test_light_rooms_and_resolving_a_run_load_nothing_heavy():
 import importlib, sys, dpfl_mpi.__main__
 assert not {{'yaml', 'h5py'}} & set(sys.modules)
 for module in {light}: importlib.import_module(module)
-from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import names
-for d in names('dataset'):
-    for m in names('method'):
+from dpfl_mpi.settings import Run; from dpfl_mpi.plugins import shipped
+for d in shipped('dataset'):
+    for m in shipped('method'):
         Run(dataset=d, method=m).resolve()
 Run().slug()
 print(sorted(set({HEAVY}) & set(sys.modules)))"""

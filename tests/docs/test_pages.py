@@ -16,12 +16,11 @@ import pytest
 import torch
 from launch import ROOT, ended, mpirun, refused, run_here, run_many, script, text_file
 
-from dpfl_mpi import api, plugins
+from dpfl_mpi import Result, plugins
 from dpfl_mpi.datasets._pickles import unpickle
 from dpfl_mpi.federation import Federation
 from dpfl_mpi.methods import Method
 from dpfl_mpi.numerics.cpu import LIBRARY
-from dpfl_mpi.results import Result
 from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import to_flags
@@ -289,15 +288,14 @@ def test_the_model_and_the_data_of_the_page_run(tmp_path, result_of):
     result = result_of(fields | {"method": "fedrep"}, save_models=True)
     assert result["best/test_acc"].mean() > 0.75  # each client has two classes
     images = np.full((3, 8, 8, 1), 7, np.uint8)  # NumPy's or PyTorch's
-    model = api.model(result, 1)  # the process that ran it need not name the file again
+    model = Result(result.path).model(1)  # the process that ran it need not name the file again
     outputs = model(images)
     assert result.run.model == path and outputs.shape == (3, 10)
     assert torch.equal(outputs, model(torch.from_numpy(images)))
     plugins.ADMITTED.clear()
-    with Result(result.path) as result:
-        name_it = "own; name it with --model ..., in Python model(result, k, code=...)"
-        refused(name_it, api.model, result, 1)
-        assert torch.equal(outputs, api.model(result, 1, code=str(path))(images))
+    name_it = "own; name it with --model ..., in Python Result(path, model=...)"
+    refused(name_it, Result(result.path).model, 1)
+    assert torch.equal(outputs, Result(result.path, model=str(path)).model(1)(images))
     deep = result_of(fields | {"rounds": 0, "tau_init": 0, "model_options": {"layers": 3}})
     parameters = (9 + 1 + 2) * 16 + (16 * 9 + 1 + 2) * 32 + (32 * 9 + 1 + 2) * 64 + 65 * 10
     assert deep.file["meta"].attrs["parameters"] == parameters
