@@ -1,5 +1,10 @@
-"""Reads a results file: one HDF5 file per Run, finished or running.
+"""Reads results files: one HDF5 file per Run, finished or still running.
 
+A Run is the settings that decide the numbers; its key has those that differ from their defaults. A
+Job is where and how it is computed. Users and figures open a `Result`; the functions below it tell
+the engine whether a Run has been computed. Arrays have the names of `schema.LAYOUT`. Axes: N
+clients, C classes, T + 1 rounds, where row 0 is after preprocessing and before round 1. Benign
+clients are those that averages count: no attackers, no flipped labels, no newcomers.
 Each write replaces the whole file, so it can be opened after a kill at any moment.
 """
 
@@ -32,34 +37,34 @@ from dpfl_mpi.storage.lock import Lock
 if TYPE_CHECKING:
     import pandas as pd
 
-# scores, and their names in words
+# the scores of a model, and what tables call them
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1"}
 METRICS |= {"auc": "AUC"}
-# flags of a Job that add arrays to a result, and one of those arrays
-ADDS = {"save_models": "model/best", "mixed": "mixed/test_acc"}
+# flags of a Job that add arrays to a result, each with one array that it adds
+ARRAY_OF_FLAG = {"save_models": "model/best", "mixed": "mixed/test_acc"}
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What a `methods.Method` declares, stored so that readers import no method."""
+    """What a method says of itself, stored in the result so that readers import no method."""
 
-    title: str = ""
-    look: str = ""
-    citation: str = ""
-    topology: str = "graph"
-    searches: bool = True
-    finetunes: bool = True
-    given: bool = False
-    models: int = 1
-    unread: list[str] = field(default_factory=list)
+    title: str = ""  # in tables
+    look: str = ""  # of its curve in figures: colour, line and marker
+    citation: str = ""  # BibTeX
+    topology: str = "graph"  # between whom models move: "none", "server" or "graph"
+    searches: bool = True  # the greedy search chooses the graph
+    finetunes: bool = True  # its models may be fine-tuned after the last round
+    given: bool = False  # the user gives the graph (--graphs)
+    models: int = 1  # that each client trains in a round
+    unread: list[str] = field(default_factory=list)  # settings that it does not read
 
 
 def declared(run: Any) -> Declared:
     """Return what the method of a resolved Run declares."""
-    known = run.declared["method"]
-    if "look" not in known:  # of an older result
-        known = known | {"look": f"{known['colour']} {known['line']} {known['marker']}"}
-    return Declared(**{name: known[name] for name in vars(Declared()) if name in known})
+    stored = run.declared["method"]
+    if "look" not in stored:  # older results store the parts of a look one by one
+        stored = stored | {"look": f"{stored['colour']} {stored['line']} {stored['marker']}"}
+    return Declared(**{name: stored[name] for name in vars(Declared()) if name in stored})
 
 
 class Result(AbstractContextManager["Result"]):
@@ -92,18 +97,18 @@ class Result(AbstractContextManager["Result"]):
                 raise ValueError
             self.run, self.key = stored_run(self.file.attrs)
             self.method: Declared = declared(self.run)
-            on_error.pop_all()
+            on_error.pop_all()  # all is well: the file stays open
 
     def __repr__(self) -> str:
-        known = np.isfinite(self.test_acc)
-        accuracy = f"{100 * self.test_acc:.2f} %" if known else "not known yet"
+        scored = np.isfinite(self.test_acc)
+        accuracy = f"{100 * self.test_acc:.2f} %" if scored else "not known yet"
         return f"<{title(self)}: {self.state}, test accuracy {accuracy}, {self.path}>"
 
     @property
     def state(self) -> str:
         """ "finished", "running, round t" or "stopped after round t".
 
-        A run is running while it holds the lock.
+        The process that computes a Run holds the lock of its file; without it, it was killed.
         """
         if self.finished:
             return "finished"
@@ -124,7 +129,7 @@ class Result(AbstractContextManager["Result"]):
 
     @property
     def benign(self) -> np.ndarray:
-        """Clients that count in averages, bool `[N]`: no flipped labels, attackers or newcomers."""
+        """Which clients count in averages, bool `[N]`."""
         out = np.ones(len(self["client/p"]), bool)
         for name in ("client/flipped", "client/liars", "client/newcomers"):
             if name in self:
@@ -149,23 +154,23 @@ class Result(AbstractContextManager["Result"]):
         return self.rows("client/group") if "client/group" in self else None
 
     def named(self) -> dict[str, np.ndarray]:
-        """Return the clients' `name` and `group`, texts `[N]`, as far as the data have them."""
+        """Return the arrays `name` and `group` of the clients, as far as the data have them."""
         names = {name: f"client/{name}" for name in ("name", "group")}
         return {name: self[array] for name, array in names.items() if array in self}
 
     def by_group(self) -> dict[str, float]:
-        """Return the mean test accuracy of each group's benign clients, percent, in their order.
+        """Return each group's mean test accuracy over its benign clients, in percent.
 
-        It is nan where none of them was scored, and empty where the data have no groups.
+        It is nan where none of them was scored. Data without groups give an empty dict.
         """
         if (groups := self.groups) is None:
             return {}
         values = np.where(self.benign, 100 * self["best/test_acc"], np.nan)
-        return {str(g): float(mean(values[groups == g])) for g in np.unique(groups)}
+        return {str(group): float(mean(values[groups == group])) for group in np.unique(groups)}
 
     @property
     def class_names(self) -> list[str]:
-        """The names of the classes, their numbers where the result does not list names."""
+        """The names of the classes; their numbers where the result does not list names."""
         classes = self["client/class_counts"].shape[1]
         names = list(map(str, self.listed("class_names")))
         return names if len(names) == classes else list(map(str, range(classes)))
@@ -179,15 +184,15 @@ class Result(AbstractContextManager["Result"]):
         return self.rows(name)
 
     def rows(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """Return some rows of an array, or all of it; type, shape and range are checked."""
+        """Return some rows of an array, or all of it, with type, shape and range checked."""
         if name not in ARRAYS or name not in self.hdf5:
             raise UserError(f"{self.path} has no {name}; it has {', '.join(sorted(self.arrays()))}")
-        kinds, axes, low, high = ARRAYS[name]
-        shape = schema.shape(axes, self.run, self.finished)
-        return self.hdf5.array(name, kinds, shape, low, high, rows)
+        layout = ARRAYS[name]
+        shape = schema.shape(layout.axes, self.run, self.finished)
+        return self.hdf5.array(name, layout.kinds, shape, layout.low, layout.high, rows)
 
     def stored(self, name: str) -> Any:
-        """Return an array of `LAYOUT` as an h5py data set, unread."""
+        """Return an array as an h5py data set, of which nothing is read yet."""
         layout = ARRAYS[name]
         shape = schema.shape(layout.axes, self.run, self.finished)
         return self.hdf5.dataset(name, layout.kinds, shape)
@@ -201,7 +206,7 @@ class Result(AbstractContextManager["Result"]):
             return str(self.file["meta"].attrs[name])
 
     def listed(self, name: str) -> list[Any]:
-        """Return class_names, mean or std of the data, lists in /meta; empty if it has none."""
+        """Return `class_names`, `mean` or `std` of the data, which are lists in /meta, or []."""
         with self.hdf5.reading(f"the attribute {name} of meta"):
             if name not in self.file["meta"].attrs:
                 return []
@@ -214,16 +219,18 @@ class Result(AbstractContextManager["Result"]):
     @without_inner_frames
     def chosen(self, t: int) -> CollaborationGraph:
         """Return the graph of round t; round 0 is Omega. Only that round is read."""
-        indptr_TN, senders_E = (self.stored(f"graph/chosen/{n}") for n in ("indptr", "senders"))
-        if t not in range(len(indptr_TN)):
-            allowed = f"allowed are 0 to {len(indptr_TN) - 1}"
+        indptr_of_rounds = self.stored("graph/chosen/indptr")  # [T+1, N+1]
+        senders_of_rounds = self.stored("graph/chosen/senders")  # of all rounds, one after another
+        if t not in range(len(indptr_of_rounds)):
+            allowed = f"allowed are 0 to {len(indptr_of_rounds) - 1}"
             raise UserError(f"round {t!r} is not in {self.path}; {allowed}")
         with self.hdf5.reading("graph/chosen"):
-            indptr = indptr_TN[t]
-            senders = senders_E[indptr[0] : indptr[-1]]
+            indptr = indptr_of_rounds[t]
+            senders = senders_of_rounds[indptr[0] : indptr[-1]]
         return self._graph("graph/chosen", indptr - indptr[0], senders)
 
     def _graph(self, name: str, indptr: np.ndarray, senders: np.ndarray) -> CollaborationGraph:
+        """Return the graph in which client k receives from senders[indptr[k] : indptr[k + 1]]."""
         n = len(indptr) - 1
         senders = senders.astype(np.int64)
         valid = n >= 0 and indptr[0] == 0 and indptr[-1] == len(senders)
@@ -233,7 +240,7 @@ class Result(AbstractContextManager["Result"]):
 
     @without_inner_frames
     def graph(self, t: int) -> np.ndarray:
-        """Return bool `[N, N]`: (k, j) if client k averaged with client j in round t.
+        """Return bool `[N, N]`: entry (k, j) says whether client k averaged with j in round t.
 
         With --ggc_off_rounds skip, a round without averaging repeats the one before.
         """
@@ -241,34 +248,35 @@ class Result(AbstractContextManager["Result"]):
 
     @property
     def last_round(self) -> int:
-        """Number of the last round that is recorded completely, -1 before there is one."""
+        """The last round that is recorded completely, -1 before there is one."""
+        # a kill may have left a row in some arrays only
         names = ["round/number"] if self.finished else OVER_ROUNDS
         rows = min((len(self.stored(name)) for name in names if name in self), default=0)
-        # in rounds_done fine-tuning epochs continue the count, but they are no rounds
+        # rounds_done also counts the epochs of fine-tuning, which are no rounds
         return max(-1, min(self.hdf5.attribute("rounds_done", int), rows - 1))
 
     def check_begun(self) -> None:
         """Raise `UserError` if no round is recorded yet."""
         if self.last_round < 0:
             running = self.state.startswith("running")
-            how = "is running" if running else "was stopped; the same command starts it again"
-            raise UserError(f"{self.path} {how}: no round is recorded yet")
+            state = "is running" if running else "was stopped; the same command starts it again"
+            raise UserError(f"{self.path} {state}: no round is recorded yet")
 
     def mean(self, name: str) -> np.ndarray:
         """Return the mean of an array `[T+1, N]` over benign clients' finite values, `[T+1]`."""
         return mean(self[name][: self.last_round + 1].compress(self.benign, 1))
 
     def local_epochs(self) -> np.ndarray:
-        """Return the local epochs of a client up to each round, over all its models, `[T+1]`."""
+        """Return a client's local epochs up to each round, of all its models together, `[T+1]`."""
         return np.multiply(self["round/epochs"], self.method.models)
 
     def all_epochs(self) -> int:
-        """Return the local epochs of a client over all its models, fine-tuning included."""
+        """Return a client's local epochs in the whole run, fine-tuning included."""
         tuned = self.run.finetune_epochs if "finetune/epochs" in self else 0
         return int(self.local_epochs()[self.last_round]) + tuned
 
     def by_round(self) -> dict[str, np.ndarray]:
-        """Return what `curves` has, as arrays `[T+1]` by name; empty before there is a round."""
+        """Return the columns of `curves`, arrays `[T+1]`; empty before there is a round."""
         rows = self.last_round + 1
         if not rows:
             return {}
@@ -277,8 +285,9 @@ class Result(AbstractContextManager["Result"]):
         out |= {name: self.mean(f"round/{name}") for name in means}
         out["edges"] = np.diff(self["graph/chosen/indptr"][:rows], axis=1).sum(1)
         out["models_received"] = self["traffic/models_received"][:rows].mean(1)
+        # column 1 is the mean of the ranks
         out["seconds"] = sum(self[f"seconds/{phase}"][:rows, 1] for phase in PHASES)
-        if "network/end" in self:
+        if "network/end" in self:  # a round ends with its last client
             out["hours"] = np.maximum.accumulate(self["network/end"][:rows].max(1)) / 3600
         if "traffic/bytes_sent" in self:
             out["bytes_sent"] = self["traffic/bytes_sent"][:rows].mean(1)
@@ -289,8 +298,8 @@ class Result(AbstractContextManager["Result"]):
         """Return one row per round; round 0 is after preprocessing.
 
         Losses and accuracies (0 to 1) are means over benign clients, models_received and
-        bytes_sent over all clients. epochs counts all models of a client, edges the round's
-        graph. seconds are those of a rank, waiting included; hours (--network) are simulated.
+        bytes_sent over all clients. epochs are those of all models of a client, edges those of
+        the round's graph. seconds are a rank's, waiting included; hours (--network) are simulated.
         """
         return data_frame(self.by_round(), "round")
 
@@ -306,7 +315,7 @@ class Result(AbstractContextManager["Result"]):
         return data_frame(self.by_client(), "client")
 
     def by_client(self) -> dict[str, np.ndarray]:
-        """Return what `to_pandas` has, as arrays `[N]` by name."""
+        """Return the columns of `to_pandas`, arrays `[N]`."""
         columns = self.named()
         for name in self.arrays():
             group, _, rest = name.partition("/")
@@ -320,15 +329,17 @@ class Result(AbstractContextManager["Result"]):
         return columns
 
     def liars_chosen(self) -> np.ndarray:
-        """Return whether the sender lies, for each edge to a benign client in rounds 1 to T.
+        """Return for each edge to a benign client, in rounds 1 to T, whether the sender attacks.
 
         It is bool `[edges]`, and empty without --attack.
         """
         out = [np.zeros(0, bool)]
         if "client/liars" in self:
-            liars, benign = self["client/liars"].astype(bool), self.benign
-            graphs = (self.chosen(t) for t in range(1, self.last_round + 1))
-            out += [liars[graph.senders[benign[graph.receivers()]]] for graph in graphs]
+            is_liar = self["client/liars"].astype(bool)
+            for t in range(1, self.last_round + 1):
+                graph = self.chosen(t)
+                to_benign = self.benign[graph.receivers()]
+                out.append(is_liar[graph.senders[to_benign]])
         return np.concatenate(out)
 
     @without_inner_frames
@@ -344,38 +355,39 @@ class Result(AbstractContextManager["Result"]):
         if "best/confusion" not in self:
             reason = f"{metric} needs the confusion matrices, which are written at the end"
             raise UserError(f"{self.path} is {self.state}: {reason}")
-        if metric == "auc":  # of older results unknown
-            known = "best/test_auc" in self
-            return self["best/test_auc"] if known else np.full(self.run.clients, np.nan)
+        if metric == "auc":  # which older results lack
+            has_auc = "best/test_auc" in self
+            return self["best/test_auc"] if has_auc else np.full(self.run.clients, np.nan)
         return score(self["best/confusion"], metric)
 
     @without_inner_frames
     def state_dict(self, client: int) -> dict[str, np.ndarray]:
-        """Return a client's best model: arrays float32 by layer name.
+        """Return a client's best model: float32 arrays by layer name.
 
         `module.load_state_dict({k: torch.from_numpy(v) ...})` takes it. All are 0 for a client
         that was never scored, whose `/best/round` is -1.
         """
         if "model/best" not in self:
             raise UserError(f"{self.path} holds no models; run with --save_models")
-        rows_ND = self.stored("model/best")
-        if client not in range(len(rows_ND)):
-            allowed = f"allowed are 0 to {len(rows_ND) - 1}"
+        models = self.stored("model/best")  # one row of D parameters per client
+        if client not in range(len(models)):
+            allowed = f"allowed are 0 to {len(models) - 1}"
             raise UserError(f"client {client!r} is not in {self.path}; {allowed}")
         names, shapes = (self.hdf5.json(name, list, "model") for name in ("names", "shapes"))
         with self.hdf5.reading("model/best"):
+            # the row has the layers one after the other
             ends = np.cumsum([math.prod(shape) for shape in shapes])
-            layers = zip(names, shapes, np.split(rows_ND[client], ends[:-1]), strict=True)
+            layers = zip(names, shapes, np.split(models[client], ends[:-1]), strict=True)
             return {name: values.reshape(shape) for name, shape, values in layers}
 
     @functools.cached_property
     @without_inner_frames
     def source(self) -> Source:
-        """The data of the run, from the file that the run names; `UserError` if they differ."""
-        own, name = codes(self.run.contents).get("dataset"), self.run.dataset
-        if own and own != admitted("dataset", name):
-            how = f"name it with --dataset ({name}), in Python Result(path, dataset=...)"
-            raise UserError(f"the run's data set is code of its own; {how}")
+        """The data of the run, from where the run had them; `UserError` if they differ now."""
+        stored_code, name = codes(self.run.contents).get("dataset"), self.run.dataset
+        if stored_code and stored_code != admitted("dataset", name):
+            mend = f"name it with --dataset ({name}), in Python Result(path, dataset=...)"
+            raise UserError(f"the run's data set is code of its own; {mend}")
         source = open_source(self.run)
         if source.sha256 != self.fact("data_sha256"):
             raise UserError(f"{self.run.data} does not hold the data of {self.path}")
@@ -403,12 +415,13 @@ class Result(AbstractContextManager["Result"]):
     def differences(a: Result, b: Result) -> list[str]:
         """Return the names of the arrays that differ in a bit, or that one result lacks.
 
-        Provenance is left out, and so are arrays that only one has by --save_models or --mixed.
+        Times and other provenance are left out, and so are arrays that only one result has because
+        of --save_models or --mixed.
         """
         names_a, names_b = ({n for n in r.arrays() if not n.startswith(EXEMPT)} for r in (a, b))
         out = sorted(n for n in names_a ^ names_b if not n.startswith(ADDED))
         for name in sorted(names_a & names_b):
-            x, y = a[name], b[name]
+            x, y = a[name], b[name]  # compared as bytes, so that nan equals nan
             if (x.shape, x.dtype, x.tobytes()) != (y.shape, y.dtype, y.tobytes()):
                 out.append(name)
         return out
@@ -422,16 +435,16 @@ class Result(AbstractContextManager["Result"]):
 def title(result: Result) -> str:
     """Return the settings that matter most, as one line."""
     run, limit = result.run, limit_text(result.run)
-    where = f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients"
-    return f"{where}, {limit and f'{limit}, '}{run.rounds} rounds, seed {run.seed}"
+    what = f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients"
+    return f"{what}, {limit and f'{limit}, '}{run.rounds} rounds, seed {run.seed}"
 
 
 def limit_text(run: Resolved) -> str:
-    """Return what names a Run's graph: B_c, or the --graphs that decide it; "" without one."""
-    about = declared(run)
-    if about.topology != "graph":
+    """Return what limits a Run's graph: its budget B_c, or the given graph; "" without a graph."""
+    method = declared(run)
+    if method.topology != "graph":
         return ""
-    return Path(str(run.graphs)).stem if about.given else f"B_c = {run.typed_budget}"
+    return Path(str(run.graphs)).stem if method.given else f"B_c = {run.typed_budget}"
 
 
 def data_frame(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
@@ -443,14 +456,14 @@ def data_frame(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
 
 
 def is_torn(path: Path) -> bool:
-    """Return whether an unreadable file begins as HDF5: a checkpoint may replace it."""
+    """Return whether an unreadable file begins as HDF5: so it is ours, torn by a kill."""
     with suppress(UserError), open_regular(path) as file:
         return file.read(8) == b"\x89HDF\r\n\x1a\n"
     return False
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise `UserError` if --fresh would replace something else than a result."""
+    """Raise `UserError` if the file that --fresh would replace is not a result."""
     replaceable = not os.path.lexists(path)
     with suppress(UserError), Hdf5(path, "a result") as hdf5:
         is_result = {"run", "schema", "state"} <= set(hdf5.file.attrs)
@@ -468,25 +481,26 @@ def score(confusion: np.ndarray, metric: str) -> np.ndarray:
     counts = np.asarray(confusion, np.float64)
     right = np.diagonal(counts, axis1=-2, axis2=-1)
     true, predicted = counts.sum(-1), counts.sum(-2)
-    # the mean is over the classes of the client's images; F1 also counts predicted classes
-    if metric == "balanced_accuracy":
+    if metric == "balanced_accuracy":  # mean of the recalls of the classes that the images have
         return mean(ratio(right, true))
-    return mean(ratio(2 * right, true + predicted))
+    return mean(ratio(2 * right, true + predicted))  # F1 of these and of the classes predicted
 
 
 def auc(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Return the area under the ROC curve of a class against the rest, from 0 to 1.
+    """Return the area under the ROC curve, mean over the classes of the images, from 0 to 1.
 
-    Images are ordered by the probability of the class; ties count a half. The mean is over the
-    classes of the images; nan if there is one class alone. Logits are `[S, C]`.
+    Each class is told from all others by its probability. The area is the chance that an image of
+    the class has a higher one than an image of another class; ties count a half. It is nan if all
+    images are of one class. `logits` are `[M, C]` for M images.
     """
-    x = logits.astype(np.float64)
-    probability = np.exp(x - x.max(1, keepdims=True))
-    probability /= probability.sum(1, keepdims=True)
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(1, keepdims=True)
+    probability = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
     areas = [math.nan]
     for c in np.unique(labels):
-        _, place, counts = np.unique(probability[:, c], return_inverse=True, return_counts=True)
-        rank = (np.cumsum(counts) - (counts - 1) / 2)[place]
+        # Mann and Whitney: the area follows from the ranks of the class's images, from 1 to M
+        _, index, counts = np.unique(probability[:, c], return_inverse=True, return_counts=True)
+        rank = (np.cumsum(counts) - (counts - 1) / 2)[index]  # equal values share their mean rank
         of_class = labels == c
         n, others = int(of_class.sum()), int((~of_class).sum())
         if others:
@@ -506,30 +520,38 @@ def mean(values: np.ndarray) -> np.ndarray:
 
 
 def result_of(key: Mapping[str, Any], path: Path) -> Result:
-    """Return the result at a path named after the Run of a key; `UserError`: it is another's."""
+    """Return the result at a path, open; `UserError` if it is not of the Run that has this key."""
     result = Result(path)
-    differing = sorted(n for n in {*key, *result.key} if key.get(n) != result.key.get(n))
-    if differing:
+    if differing := differing_fields(key, result.key):
         result.close()
-        raise UserError(f"{path} holds another Run (different: {', '.join(differing)})")
+        names = ", ".join(sorted(differing))
+        raise UserError(f"{path} holds another Run (different: {names})")
     return result
 
 
-def changed_code(run: Resolved, path: Path) -> str:
-    """Return how code of one's own differs from that of a result which is the same Run otherwise.
+def differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> set[str]:
+    return {name for name in {*a, *b} if a.get(name) != b.get(name)}
 
-    "" where there is no such result beside `path`.
+
+def changed_code(run: Resolved, path: Path) -> str:
+    """Return a note which parts of the user's own code were edited since an earlier result.
+
+    That result lies beside `path`, and its Run differs in the content of this code alone: the user
+    should know that it will not be continued. "" where there is no such result.
     """
-    key, own = run.key(), codes(run.contents)
+    key, own_code = run.key(), codes(run.contents)
+    # their names differ in the last digits alone, a hash of the key
     pattern = glob.escape(path.stem[:-HEX]) + "?" * HEX + ".h5"
-    for other in path.parent.glob(pattern) if own else ():
+    for other in path.parent.glob(pattern) if own_code else ():
         with suppress(UserError), Result(other) as result:
-            differing = {n for n in {*key, *result.key} if key.get(n) != result.key.get(n)}
-            same_files = all(getattr(run, k) == getattr(result.run, k) for k in differing & {*own})
-            if differing and differing <= {*own} and same_files:
-                declared = result.run.declared
-                then = {n: d for k in differing for n, d in declared[k].get("parts", {}).items()}
-                now = {n: d for k in differing for n, d in run.declared[k]["parts"].items()}
+            kinds = differing_fields(key, result.key)  # such as "method"
+            if not kinds or not kinds <= {*own_code}:
+                continue
+            if all(getattr(run, kind) == getattr(result.run, kind) for kind in kinds):  # its path
+                then, now = dict[str, str](), dict[str, str]()  # hashes of functions and classes
+                for kind in kinds:
+                    then |= result.run.declared[kind].get("parts", {})
+                    now |= run.declared[kind]["parts"]
                 return f"{changes(now, then)} ({other}): this is another Run"
     return ""
 
@@ -537,19 +559,20 @@ def changed_code(run: Resolved, path: Path) -> str:
 def check_current(result: Result, run: Resolved, job: Job) -> None:
     """Raise `UserError` if a finished result of this Run is not what the Run would give now.
 
-    It may lack what the Job adds, or be of other numerics or data. Data that are gone do not count.
+    It may lack arrays that the Job asks for, or be computed by other numerics or from other data.
+    Data that no longer exist cannot be compared, and are no error.
     """
     done = f"{result.path} is finished and was computed"
     anew = "choose another --out, or compute it anew with --fresh"
-    absent = [flag for flag, name in ADDS.items() if getattr(job, flag) and name not in result]
-    if absent:
-        lacks = " and ".join(f"--{flag}" for flag in absent)
+    asked = [flag for flag in ARRAY_OF_FLAG if getattr(job, flag)]
+    if absent := [f"--{flag}" for flag in asked if ARRAY_OF_FLAG[flag] not in result]:
+        lacks = " and ".join(absent)
         raise UserError(f"{done} without {lacks}; --fresh computes it anew, with it")
     numerics = result.hdf5.attribute("numerics", int, "meta")
     if numerics != NUMERICS:
         of = f"version {numerics} of the numbers; it is {NUMERICS} now (see CHANGELOG.md)"
         raise UserError(f"{done} under {of}: {anew}")
-    if run.data and not hasattr(run.found("dataset"), "load"):
+    if run.data and not hasattr(run.found("dataset"), "load"):  # data in a prepared file
         then = now = result.hdf5.attribute("data_sha256", str, "meta", "")
         with suppress(UserError), Hdf5(Path(run.data), "a prepared file") as file:
             now = file.attribute("sha256", str, default=then)
@@ -561,10 +584,11 @@ def check_current(result: Result, run: Resolved, job: Job) -> None:
 def date_finished(
     run: Resolved, key: Mapping[str, Any], path: Path, job: Job, has_copy: bool
 ) -> str | None:
-    """Return when a result was finished ("": unknown), None where it is not there or not finished.
+    """Return when the result of a Run was finished, None if it is not there or not finished.
 
-    A torn one counts as not there if a checkpoint `has_copy` of what it recorded. Raises
-    `UserError` where it is not what the Run would give now, or another file is in the way.
+    The date is "" if the result does not say it. A file torn by a kill counts as not there if a
+    checkpoint `has_copy` of what it recorded. Raises `UserError` where a finished result is not
+    what the Run would give now, or another file is in the way.
     """
     if not os.path.lexists(path):
         return None
