@@ -1,5 +1,9 @@
 """`Run` holds every setting that decides a number, a field each. `resolve` fills in the defaults.
 
+A resolved Run has a key: the fields that differ from the defaults below, and hashes of the files
+and of the user's own code that it names. The key decides the name of the results file; two Runs
+with one key have the same numbers. A value such as the budget "0.1N" is typed as a text, which
+`values.parse` turns into a `Text`.
 A laptop can compute the name of a result, too, `Run(...).resolve().path("results")`: this package
 imports neither torch nor MPI, and neither do the data sets and methods whose defaults it reads.
 """
@@ -32,21 +36,23 @@ from dpfl_mpi.settings.values import (
 )
 
 NUMERICS = 1  # raised by hand when numbers change: it is part of each result's name
-HEX = 8  # digits at the end of a result's name, which change with an edited file
+HEX = 8  # digits at the end of a result's name: a hash of the key
 REPEATED = ("seed", "partition_seed", "data", "preset")  # may differ between repetitions of a Run
-UNREAD = {"budget": 1, "tau_init": 0}  # of fields a method does not read; others: their default
-PREPARED = "prepared"  # in place of the hash of code that `prepare` alone executes
+# what a field holds that the method does not read; fields that are not here: their default
+UNREAD = {"budget": 1, "tau_init": 0}
+PREPARED = "prepared"  # stands for the hash of a data set's code where only `prepare` executes it
 NOTHING: Mapping[str, str] = MappingProxyType({})
-# fields of older results, with the one value that is still computed
+# fields that are gone, with their value in older results that can still be read
 REMOVED = {"averaging": "synchronous", "missing_classes": 0, "beta1": 0.9, "beta2": 0.999}
 REMOVED |= {"ggc_repeats": 1, "lr_step": 30, "lr_gamma": 0.1, "lr_final": 0.0}
 DATA, MODEL, METHOD, GRAPH, LIMITS, NETWORK, OPTIMISER, SCORING = (
     partial(field, group)
     for group in ["data", "model", "method", "graph", "limits", "network", "optimiser", "scoring"]
 )
+# ranges of fields
 SEEDS = {"low": 0, "high": 2**32 - 1}
 SHARE = {"low": 0, "high": 1, "what": "a share"}
-SOME = {"above": 0, "high": 1, "what": "a share"}
+POSITIVE = {"above": 0, "high": 1, "what": "a share"}
 
 
 def option(default: Any, text: str, tuning: bool = False, **limits: float) -> Any:
@@ -59,9 +65,10 @@ def option(default: Any, text: str, tuning: bool = False, **limits: float) -> An
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything that decides the numbers.
+    """Everything that decides the numbers: a default, the text of --help and a range per field.
 
-    A field whose default is `None` has the paper's value for the data set once it is resolved.
+    A field whose default is `None` gets the paper's value for the data set when it is resolved.
+    `of` names the partitions that read a field, `when` another field and its values.
     """
 
     # fmt: off
@@ -111,7 +118,7 @@ class Run:
 
     reach: Any = LIMITS(
         None, "whom a client can receive from: geometric:R, sites:S, groups:0,1;2,3 or a file")
-    participation: float = LIMITS(1.0, "share of the clients that take part in a round", **SOME)
+    participation: float = LIMITS(1.0, "share of the clients that take part in a round", **POSITIVE)
     available: Any = LIMITS(None, "file with a line per round, 0 or 1 per client")
     flip_share: float = LIMITS(0.0, "share of the clients with labels C - 1 - y", **SHARE)
     flipped_run_ggc: bool = LIMITS(True, "clients with flipped labels choose and average too")
@@ -147,7 +154,7 @@ class Run:
     metric: Literal["sample", "batch"] = SCORING(
         "sample", "average over images, or over mini-batches as in the authors' code")
     search_share: float = SCORING(
-        1.0, "share of the validation images that only the search uses", **SOME)
+        1.0, "share of the validation images that only the search uses", **POSITIVE)
     patience: int = SCORING(
         0, "a client stops after so many rounds without a better model (0: never)", low=0)
     tie: Literal["latest", "earliest"] = SCORING("latest", "which of equally good rounds counts")
@@ -164,41 +171,42 @@ class Run:
     def resolve(self, gone: Mapping[str, str] = NOTHING) -> "Resolved":
         """Return the Run with all defaults filled in, its fields checked and its files read.
 
-        Files in `gone` are not read: it has their SHA-256, as `Resolved.contents` of a result. A
+        Files of the fields in `gone` are not read, because they are gone: it has their SHA-256. A
         value that is not allowed is a `UserError`.
         """
+        # what the Run names is the package's own, or the user's code, which has a hash
         code = {kind: admit(kind, getattr(self, kind)) for kind in ("dataset", "method")}
         dataset, method = find("dataset", self.dataset), find("method", self.method)
         check(self)
-        filled = filled_in(self, dataset, method)
+        filled = fill_in(self, dataset, method)
         code["model"] = admit("model", filled["model"])
         filled["model_options"] = model_options(filled["model"], self.model_options)
-        filled = only_read(filled)
-        budget = parse("budget", filled["budget"])
-        filled = {
-            name: schema.read(Run, name, value) for name, value in valued(filled, gone).items()
-        }
+        filled = reset_unread(filled)
+        typed_budget = parse("budget", filled["budget"])
+        parsed = parse_texts(filled, gone)
+        filled = {name: schema.read(Run, name, value) for name, value in parsed.items()}
         check_method(filled, method)
         code = {kind: sha256 for kind, sha256 in code.items() if sha256}
-        # what was prepared counts by its content
-        by_data = code.get("dataset") and not hasattr(dataset, "load")
-        if by_data and getattr(dataset, "WEIGHTS", "pool") == "pool":
+        # Code that only prepares a file is known by the content of that file, unless it also
+        # decides the weights p_k.
+        only_prepares = code.get("dataset") and not hasattr(dataset, "load")
+        if only_prepares and getattr(dataset, "WEIGHTS", "pool") == "pool":
             code["dataset"] = PREPARED
-        known = contents(filled, dataset, gone)
-        if known.get("graphs") == "":
+        files = contents(filled, dataset, gone)
+        if files.get("graphs") == "":
             allowed = f"allowed are {', '.join(NAMED)}, a file of edges or a result"
             raise UserError(f"--graphs is {filled['graphs']}; there is no such file, {allowed}")
         declared = facts(filled, code, method, dataset)
-        if budget.kind == "fraction":
-            declared["budget"] = {"name": budget.text}
-        elif "high" in filled["budget"].fields and budget.kind == "file":
+        if typed_budget.kind == "fraction":
+            declared["budget"] = {"name": typed_budget.text}
+        elif "high" in filled["budget"].fields and typed_budget.kind == "file":
             declared["budget"] = {"most": filled["budget"].high}
-        run = Resolved(**filled, contents=known | code, declared=declared)
+        run = Resolved(**filled, contents=files | code, declared=declared)
         check(run)  # again: some defaults come from the module of the data set
         return run
 
     def untuned(self) -> "Resolved":
-        """Return the Run without fine-tuning, whose rounds are the same."""
+        """Return the same Run without fine-tuning at its end; all its rounds are the same."""
         run = self.resolve()
         return dataclasses.replace(run, finetune_epochs=0, options=run.options | run.tuning)
 
@@ -208,7 +216,8 @@ class Run:
         text = json.dumps({"numerics": NUMERICS, **run.key()}, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:HEX]
         budget = "-Bfile" if "budget" in run.contents else f"-B{run.budget}".replace(":", "-")
-        budget = "" if "budget" in run.declared.get("method", {}).get("unread", ()) else budget
+        if "budget" in run.declared.get("method", {}).get("unread", ()):
+            budget = ""
         names = f"{short(run.dataset)}-{run.partition.kind}-{short(run.method)}"
         return f"{names}{budget}-s{run.seed}-{digest}"
 
@@ -236,25 +245,27 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Resolved(Run):
-    """A Run that is a value: complete, checked, and its files are read.
+    """A Run whose fields are complete and checked, and whose files are read.
 
-    `None` are only fields that its partition does not read, and files that it does not name. What
-    its files hold is known on root alone, and not of a stored result: else a `LookupError`.
+    `None` are only fields that its partition does not read, and files that it does not name.
+    Rank 0 alone knows what its files hold; elsewhere, and in a Run that a result stores, asking
+    for it raises a `LookupError`.
     """
 
-    # SHA-256 of its files and its code, by field, as `key` has them
+    # SHA-256 of each file and of the user's own code, by the field that names it; part of the key
     contents: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"derived": True})
-    # what its method and code of one's own say of themselves, see `facts`
+    # what the method and the user's own code say of themselves: see `facts`
     declared: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, metadata={"derived": True}
     )
 
     def __post_init__(self) -> None:
-        """Parse the settings of a Run that was stored or sent by root: they are texts."""
+        """Parse settings that are still texts, as in a Run that was stored or sent by rank 0."""
         for name in PARSED:
             value = getattr(self, name)
             if not isinstance(value, Text | None):
                 object.__setattr__(self, name, parse(name, value))
+        # the largest budget of a file that is not read here
         most = self.declared.get("budget", {}).get("most")
         if most and not self.budget.fields:
             budget = dataclasses.replace(self.budget, fields={"high": most})
@@ -264,31 +275,31 @@ class Resolved(Run):
         return self
 
     def found(self, kind: str) -> Any:
-        """Return its `dataset`, `method` or `model`, as `plugins.find` does.
+        """Return the module of its `dataset` or `model`, or its `method`, a `methods.Method`.
 
-        Data that code of one's own has prepared are `arrays`: that code is not executed.
+        Data prepared by the user's own code are read as the data set `arrays`, without that code.
         """
         return find(kind, "arrays" if self.contents.get(kind) == PREPARED else getattr(self, kind))
 
     @property
     def deals_test(self) -> bool:
-        """Whether test sets are dealt out of the same pool as training sets."""
+        """Whether the clients' test sets come from the same pool of samples as training sets."""
         path, kind = self.partition.path, self.partition.kind
         return partition_file(path).get("pooled") is True if path else kind == "fedrep"
 
     @property
     def most_senders(self) -> int:
-        """The most senders that any client may average with: by B_c, and at most `most_asked`."""
+        """The most other clients that any client may average with: the budget limits it."""
         return min(self.budget.most(self.clients, self.budget_counts_self), self.most_asked)
 
     @property
     def most_asked(self) -> int:
-        """The most clients that a client asks for their models before it chooses."""
+        """The most clients whose models a client receives in order to choose among them."""
         return int(min(self.clients - 1, self.candidates))
 
     @property
     def typed_budget(self) -> str:
-        """B_c as it was typed: a share of the clients, or as `budget` has it."""
+        """B_c as it was typed, such as 0.1N, for which `budget` holds a number."""
         return str(self.declared.get("budget", {}).get("name", self.budget))
 
     @property
@@ -297,13 +308,16 @@ class Resolved(Run):
         return dict(self.declared.get("method", {}).get("tuning", {}))
 
     def key(self) -> dict[str, Any]:
+        for name, sha256 in self.contents.items():
+            if not sha256:
+                path = str(getattr(self, name)).removeprefix("file:")
+                if name == "data":
+                    raise no_data(self.dataset, path)
+                make = "make it with `python -m dpfl_mpi.describe --save PATH`"
+                raise UserError(f"--{name} is {path}; there is no such file: {make}")
         decisive = changed(self)
-        for name in (name for name, sha256 in self.contents.items() if not sha256):
-            path = str(getattr(self, name)).removeprefix("file:")
-            if name == "data":
-                raise no_data(self.dataset, path)
-            make = "make it with `python -m dpfl_mpi.describe --save PATH`"
-            raise UserError(f"--{name} is {path}; there is no such file: {make}")
+        # A preset has acted on other fields. Data count by their content. All options of the
+        # method count, except those of fine-tuning at their defaults.
         for name in ("preset", "data", "options"):
             decisive.pop(name, None)
         for name, value in self.options.items():
@@ -314,8 +328,8 @@ class Resolved(Run):
         return decisive | self.contents
 
 
-# the steps of `Run.resolve`; fields are dicts here, by name ---------------------------------------
-def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
+# the steps of `Run.resolve`; `filled` has the fields of the Run by name ---------------------------
+def fill_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     """Return all fields of a Run; open ones are filled in from its data set and its method."""
     if run.data is not None and hasattr(dataset, "load"):
         why = f"the data set {short(run.dataset)} makes its data itself, and reads no file"
@@ -333,14 +347,16 @@ def filled_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     if filled["graphs"] and "graphs" in method.unread:
         reads = "takes no given graph: leave it out, or choose dpsgd, random_graph or replay"
         raise UserError(f"--graphs is {filled['graphs']}; {short(run.method)} {reads}")
-    unread = [f for f in fields(run) if f.name in method.unread]
-    filled |= {f.name: UNREAD.get(f.name, f.default) for f in unread}
-    if method.given:
+    for f in fields(run):
+        if f.name in method.unread:
+            filled[f.name] = UNREAD.get(f.name, f.default)
+    if method.given:  # the given graph, and not the budget, limits who averages with whom
         filled |= {"budget": "inf", "graphs": filled["graphs"] or NAMED[0]}
     return filled | {"partition": parse("partition", filled["partition"])}
 
 
 def tuning_of(method: Any) -> dict[str, Any]:
+    """Return the defaults of the method's options that only fine-tuning reads."""
     options = dataclasses.fields(method.options)
     return {f.name: f.default for f in options if f.metadata.get("tuning")}
 
@@ -348,10 +364,10 @@ def tuning_of(method: Any) -> dict[str, Any]:
 def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the options of a model that differ from its defaults, or None.
 
-    So a default that is given changes no result's name.
+    An option that the user sets to its default thus changes no result's name.
     """
     if not given:
-        return None  # without loading the file of the model
+        return None  # without importing the model, and torch with it
     options = find("model", model).Options
     out = schema.options_given("model_options.", f"the model {short(model)}", options, given)
     defaults = {f.name: f.default for f in dataclasses.fields(options)}
@@ -359,6 +375,11 @@ def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any]
 
 
 def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
+    """Return the values of fields that the user leaves open.
+
+    They are the data set's (PAPER, or AUTHORS_CODE with that preset), except those that the user's
+    own data, the partition or the method decide.
+    """
     out = {**dataset.PAPER, "partition_seed": run.seed, "data": dataset.DATA}
     if run.preset == "authors_code":
         if not hasattr(dataset, "AUTHORS_CODE"):
@@ -367,11 +388,12 @@ def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
         out |= dataset.AUTHORS_CODE
     data = run.data or out["data"]
     if getattr(dataset, "OWN_DATA", False) and is_file(data):
+        # the file decides what the data set's module does not declare itself (SAID)
         least = out["min_samples"] if run.min_samples is None else run.min_samples
         usual = out["partition"] if "partition" in dataset.SAID else "natural"
         natural = str(run.partition or usual) == "natural"
-        known = own_defaults(str(data), natural, least)
-        out |= {name: value for name, value in known.items() if name not in dataset.SAID}
+        of_file = own_defaults(str(data), natural, least)
+        out |= {name: value for name, value in of_file.items() if name not in dataset.SAID}
     partition = parse("partition", run.partition or out["partition"])
     own_alpha = run.dataset not in shipped("dataset") and "dirichlet_alpha" in dataset.SAID
     if partition.kind == "dirichlet" and not own_alpha:
@@ -388,12 +410,13 @@ def defaults_of(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     return out
 
 
-def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields; those that this Run does not read have their defaults."""
+def reset_unread(filled: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields; those that another setting makes irrelevant have their defaults."""
     kind, out = filled["partition"].kind, dict(filled)
     for f in fields(Run):
+        of_another_partition = "of" in f.metadata and kind not in f.metadata["of"]
         other, *wanted = f.metadata.get("when", ("",))
-        if kind not in f.metadata.get("of", (kind,)) or (other and out[other] not in wanted):
+        if of_another_partition or (other and out[other] not in wanted):
             out[f.name] = f.default
     if kind == "file":
         out["partition_seed"] = out["seed"]  # nothing is drawn from it
@@ -402,10 +425,10 @@ def only_read(filled: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields with texts as values, and their files read, except those in `gone`."""
+def parse_texts(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields with texts parsed, and the files read that they name, but for `gone`."""
     n, rounds, flips = filled["clients"], filled["rounds"], filled["flip_share"]
-    bounds = {"reach": n, "drift": rounds}
+    bounds = {"reach": n, "drift": rounds}  # the largest number that each may name
     out = dict(filled)
     for name in PARSED:
         if filled[name] is not None or name in ("omega_period", "candidates"):
@@ -413,8 +436,8 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
     out["budget"] = out["budget"].resolved(n, filled["budget_counts_self"])
     for name in SHAPES:
         if out[name] and out[name].kind == "file" and name not in gone:
-            seconds = name == "churn" and filled["network"]
-            out[name] = with_file(name, out[name], n, -1 if seconds else rounds)
+            in_seconds = name == "churn" and filled["network"]  # simulated time, not rounds
+            out[name] = with_file(name, out[name], n, -1 if in_seconds else rounds)
     if out["candidates"] >= n - 1:  # it leaves out nobody
         out["candidates"] = math.inf
     if (attack := out["attack"]) and flips > 0:
@@ -424,32 +447,35 @@ def valued(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]
 
 
 def check_method(filled: Mapping[str, Any], method: Any) -> None:
-    """Raise `UserError` where filled-in fields exclude each other or its method cannot do one."""
-    name, graph = short(filled["method"]), method.topology == "graph"
-    asks = graph and (method.searches or method.asks_all)
-    lies = filled["attack"] and filled["attack"].falsifies
-    whole = method.asks_all or method.every_row
+    """Raise `UserError` where fields exclude each other, or the method cannot do what one asks."""
+    name, on_graph = short(filled["method"]), method.topology == "graph"
+    asks_to_choose = on_graph and (method.searches or method.asks_all)
+    falsifies = filled["attack"] and filled["attack"].falsifies
+    needs_whole_models = method.asks_all or method.every_row
+    few_candidates = filled["candidates"] < math.inf
+    # the rest of the sentence "--FIELD is VALUE; METHOD ..."
+    asks_nobody = "asks for no models to choose: allowed is inf"
     steps = f"takes steps of its own, allowed is {', '.join(method.optimizers)}"
     honest = f"sends more than models; allowed are {', '.join(HONEST)}"
     more = "sends more than models, of the same round: allowed is 0"
+    whole_models = "scores models as they come, which needs whole ones: allowed is all"
     clocks = "--network is not given: without clocks nothing is late, allowed is 0"
-    candidates = filled["candidates"] < math.inf
-    # a field, when its value is a mistake, and the rest of the sentence
+    # a field, whether a value that is not its empty one is a mistake, and the sentence
     rules = [
-        ("candidates", candidates and not asks, "asks for no models to choose: allowed is inf"),
+        ("candidates", few_candidates and not asks_to_choose, asks_nobody),
         ("optimizer", filled["optimizer"] not in method.optimizers, steps),
         ("finetune_epochs", not method.finetunes, "is scored by more than its model: allowed is 0"),
-        ("attack", lies and not method.sends_models, honest),
+        ("attack", falsifies and not method.sends_models, honest),
         ("staleness", not filled["network"], clocks),
         ("staleness", method.topology == "server", "has a server that waits for all: allowed is 0"),
         ("staleness", not method.sends_models, more),
         ("send", method.sends, "says itself what it sends: allowed is all"),
-        ("codec", not graph, "sends nothing along a graph: allowed is none"),
-        ("send", not graph, "sends nothing along a graph: allowed is all"),
-        ("send", whole, "scores models as they come, which needs whole ones: allowed is all"),
+        ("codec", not on_graph, "sends nothing along a graph: allowed is none"),
+        ("send", not on_graph, "sends nothing along a graph: allowed is all"),
+        ("send", needs_whole_models, whole_models),
     ]
-    for flag, wrong, why in rules:
-        if filled[flag] and wrong:
+    for flag, is_mistake, why in rules:
+        if filled[flag] and is_mistake:
             why = f" and {why}" if why is clocks else f"; {name} {why}"
             raise UserError(f"--{flag} is {filled[flag]}{why}")
 
@@ -457,13 +483,16 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
 def facts(
     filled: Mapping[str, Any], code: Mapping[str, str], method: Any, dataset: ModuleType
 ) -> dict[str, dict[str, Any]]:
-    """Return what readers of a result must know without executing its code, by kind of code."""
+    """Return what a result stores of its method and the user's own code, by kind of code.
+
+    Readers of the result need it, and do not execute that code.
+    """
     out: dict[str, dict[str, Any]] = {k: {"name": short(filled[k])} for k in ("method", *code)}
-    about = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
-    out["method"] |= {n: value for n, value in about.items() if isinstance(value, str | int)}
+    attributes = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+    out["method"] |= {n: value for n, value in attributes.items() if isinstance(value, str | int)}
     out["method"] |= {"unread": sorted(method.unread), "tuning": tuning_of(method)}
     for kind in codes(code):
-        out[kind]["parts"] = parts(kind, filled[kind])
+        out[kind]["parts"] = parts(kind, filled[kind])  # hashes of its functions and classes
     if "dataset" in out:
         out["dataset"]["title"] = dataset.TITLE
     return out
@@ -478,6 +507,7 @@ def stored_run(attributes: Mapping[str, Any]) -> tuple[Resolved, dict[str, Any]]
         check(run, ranges=False)
     except UserError as error:
         raise ValueError(str(error)) from None
+    # a key has hashes in place of the fields that name files and the user's own code
     names = [name for name in (*FILES, *KINDS) if name in key]
-    known = {name: key[name] for name in names if key[name] != written(getattr(run, name))}
-    return dataclasses.replace(run, contents=known, declared=declared), key
+    hashes = {name: key[name] for name in names if key[name] != written(getattr(run, name))}
+    return dataclasses.replace(run, contents=hashes, declared=declared), key
