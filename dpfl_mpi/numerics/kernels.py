@@ -21,9 +21,9 @@ from dpfl_mpi.numerics.backend import Starts
 from dpfl_mpi.numerics.draws import Schedules
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.declared import STRUCTURES
-from dpfl_mpi.numerics.lanes.joins import KNOWN
+from dpfl_mpi.numerics.lanes.joins import HANDLERS
 from dpfl_mpi.numerics.lanes.plan import Plan, plan
-from dpfl_mpi.numerics.lanes.trace import Unknown, trace
+from dpfl_mpi.numerics.lanes.trace import Unsupported, trace
 
 TRAINING, SCORING, SEARCH = (np.dtype(STRUCTURES[n]) for n in ("Training", "Scoring", "Search"))
 
@@ -300,13 +300,13 @@ def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Pla
     """
     module = copy.deepcopy(module).cpu()  # what it does there is followed
     try:
-        ops, logits, sample = trace(module, shape, dtype, KNOWN, True)
-        scores, *_ = trace(module, shape, dtype, KNOWN, False)
+        ops, logits, sample = trace(module, shape, dtype, HANDLERS, True)
+        scores, *_ = trace(module, shape, dtype, HANDLERS, False)
         if [op.kind for op in ops if op.kind != "drop"] != [op.kind for op in scores]:
-            raise Unknown("a forward that does other things in training than in scoring")
+            raise Unsupported("a forward that does other things in training than in scoring")
         classes = math.prod(logits.shape)
         return plan(ops, logits, sample, shape, dtype, classes), classes
-    except Unknown as error:
+    except Unsupported as error:
         raise UserError(f"the kernels have no layer for {error}") from error
     except Exception as error:  # whatever it is, PyTorch computes the model
         why = f"{type(error).__name__}: {error}"

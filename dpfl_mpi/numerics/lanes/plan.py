@@ -1,4 +1,10 @@
-"""A traced module as the structures of net.h, with a place in the arena for each value."""
+"""Turn the ops of a traced module (`trace.py`) into the structures that the kernels in C read.
+
+The arena is one block of memory for all numbers of a client's training pass, counted in vectors. A
+vector has the same number of each of several samples. A `Value` of net.h says where the output of
+an op and its gradient lie in the arena; a `Layer` is an op, and a `Net` is all of both. `Arena`
+decides where values lie. `kernels.describe` calls `plan`.
+"""
 
 from collections import Counter, defaultdict
 from ctypes import addressof, c_int32
@@ -6,76 +12,84 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfl_mpi.numerics.lanes.declared import KINDS, STRUCTURES
-from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Unknown, Use, View, move, whole
+from dpfl_mpi.numerics.lanes.trace import Geometry, Op, Slot, Unsupported, Use, View, move, whole
 
 ADDING = ("join", "product")  # kinds whose way back only adds to gradients
-SAMPLES = {"uint8": 0, "float32": 1, "int32": 2}
+SAMPLE_TYPES = {"uint8": 0, "float32": 1, "int32": 2}  # BYTES, FLOATS, TOKENS of net.h
 CValue, CLayer, CNet = (STRUCTURES[name] for name in ("Value", "Layer", "Net"))
 
 
 @dataclass
 class Plan:
-    """The structures of a network: `net`, and what it points to."""
+    """A network as `net`, a structure of C, and the arrays that it points to."""
 
     net: Any  # CNet
-    values: Any
-    layers: Any
-    tables: list[Any]
+    values: Any  # an array of CValue
+    layers: Any  # an array of CLayer
+    tables: list[Any]  # an array of int32 for each layer
     pieces: list[tuple[int, int]]  # of the arena: where each starts, and its vectors
-    features: dict[int, int]  # what a dense layer reads, by the column where its weight starts
+    # the number of the value that a dense layer reads, by the column where its weight starts
+    features: dict[int, int]
     vocabulary: int  # tokens must be below; 0: there are none, or they may be any
 
 
 def with_stages(ops: list[Op], logits: Slot) -> list[Op]:
-    """Return the ops with each 5x5 convolution, 2x2 pool and ReLU (in any order) as one."""
+    """Return the ops with a convolution of 5x5, 2x2 pool and ReLU (in any order) as one stage."""
     readers: dict[Slot, list[Op]] = defaultdict(list)
     for op in ops:
         for use in op.uses:
             readers[use.view.slot].append(op)
 
-    def after(op: Op, kind: str) -> Op | None:
-        """Return the op of a kind that alone reads all that this one makes."""
-        only = readers[op.out]
-        if len(only) != 1 or op.out is logits or only[0].kind != kind:
+    def next_op(op: Op, kind: str) -> Op | None:
+        """Return the op of this kind that reads the whole output of `op`, if no other op does."""
+        readers_of_op = readers[op.out]
+        if len(readers_of_op) != 1 or op.out is logits or readers_of_op[0].kind != kind:
             return None
-        use = only[0].uses[0]
-        return only[0] if use.view.whole and use.geometry == op.out.geometry else None
+        use = readers_of_op[0].uses[0]
+        return readers_of_op[0] if use.view.whole and use.geometry == op.out.geometry else None
 
-    done: set[Op] = set()
+    fused: set[Op] = set()  # ops that are now part of a stage
     out = []
     for op in ops:
-        if op in done:
+        if op in fused:
             continue
-        first = after(op, "max_pool") or after(op, "relu")
-        second = after(first, "relu" if first.kind == "max_pool" else "max_pool") if first else None
-        if op.kind == "conv" and op.in_stage and first and second:
-            pool = first if first.kind == "max_pool" else second
-            if pool.in_stage:
-                second.out.geometry = pool.out.geometry
-                filters, channels = pool.out.geometry[0], op.uses[0].view.slot.geometry[0]
-                op = Op(
-                    "stage", op.uses, second.out, weight=op.weight, bias=op.bias,
-                    space=2 * pool.out.size, own=4 * filters,
-                    scratch=filters * (28 * channels + 1) + 4 * pool.out.size,
-                )  # fmt: skip
-                done |= {first, second}
+        pool, relu = next_op(op, "max_pool"), next_op(op, "relu")
+        if pool:
+            relu = next_op(pool, "relu")
+        elif relu:
+            pool = next_op(relu, "max_pool")
+        if op.kind == "conv" and op.in_stage and pool and relu and pool.in_stage:
+            last = max(pool, relu, key=ops.index)
+            last.out.geometry = pool.out.geometry
+            filters, channels = pool.out.geometry[0], op.uses[0].view.slot.geometry[0]
+            op = Op(
+                "stage", op.uses, last.out, weight=op.weight, bias=op.bias,
+                space=2 * pool.out.size, thread_scratch=4 * filters,
+                scratch=filters * (28 * channels + 1) + 4 * pool.out.size,
+            )  # fmt: skip
+            fused |= {pool, relu}
         out.append(op)
     return out
 
 
 class Arena:
-    """Gives each value its place, in vectors: some share one, some have zeros around them."""
+    """Decides where in the arena each value and its gradient lie.
+
+    Some values have zeros around them, as the padding of a convolution. A value or a gradient may
+    lie where another one was that nobody reads any more.
+    """
 
     gap = 0  # vectors between two places, which no layer may touch: the sanitizers' tests use some
 
     def __init__(self, ops: list[Op], logits: View, classes: int):
-        self.last = Use(logits, (1, 1, classes))
+        # the logits must be a value of their own, one number after the other
+        self.logits = Use(logits, (1, 1, classes))
         if not logits.whole or all(op.out is not logits.slot for op in ops):
             ops = [*ops, move(logits, (1, 1, classes))]
-            self.last = Use(whole(ops[-1].out), (1, 1, classes))
-        uses = [self.last, *(use for op in ops for use in op.uses)]
-        # what is read in another geometry or order has no zeros around it
-        self.plain = {
+            self.logits = Use(whole(ops[-1].out), (1, 1, classes))
+        # what is read in another geometry or order cannot have zeros around it
+        uses = [self.logits, *(use for op in ops for use in op.uses)]
+        self.without_margin = {
             use.view.slot
             for use in uses
             if use.geometry != use.view.slot.geometry or not use.view.whole
@@ -83,31 +97,37 @@ class Arena:
         self.margins: dict[Slot, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self.ops = self.with_copies(ops)
         self.makers = {op.out: op for op in self.ops}
-        uses = [self.last, *(use for op in self.ops for use in op.uses)]
+        uses = [self.logits, *(use for op in self.ops for use in op.uses)]
         self.readers = Counter(use.view.slot for use in uses)
-        for op in [*self.ops, *reversed(self.ops)]:  # along a chain both ways
-            slot = op.uses[0].view.slot
-            if self.may_share(op) and not {slot, op.out} & self.plain:
-                self.widen(slot, self.margins[op.out])
-                self.widen(op.out, self.margins[slot])
-        self.end = 0
+        # Values that share a place need equal margins: pass them on along chains, both ways.
+        for op in [*self.ops, *reversed(self.ops)]:
+            source = op.uses[0].view.slot
+            if self.may_share(op) and not {source, op.out} & self.without_margin:
+                self.widen(source, self.margins[op.out])
+                self.widen(op.out, self.margins[source])
+        self.end = 0  # vectors that are taken so far
         self.pieces: list[tuple[int, int]] = []
-        self.values: list[Any] = []
+        self.values: list[Any] = []  # each a CValue
+        # A value's number is its place in `values`. A slot has one for each geometry it is read in.
         self.numbers: dict[tuple[Slot, Geometry], int] = {}
 
     def with_copies(self, ops: list[Op]) -> list[Op]:
-        """Copy what an op wants in one piece and lies apart, or wants zeros around and has none."""
+        """Return the ops, and copies where an op cannot read or write a slot as it is.
+
+        It cannot read as planes, lines and units what lies apart, nor find zeros around a slot that
+        has none. `widen` notes the zeros that an op needs.
+        """
         out = []
         for op in ops:
             for i, use in enumerate(op.uses):
                 apart = use.geometry and not use.view.whole
-                if apart or (any(use.margin) and use.view.slot in self.plain):
+                if apart or (any(use.margin) and use.view.slot in self.without_margin):
                     assert use.geometry is not None
                     out.append(move(use.view, use.geometry))
                     op.uses[i] = Use(whole(out[-1].out), use.geometry, use.margin)
                 self.widen(op.uses[i].view.slot, use.margin)
             out.append(op)
-            if any(op.margin) and op.out in self.plain:
+            if any(op.margin) and op.out in self.without_margin:  # write elsewhere, then copy
                 inner = Slot(op.out.geometry, op.out.upstream)
                 copy = move(whole(inner), op.out.geometry)
                 copy.out, op.out = op.out, inner
@@ -127,7 +147,7 @@ class Arena:
         return op.in_place and view.whole and self.readers[view.slot] == 1 and placed
 
     def take(self, vectors: int) -> int:
-        """Return where so many vectors of the arena start."""
+        """Return where so many new vectors of the arena start."""
         start = self.end
         self.end += vectors + self.gap
         self.pieces.append((start, vectors))
@@ -136,24 +156,24 @@ class Arena:
     def place(self, slot: Slot, op: Op | None = None) -> int:
         """Give the output of an op its place; return its value's number."""
         key = slot, slot.geometry
-        if key in self.numbers:  # parts side by side are one slot
+        if key in self.numbers:  # several ops write parts of one slot
             return self.numbers[key]
         (planes, lines, units), (top, left) = slot.geometry, self.margins[slot]
         line = units + 2 * left
         plane = (lines + 2 * top) * line
-        first = top * line + left
+        first = top * line + left  # the first number, after the zeros before it
         shape = {"planes": planes, "lines": lines, "units": units, "plane": plane, "line": line}
         value = CValue(**shape, upstream=slot.upstream, d=-1)
-        other = None
-        overwrites = False
+        source = None  # the value whose place is taken over
+        replaces = False  # not only the gradient's place: the source itself is not read again
         if op and self.may_share(op):
-            source = op.uses[0].view.slot
-            if self.margins[source] == (top, left):
-                other = self.values[self.numbers[source, source.geometry]]
-                overwrites = op.overwrites and not self.makers[source].keeps
-        value.x = other.x if other and overwrites else self.take(planes * plane) + first
+            source_slot = op.uses[0].view.slot
+            if self.margins[source_slot] == (top, left):
+                source = self.values[self.numbers[source_slot, source_slot.geometry]]
+                replaces = op.overwrites and not self.makers[source_slot].keeps
+        value.x = source.x if source and replaces else self.take(planes * plane) + first
         if slot.upstream:
-            value.d = other.d if other else self.take(planes * plane) + first
+            value.d = source.d if source else self.take(planes * plane) + first
         return self.append(key, value)
 
     def append(self, key: tuple[Slot, Geometry], value: Any) -> int:
@@ -171,7 +191,7 @@ class Arena:
         return len(self.values) - 1
 
     def number(self, use: Use) -> int:
-        """Return the number of the value that an op reads: a slot's, or its in another geometry."""
+        """Return the number of the value that an op reads, in the geometry in which it does."""
         slot, geometry = use.view.slot, use.geometry or use.view.slot.geometry
         if (slot, geometry) in self.numbers:
             return self.numbers[slot, geometry]
@@ -181,12 +201,13 @@ class Arena:
 
 
 def adding(ops: list[Op]) -> list[Op]:
-    """Mark each use whose gradient is added to what later layers wrote, and clear what they add to.
+    """Return the ops, told in `adds` to which inputs' gradients they add, where others write.
 
-    A gradient that no layer writes as a whole is set to 0 first.
+    On the way back, which takes the last op first, the first reader of a slot writes its gradient
+    and the others add to it. A gradient that no op writes as a whole is set to 0 by an op "clear".
     """
     written: set[Slot] = set()
-    out: list[Op] = []
+    out: list[Op] = []  # the last op first
     for op in reversed(ops):
         cleared = []
         for i, use in enumerate(op.uses):
@@ -205,7 +226,7 @@ def adding(ops: list[Op]) -> list[Op]:
 def plan(
     ops: list[Op], logits: View, sample: Slot, shape: tuple[int, ...], dtype: str, classes: int
 ) -> Plan:
-    """Return the structures of what `trace` returned for samples of a shape and dtype."""
+    """Return the plan of what `trace` returned for samples of a shape and dtype."""
     arena = Arena(with_stages(ops, logits.slot), logits, classes)
     arena.place(sample)
     if len(shape) == 3:
@@ -217,7 +238,8 @@ def plan(
     if len(shape) == 1:
         arena.values[0].plane = 1  # a vector is read as one pixel of F channels
     layers, tables, features, vocabulary = [], [], {}, 0
-    scratch, own = 0, 2 * ((w * c + 3) // 4)
+    # the vectors that the layers work in are the most that one needs: they run one after the other
+    scratch, thread_scratch = 0, 2 * ((w * c + 3) // 4)
     for op in adding(arena.ops):
         inputs = [arena.number(use) for use in op.uses]
         out = arena.place(op.out, op)
@@ -228,8 +250,8 @@ def plan(
             if op.fill:
                 size, table = op.fill(*(arena.values[i] for i in [*inputs, out]))
         except Exception as error:
-            what = f"{op.kind} of these sizes ({type(error).__name__}){op.place}"
-            raise Unknown(what) from error
+            what = f"{op.kind} of these sizes ({type(error).__name__}){op.location}"
+            raise Unsupported(what) from error
         layer = CLayer(KINDS.index(op.kind), inputs[0], inputs[-1], out, op.adds)
         layer.size[: len(size)] = size
         layer.number[: len(op.numbers)] = op.numbers
@@ -237,16 +259,15 @@ def plan(
         tables.append((c_int32 * max(1, len(table)))(*table))
         layer.table = addressof(tables[-1])
         layers.append(layer)
-        scratch, own = max(scratch, op.scratch), max(own, op.own)
+        scratch = max(scratch, op.scratch)
+        thread_scratch = max(thread_scratch, op.thread_scratch)
         if op.kind == "embed" and op.uses[0].view.slot is sample:
             vocabulary = min(vocabulary or size[0], size[0])
         if op.kind == "dense":
             features[op.weight] = inputs[0]
-    last = arena.number(arena.last)
-    start = arena.take(scratch)
-    values, all_layers = (
-        (kind * len(parts))(*parts) for kind, parts in ((CValue, arena.values), (CLayer, layers))
-    )
-    net = CNet(len(layers), SAMPLES[dtype], h, w, c, last, values, all_layers)
-    net.vectors, net.scratch, net.own = arena.end, start, own
-    return Plan(net, values, all_layers, tables, arena.pieces, features, vocabulary)
+    logits_number, scratch_start = arena.number(arena.logits), arena.take(scratch)
+    c_values = (CValue * len(arena.values))(*arena.values)
+    c_layers = (CLayer * len(layers))(*layers)
+    net = CNet(len(layers), SAMPLE_TYPES[dtype], h, w, c, logits_number, c_values, c_layers)
+    net.vectors, net.scratch, net.own = arena.end, scratch_start, thread_scratch
+    return Plan(net, c_values, c_layers, tables, arena.pieces, features, vocabulary)

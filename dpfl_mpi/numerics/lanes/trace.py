@@ -1,10 +1,13 @@
-"""Record a module's forward as a list of `Op`, from one run on samples of zeros.
+"""Record a module's forward as a list of `Op`, from one run on three samples of zeros.
 
-A call that only looks at numbers from another side (view, permute, chunk, ...) needs no layer: its
-result lies in the memory of its input, and its strides say where. Every other call must be one that
-`layers` or `joins` handles.
+An `Op` is a layer of the kernels in C. A `Slot` is memory for what one op makes of one sample, a
+`View` is some of a slot's numbers, by shape and strides, and a `Use` is a view as an op reads it.
+A client's parameters lie one after the other in a row; a column is a place in that row.
 
-Axes: S samples.
+While the module runs, `Recorder` sees each call of PyTorch. One that only rearranges numbers (view,
+permute, chunk, ...) needs no op: its result lies in the memory of its input. Every other call needs
+a handler, a function of `layers.py` or `joins.py`, which appends ops. `kernels.describe` calls
+`trace`, and `plan` then gives each slot its place in memory.
 """
 
 import copy
@@ -26,9 +29,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpfl_mpi.errors import own_line
 from dpfl_mpi.numerics.dropout import Draws, KeyedAttention, KeyedDropout, keyed
 
-S = 3  # samples of the trial: an axis of this size and of a sample's stride becomes the lanes
-MOST_AXES = 7  # of a sample
-Geometry = tuple[int, int, int]  # planes, lines, units
+TRIAL_SAMPLES = 3  # the samples' axis is known by this size and the stride of a whole sample
+MAX_AXES = 7  # of a sample
+Geometry = tuple[int, int, int]  # planes, lines, units: channels, height, width of an image
 Fill = Callable[..., tuple[list[int], list[int]]]
 # calls that ask about a tensor
 QUESTIONS = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "stride"}
@@ -39,26 +42,26 @@ QUESTIONS |= {"element_size", "data_ptr"}
 ROWWISE = {"linear", "layer_norm", "rms_norm", "add", "sub", "mul", "relu", "gelu", "elu", "silu"}
 
 
-class Unknown(Exception):
-    """Something that the kernels have no layer for."""
+class Unsupported(Exception):
+    """A call that the kernels have no layer for; PyTorch then computes the whole model."""
 
-    place = ""  # " in LAYER (FILE, line N)"
+    location = ""  # " in LAYER (FILE, line N)"
 
     def __str__(self) -> str:
-        return super().__str__() + self.place
+        return super().__str__() + self.location
 
 
-class Twice(Unknown):
-    """A parameter that two ops would read as a row's numbers."""
+class UsedTwice(Unsupported):
+    """A parameter that two ops would read from the row."""
 
     def __init__(self, column: int):
         super().__init__("a weight that is used twice")
-        self.column = column  # where it starts
+        self.column = column  # where the parameter starts
 
 
 @dataclass(eq=False)
 class Slot:
-    """Memory of the numbers that one op makes of a sample."""
+    """Memory for the numbers that one op makes of one sample."""
 
     geometry: Geometry
     # the numbers depend on no parameter from this column of a client's row on; 0: on none at all
@@ -72,7 +75,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class View:
-    """Numbers of a slot: where each lies, without the samples' axis."""
+    """Some numbers of a slot, as a tensor of this shape, without the samples' axis."""
 
     slot: Slot
     shape: tuple[int, ...]
@@ -82,7 +85,7 @@ class View:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the slot, in its order."""
+        """Whether the view is all of the slot, in its order."""
         steps = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
         axes = zip(self.shape, self.strides, steps, strict=True)
         dense = all(n == 1 or stride == step for n, stride, step in axes)
@@ -97,79 +100,82 @@ def whole(slot: Slot) -> View:
 
 @dataclass(frozen=True)
 class Use:
-    """How an op reads a view: as planes, lines and units, or (geometry None) by strides."""
+    """A view as an op reads it: as planes, lines and units, or (geometry None) by its strides."""
 
     view: View
     geometry: Geometry | None = None
-    margin: tuple[int, int] = (0, 0)  # zeros that it reads around the lines and the units
+    margin: tuple[int, int] = (0, 0)  # zeros that the op reads around the lines and the units
 
 
 @dataclass(eq=False)
 class Op:
-    """A layer to be.
+    """A layer of the network. docs/kernels.md explains `in_place`, `overwrites`, `keeps`, `margin`.
 
-    `fill` gives `size` and `table` once its uses and its output have their places.
+    `size` and `table` are integers whose meaning the kind of layer defines, beside its function in
+    C. `fill(*inputs, output)` computes both once `plan` knows where the values lie in memory.
     """
 
-    kind: str
-    uses: list[Use]
+    kind: str  # the name of the layer's function in C
+    uses: list[Use]  # its inputs, one or two
     out: Slot
     size: Sequence[int] = ()
     table: Sequence[int] = ()
     fill: Fill | None = None
-    weight: int = -1
+    weight: int = -1  # the column where its weight starts; -1: it has none
     bias: int = -1
     numbers: tuple[float, ...] = ()
     margin: tuple[int, int] = (0, 0)  # zeros around its output's gradient
-    space: int = 0  # vectors of its own
-    scratch: int = 0  # vectors that its call works in
-    own: int = 0  # and those that each member of a team needs for itself
+    space: int = 0  # vectors that it keeps from the way forward to the way back
+    scratch: int = 0  # vectors that it works in during a call
+    thread_scratch: int = 0  # further ones, which each thread of a client has for itself
     in_place: bool = False  # its first input's gradient may lie where its output's does
     overwrites: bool = False  # its output may too: its way back does not read its input
     keeps: bool = True  # its way back reads its output, which then stays
     part: tuple[Geometry, int, int] | None = None  # it writes this, from this plane and unit on
     in_stage: bool = False  # it may be the convolution or the pool of a stage
-    below: int = 0  # its tokens are below this; 0: any
-    adds: int = 0  # bit i: use i's gradient is added to what is there
-    place: str = ""  # " in LAYER (FILE, line N)"
+    below: int = 0  # its tokens are below this; 0: they may be any
+    adds: int = 0  # bit i: the gradient of use i is added to what is there
+    location: str = ""  # " in LAYER (FILE, line N)"
 
 
 def move(view: View, geometry: Geometry) -> Op:
-    """Return the op that brings a view's numbers one after the other, in a slot of a geometry."""
+    """Return the op that copies a view's numbers, one after the other, to a slot of a geometry."""
 
     def fill(x: Any, y: Any) -> tuple[list[int], list[int]]:
         shape, strides = view.shape or (1,), view.strides or (1,)
-        if view.whole:
+        if view.whole:  # x may have zeros around its lines, which the view's strides do not know
             shape, strides = (x.planes, x.lines, x.units), (x.plane, x.line, 1)
-        gathered, lists = gathering(shape, strides, y)
-        return [len(shape), view.offset, gathered], [*shape, *strides, *lists]
+        repeated, lists = copies(shape, strides, y)
+        return [len(shape), view.offset, repeated], [*shape, *strides, *lists]
 
     out = Slot(geometry, view.slot.upstream, view.slot.tokens)
     use = Use(view, view.slot.geometry if view.whole else None)
     return Op("move", [use], out, fill=fill, keeps=False)
 
 
-def gathering(shape: Sequence[int], strides: Sequence[int], y: Any) -> tuple[int, list[int]]:
-    """Return how many numbers are read by a view that reads some twice, and the lists of move.h.
+def copies(shape: Sequence[int], strides: Sequence[int], y: Any) -> tuple[int, list[int]]:
+    """Return how many numbers a view reads, and where each one's copies lie in the value `y`.
 
-    They are (0, []) where each number is read once. `y` is the value that the view is copied to.
+    Where a number is read several times, its gradient is the sum over its copies, which move.h
+    takes from these lists. They are (0, []) for a view that reads each number once.
     """
     span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     read = torch.arange(span).as_strided(tuple(shape), tuple(strides)).flatten()
     places, counts = read.unique(return_counts=True)
     if len(places) == len(read):
         return 0, []
-    order = read.argsort(stable=True)
+    order = read.argsort(stable=True)  # copies of one number side by side
     line, unit = order // y.units, order % y.units
-    copies = line // y.lines * y.plane + line % y.lines * y.line + unit
+    in_y = line // y.lines * y.plane + line % y.lines * y.line + unit
     starts = [0, *counts.cumsum(0).tolist()]
-    return len(places), [*places.tolist(), *starts, *copies.tolist()]
+    return len(places), [*places.tolist(), *starts, *in_y.tolist()]
 
 
 class Recorder(TorchFunctionMode):
-    """Records what is called on tensors that depend on the sample.
+    """Appends to `ops` what is called on tracked tensors, those that depend on the sample.
 
-    `shared` are parameters, by their columns, that are read as values and so may have many readers.
+    PyTorch sends each call inside `with recorder:` to `__torch_function__`, but none while that
+    runs. A handler records the calls that it makes itself by another `with recorder:`.
     """
 
     def __init__(
@@ -179,70 +185,78 @@ class Recorder(TorchFunctionMode):
         sample: Slot,
         shared: frozenset[int],
     ):
+        """Take a module, and the columns of its `shared` parameters, which several ops read.
+
+        Each of these is copied to a slot by an op "given", and its gradients add up there.
+        """
         super().__init__()
         self.handlers, self.sample, self.shared = handlers, sample, shared
         self.ops: list[Op] = []
-        self.slots: dict[int, Slot] = {}  # by where their memory starts
-        self.alike: dict[Any, Slot] = {}  # of all samples: by column and size, or their bytes
-        self.alive: list[Tensor] = []  # so that no memory is given out twice
-        self.where = [""]  # names of the layers that are being called
-        self.dropping: KeyedDropout | None = None  # the dropout that is called next
+        self.slots: dict[int, Slot] = {}  # of each tracked tensor, by the address of its memory
+        self.given: dict[Any, Slot] = {}  # parameters and constants that ops "given" have copied
+        self.kept_alive: list[Tensor] = []  # so that no address is given out twice
+        self.layer_names = [""]  # of the layers that are being called, the innermost last
+        self.dropping: KeyedDropout | None = None  # the layer whose dropout is called next
         self.drops = 0
-        self.used: list[range] = []  # columns of parameters
-        self.parameters: list[tuple[Tensor, int]] = []  # and where in a row each starts
+        self.claimed: list[range] = []  # columns that ops read as their weight or bias
+        self.parameters: list[tuple[Tensor, int]] = []  # each with the column where it starts
         for p in module.parameters():
             self.parameters.append((p, sum(before.numel() for before, _ in self.parameters)))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return self.call(func, args, kwargs or {})
-        except Unknown as error:
-            error.place = error.place or self.place()
+        except Unsupported as error:
+            error.location = error.location or self.location()
             raise
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of PyTorch, and record it unless it is a view or a question."""
+        """Call a function of PyTorch; record it unless it only rearranges or asks."""
         inputs = [t for t in tensors((args, kwargs)) if self.slot(t)]
         versions = [t._version for t in inputs]
         out = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
+        plain_name = name.strip("_")  # of add_ and __add__, too
         made = tensors(out)
-        changed = versions != [t._version for t in inputs]
-        if not inputs:
-            lift = self.handlers.get(f"{name} of a parameter")
-            lifted = lift(self, out, *args, **kwargs) if lift and out.requires_grad else None
-            return out if lifted is None else lifted
+        changed = versions != [t._version for t in inputs]  # the call worked in place
+        if not inputs:  # a few calls on parameters alone have handlers, such as expand
+            handler = self.handlers.get(f"{name} of a parameter")
+            instead = handler(self, out, *args, **kwargs) if handler and out.requires_grad else None
+            return out if instead is None else instead
+        # calls that need no op
         learns = any(t.requires_grad for t in inputs)
         constant = name.startswith("new_") or (learns and name in ("zeros_like", "ones_like"))
         if constant or (not made and name in QUESTIONS):
             return out
         if learns and any(t.is_floating_point() and not t.requires_grad for t in made):
-            raise Unknown("a gradient that is stopped")
+            raise Unsupported("a gradient that is stopped")
         if made and not changed and all(self.slot(t) for t in made):
             return out  # a view
-        handler = self.handlers.get(name.strip("_"))
-        into = any(t is made[0] for t in tensors((args, kwargs))) if made else False
-        if handler is None or not made or ((changed or into) and made[0] is not inputs[0]):
-            raise Unknown(name.strip("_"))
-        if name.strip("_") in ROWWISE and not changed and (axis := self.view(inputs[0]).axis):
+        # the others go to their handler
+        handler = self.handlers.get(plain_name)
+        into_argument = any(t is made[0] for t in tensors((args, kwargs))) if made else False
+        if handler is None or not made or ((changed or into_argument) and made[0] is not inputs[0]):
+            raise Unsupported(plain_name)
+        if plain_name in ROWWISE and not changed and (axis := self.view(inputs[0]).axis):
+            # bring the samples to the first axis, call again, and bring them back
             alike = lambda t: isinstance(t, Tensor) and t.dim() == inputs[0].dim()  # noqa: E731
             args, kwargs = tree_map(lambda t: t.movedim(axis, 0) if alike(t) else t, (args, kwargs))
             with self:
                 return func(*args, **kwargs).movedim(0, axis)
         if changed:  # in place: views of this memory from now on see the new numbers
             if not self.view(inputs[0]).whole:
-                raise Unknown(f"{name} on a part of a tensor")
+                raise Unsupported(f"{name} on a part of a tensor")
         elif not made[0].is_contiguous():
             out = made[0] = made[0].contiguous()
         try:
             instead = handler(self, made[0], *args, **kwargs)
         except TypeError as error:
-            raise Unknown(f"{name.strip('_')} called with other arguments") from error
+            raise Unsupported(f"{plain_name} called with other arguments") from error
         return out if instead is None else instead
 
-    def place(self, error: Exception | None = None) -> str:
-        """Return in which layer of the module, and line of its code, the call is, or an error."""
-        layer = f" in {self.where[-1]}" if self.where[-1] else ""
+    def location(self, error: Exception | None = None) -> str:
+        """Return " in LAYER (FILE, line N)": where the module made this call or this error."""
+        layer = f" in {self.layer_names[-1]}" if self.layer_names[-1] else ""
         frames = reversed([*walk_tb(error.__traceback__)]) if error else walk_stack(sys._getframe())
         inside = itertools.takewhile(lambda frame: frame[0].f_code is not trace.__code__, frames)
         return layer + own_line(inside)
@@ -266,123 +280,131 @@ class Recorder(TorchFunctionMode):
         return nn.MultiheadAttention.forward(layer, *args, **kwargs)
 
     def assign(self, tensor: Tensor, slot: Slot) -> None:
-        """Let a tensor's memory stand for a slot."""
-        self.alive.append(tensor)
+        """Note that a tensor's memory stands for a slot."""
+        self.kept_alive.append(tensor)
         self.slots[tensor.untyped_storage().data_ptr()] = slot
 
     def view(self, tensor: Any) -> View:
-        """Return a tensor as a view of its slot.
-
-        `Unknown`: it has none, or the samples' axis is mixed with others.
-        """
+        """Return a tracked tensor as a view of its slot, whichever axis is that of the samples."""
         slot = self.slot(tensor) if isinstance(tensor, Tensor) else None
         if slot is None:
-            raise Unknown("a layer that works with constants")
+            raise Unsupported("a layer that works with constants")
         shape, strides = list(tensor.shape), list(tensor.stride())
-        samples = [i for i, n in enumerate(shape) if n == S and strides[i] == slot.size]
+        of_size = [i for i, n in enumerate(shape) if n == TRIAL_SAMPLES]
+        samples = [i for i in of_size if strides[i] == slot.size]
         if len(samples) != 1:
-            raise Unknown("a view across samples")
+            raise Unsupported("a view across samples")
         del shape[samples[0]], strides[samples[0]]
         return View(slot, tuple(shape), tuple(strides), tensor.storage_offset(), samples[0])
 
-    def leading(self, tensor: Any, tokens: bool = False) -> View:
-        """Return a tensor whose first axis is the samples' as a view; `tokens` are allowed.
+    def sample_view(self, tensor: Any, tokens: bool = False) -> View:
+        """Return what a tensor, with the samples' axis first, has of one sample, as a view.
 
-        It may be parameters or constants that are the same for all samples.
+        It may be made of parameters or constants. Only with `tokens` may its numbers be tokens.
         """
         if isinstance(tensor, Tensor) and not self.tracked(tensor):
-            return self.same(tensor)
+            return self.given_view(tensor)
         view = self.view(tensor)
-        if (view.slot.tokens and not tokens) or len(view.shape) > MOST_AXES:
-            raise Unknown("arithmetic with tokens, or so many axes")
+        if (view.slot.tokens and not tokens) or len(view.shape) > MAX_AXES:
+            raise Unsupported("arithmetic with tokens, or so many axes")
         if view.axis:
-            raise Unknown(f"samples along axis {view.axis}")
+            raise Unsupported(f"samples along axis {view.axis}")
         return view
 
-    def same(self, tensor: Tensor) -> View:
-        """Return a tensor that is the same for all samples as a view of parameters or constants."""
-        if not tensor.dim() or len(tensor) != S or not bool((tensor == tensor[:1]).all()):
-            raise Unknown("numbers that differ between samples")
-        own = one = tensor[0]
-        for axis in range(one.dim()):
+    def given_view(self, tensor: Tensor) -> View:
+        """Return parameters or constants as a view of a slot that an op "given" fills.
+
+        The first axis is that of the samples, which all must have the same numbers.
+        """
+        alike = tensor.dim() and len(tensor) == TRIAL_SAMPLES and (tensor == tensor[:1]).all()
+        if not alike:
+            raise Unsupported("numbers that differ between samples")
+        numbers = one = tensor[0]
+        for axis in range(one.dim()):  # copy an expanded axis once
             if not one.stride(axis):
-                own = own.narrow(axis, 0, 1)
-        table = [] if own.requires_grad else own.float().flatten().view(torch.int32).tolist()
-        offset = 0
-        if not table and (not own.is_contiguous() or self.is_shared(own)):
-            offset, strides = int(own.storage_offset()), one.stride()
-            own = self.parameter(own)[0]
-            offset -= int(own.storage_offset())
+                numbers = numbers.narrow(axis, 0, 1)
+        learns, offset = numbers.requires_grad, 0
+        table = [] if learns else numbers.float().flatten().view(torch.int32).tolist()
+        if learns and (not numbers.is_contiguous() or self.is_shared(numbers)):
+            # copy the whole parameter, and read this part of it
+            offset, strides = int(numbers.storage_offset()), one.stride()
+            numbers = self.parameter(numbers)[0]
+            offset -= int(numbers.storage_offset())
         else:
-            own = own.contiguous()
-            strides = tuple(map(operator.mul, own.stride(), map(bool, one.stride())))
-        column = -1 if table else self.column(own)
-        key = tuple(table) or (column, own.numel())
-        if key not in self.alike:
-            self.alike[key] = Slot((1, 1, own.numel()), 0 if table else self.claim(own)[0].stop)
-            use = Use(whole(self.sample))  # which it does not read
-            op = Op("given", [use], self.alike[key], table=table, weight=column, keeps=False)
-            op.place = self.place()
+            numbers = numbers.contiguous()
+            strides = tuple(map(operator.mul, numbers.stride(), map(bool, one.stride())))
+        column = self.column(numbers) if learns else -1
+        key = tuple(table) or (column, numbers.numel())
+        if key not in self.given:
+            upstream = self.claim(numbers)[0].stop if learns else 0
+            self.given[key] = Slot((1, 1, numbers.numel()), upstream)
+            use = Use(whole(self.sample))  # each op has an input; this one does not read it
+            op = Op("given", [use], self.given[key], table=table, weight=column, keeps=False)
+            op.location = self.location()
             self.ops.append(op)
-        return View(self.alike[key], tuple(one.shape), strides, offset)
+        return View(self.given[key], tuple(one.shape), strides, offset)
 
     def is_shared(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies in a parameter that is read as a value."""
+        """Return whether a tensor lies in a shared parameter."""
         return self.parameter(tensor)[1] in self.shared
 
     def parameter(self, tensor: Tensor) -> tuple[Tensor, int]:
-        """Return the parameter that a tensor lies in, and where in a row that starts.
-
-        `Unknown`: it lies in none.
-        """
+        """Return the parameter that a tensor lies in, and the column where that starts."""
         memory = tensor.untyped_storage().data_ptr()
         for p, column in self.parameters:
             inside = tensor.storage_offset() - p.storage_offset()
             if p.untyped_storage().data_ptr() == memory and 0 <= inside < p.numel():
                 return p, column
         made = tensor.grad_fn.name().partition("Backward")[0].lower() if tensor.grad_fn else ""
-        raise Unknown(f"{made} of a parameter" if made else "a weight that is no parameter")
+        raise Unsupported(f"{made} of a parameter" if made else "a weight that is no parameter")
 
     def column(self, tensor: Tensor | None) -> int:
-        """Return where in a row a parameter, or a part of one, starts, -1 for None."""
+        """Return the column where a parameter, or a part of one, starts; -1 for None."""
         if tensor is None:
             return -1
         p, column = self.parameter(tensor)
         if not tensor.is_contiguous():
-            raise Unknown("a parameter in another order")
+            raise Unsupported("a parameter in another order")
         return column + int(tensor.storage_offset() - p.storage_offset())
 
-    def claim(self, *own: Tensor | None) -> list[range]:
-        """Return the columns of an op's parameters, and note that they are taken.
+    def claim(self, *weights: Tensor | None) -> list[range]:
+        """Return the columns of an op's weight and bias, and note that they are taken.
 
         A parameter has one such op. The gradients of two would be added in an order that depends
         on the width of vectors.
         """
-        there = [t for t in own if t is not None]
-        out = [range(c := self.column(t), c + t.numel()) for t in there]
-        for a, t in zip(out, there, strict=True):
-            if any(a.start < b.stop and b.start < a.stop for b in self.used):
-                raise Twice(self.parameter(t)[1])
-        self.used += out
-        return out
+        present = [t for t in weights if t is not None]
+        columns = [range(start := self.column(t), start + t.numel()) for t in present]
+        for a, t in zip(columns, present, strict=True):
+            if any(a.start < b.stop and b.start < a.stop for b in self.claimed):
+                raise UsedTwice(self.parameter(t)[1])
+        self.claimed += columns
+        return columns
 
-    def record(self, out: Tensor, op: Op) -> None:
-        """Append an op, and note that its output is `out`."""
-        op.place = self.place()
+    def add(self, out: Tensor, op: Op) -> None:
+        """Append an op, and note that the tensor `out` is its output."""
+        op.location = self.location()
         self.ops.append(op)
         self.assign(out, op.out)
 
-    def layer(
-        self, out: Tensor, kind: str, uses: list[Use], geometry: Geometry, *own: Any, **fields: Any
+    def add_layer(
+        self,
+        out: Tensor,
+        kind: str,
+        uses: list[Use],
+        geometry: Geometry,
+        *weights: Any,
+        **fields: Any,
     ) -> None:
-        """Append an op, and note that its output, in a new slot of this geometry, is `out`.
+        """Append an op whose output, in a new slot of this geometry, is the tensor `out`.
 
-        `own` are its weight and bias, `fields` other fields of the `Op`.
+        `weights` are its weight and bias, `fields` other fields of the `Op`.
         """
-        weight, bias = [*map(self.column, own), -1, -1][:2]
-        upstream = [use.view.slot.upstream for use in uses] + [c.stop for c in self.claim(*own)]
+        weight, bias = [*map(self.column, weights), -1, -1][:2]
+        upstream = [use.view.slot.upstream for use in uses]
+        upstream += [columns.stop for columns in self.claim(*weights)]
         slot = Slot(geometry, max(upstream))
-        self.record(out, Op(kind, uses, slot, weight=weight, bias=bias, **fields))
+        self.add(out, Op(kind, uses, slot, weight=weight, bias=bias, **fields))
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -400,46 +422,46 @@ def trace(
 ) -> tuple[list[Op], View, Slot]:
     """Return a module's ops on samples of a shape and dtype, its logits, and the sample's slot.
 
-    `Recorder` says what `shared` is.
+    `shared` are the columns of parameters that an earlier try found to be used twice.
 
     Raises:
-        Unknown: `handlers` lack a call, or the module cannot be followed; the text names the call.
+        Unsupported: a call has no handler, or the module cannot be followed; the text names it.
     """
-    given, module = module, copy.deepcopy(module)
+    original, module = module, copy.deepcopy(module)
     module = keyed(module.train(), Draws()) if training else module.eval()
     h, w, c = shape if len(shape) == 3 else (1, shape[0], 1)
     sample = Slot((c, h, w), 0, dtype == "int32")
     recorder = Recorder(module, handlers, sample, shared)
-    where = recorder.where
+    names = recorder.layer_names
     for name, part in module.named_modules():
-        part.register_forward_pre_hook(lambda *_, name=name: where.append(name))  # type: ignore[misc]
+        part.register_forward_pre_hook(lambda *_, name=name: names.append(name))  # type: ignore[misc]
         # not pop: what a hook returns would replace the module's result
-        part.register_forward_hook(lambda *_: where.__delitem__(-1))
+        part.register_forward_hook(lambda *_: names.__delitem__(-1))
         if isinstance(part, KeyedDropout):
             part.forward = functools.partial(recorder.dropout, part)  # type: ignore[method-assign]
         elif isinstance(part, KeyedAttention):
             part.forward = functools.partial(recorder.attention, part)  # type: ignore[method-assign]
-    x = torch.zeros(S, *(shape[2:] + shape[:2] if len(shape) == 3 else shape))
-    # the result of a sum may be changed in place
+    x = torch.zeros(TRIAL_SAMPLES, *(shape[2:] + shape[:2] if len(shape) == 3 else shape))
+    # + 0: PyTorch lets no call change a leaf in place
     x = x.long() if sample.tokens else x.requires_grad_() + 0
     recorder.assign(x, sample)
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]), recorder:
             logits = module(x)
-        return recorder.ops, recorder.leading(logits), sample
-    except Twice as error:
+        return recorder.ops, recorder.sample_view(logits), sample
+    except UsedTwice as error:
         if error.column in shared:
             raise
-        return trace(given, shape, dtype, handlers, training, shared | {error.column})
-    except Unknown:
+        return trace(original, shape, dtype, handlers, training, shared | {error.column})
+    except Unsupported:
         raise
     except Exception as error:
         what = f"a forward that cannot be followed ({type(error).__name__})"
-        raise Unknown(what + recorder.place(error)) from error
+        raise Unsupported(what + recorder.location(error)) from error
 
 
 def image(shape: tuple[int, ...]) -> Geometry:
     """Return the shape of an image, channels first; [C, L] is an image of one line."""
     if len(shape) not in (2, 3):
-        raise Unknown(f"images of the shape {shape}")
+        raise Unsupported(f"images of the shape {shape}")
     return (shape[0], 1, shape[1]) if len(shape) == 2 else (shape[0], shape[1], shape[2])
