@@ -1,4 +1,4 @@
-"""Does the choice of collaborators help? page.py makes the tables of arena.md.
+"""Does the choice of collaborators help? page.py makes its tables.
 
     python -m dpfl_mpi.sweep reproduction/arena.py       # compute the cells; again when it ends
     python reproduction/arena.py --collect results       # add finished cells to the CSV files

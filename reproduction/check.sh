@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Proves claims of CONTRIBUTING.md from a fresh clone, on two cores: `bash reproduction/check.sh` in the environment of the README's first command.
-# The fifth needs CIFAR-10 as the page has it (data/cifar10.h5, reproduction/README.md). One line per claim; ends with 1 where one does not hold.
+# The fifth needs CIFAR-10 as the page has it (data/cifar10.h5, reproduction/table1.md). One line per claim; ends with 1 where one does not hold.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1

@@ -1,22 +1,19 @@
-"""The tables and pictures of docs/findings.md, from the frames of the folder `controls`.
+"""The tables of the controls in tables.md, from the frames of the folder `controls`.
 
 There, comparisons have 20 rounds or more; attacks, newcomers and drift have 6.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
-from recomputed import Lines, intervals
+from recomputed import Lines
 
-from dpfl_mpi.figures import pareto, tables
+from dpfl_mpi.figures import pareto
 from dpfl_mpi.figures.controls_table import gaps, percent
 from dpfl_mpi.figures.frames import Frames
-from dpfl_mpi.figures.style import TEXT, curves
 from dpfl_mpi.figures.tables import difference_text, mean_text, means, number, paired
 
 CURVE_SEED = 42  # the seed of which one curve per method is shown
@@ -138,30 +135,3 @@ def moved(frames: Frames) -> Lines:
 
 DRAWN = (compared, reached, graphs, attacks, newcomers, moved)
 TABLES: dict[str, Callable[[Frames], Any]] = {table.__name__: table for table in DRAWN}
-
-
-def draw_compared(frames: Frames) -> Figure:
-    clients = long(frames)["clients"]
-    found = {row: paired(clients, "DPFL", row) for row in COMPARED if row != "FedAvg"}
-    pairs = {"DPFL": []} | {row: p for row, p in found.items() if tables.comparable(p)}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(TEXT, 3.2), sharey=True)
-    intervals(left, pairs)
-    intervals(right, {row: gaps(clients[clients["row"] == row]) for row in pairs})
-    left.set_xlabel("DPFL minus this method, points")
-    right.set_xlabel("validation minus test accuracy, points")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    return figure
-
-
-def draw_drift(frames: Frames) -> Figure:
-    figure, axes = plt.subplots(figsize=(TEXT / 2, 2.4))
-    rows = frames.rows[frames.rows["row"].str.contains("drift")]
-    curves(axes, rows, frames["curves"], "test_acc", "epochs", 100)
-    axes.set(xlabel="local epochs", ylabel="test accuracy, %")
-    figure.legend(loc="outside upper center", ncols=2)
-    return figure
-
-
-def pictures(frames: Frames) -> Iterator[tuple[str, Figure]]:
-    yield "compared", draw_compared(frames)
-    yield "drift", draw_drift(frames)

@@ -1,38 +1,49 @@
-"""Where does choosing pay? Harm, images per client and budget: the runs, and map.csv.
+"""Where does choosing pay? Harm, images per client and budget: the runs, and their CSV files.
 
     python reproduction/map.py --prepare CIFAR10 --seeds 201   # prepare data, 3.5 GB a seed
     python -m dpfl_mpi.sweep reproduction/map.py --mixed       # compute runs; again to go on
-    python reproduction/map.py --collect results               # add finished runs to map.csv
+    python reproduction/map.py --collect results               # add finished runs to the files
     python reproduction/map.py                                 # print the map
 
 harm.py makes the data: 100 clients in four groups. A cell is what groups disagree in (a share of
 the classes' names, or an angle of rotation), the images of a client, B_c and a seed; all its rows
 train 160 local epochs. *One partner* is a round of B_c = 2, whose clients average with one random
-client each: what they lose by it (`harm`, points of validation accuracy) is known before a choice.
-Runs of data that are not prepared are left out, and those that map.csv holds.
+client each. What they lose by it in round 0 (`harm`, points of validation accuracy) is known before
+a choice. Runs of data that are not prepared are left out, and those that map.csv holds.
+
+map.csv has a line per cell: `gain` and `half` are its difference to the random graph of the same
+place and seed, points, with the 95 % interval over clients. map-rounds.csv has a line per cell and
+round: validation accuracy, percent, after averaging (`averaged`) and after training (`trained`).
 """
 
 import itertools
 from pathlib import Path
 from typing import NamedTuple
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from arena import GROUPS, known
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dpfl_mpi import prepare
 from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.figures.command import gather
+from dpfl_mpi.figures.style import BLUE, DARK, GREEN, GREY, ORANGE, TEXT
 from dpfl_mpi.figures.tables import interval, markdown
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.command_line import Parser
 
 HERE = Path(__file__).resolve().parent
-FILE, DATASET = HERE / "map.csv", "reproduction/harm.py"
+FILE, ROUNDS = HERE / "map.csv", HERE / "map-rounds.csv"
+DATASET = "reproduction/harm.py"
 SEEDS = range(201, 206)  # fresh: no other run has them
 HARMS = [(share, 0) for share in (0, 20, 40, 70, 100)]  # percent of the classes, degrees
 HARMS += [(0, degrees) for degrees in (15, 30, 60, 90)]
 IMAGES, BUDGETS = (50, 100, 200, 500), ("0.05N", "0.2N")
+GROUP_COUNT = 4  # client k is in group k mod 4
 RANDOM, ORACLE, PARTNER = "Random graph", "Oracle", "One partner"
 ROWS = {
     RANDOM: {"method": "random_graph"},
@@ -42,6 +53,8 @@ ROWS = {
     "Spectral": {"method": "spectral"},
     PARTNER: {"method": "random_graph", "rounds": 1},
 }
+
+DRAWN = {ORACLE: DARK, "Spectral": GREEN, "Nearest": ORANGE, "DPFL": BLUE}
 
 
 class Cell(NamedTuple):
@@ -76,42 +89,121 @@ DONE = set(known(FILE).reindex(columns=Cell._fields).itertuples(index=False, nam
 RUNS = [c.run() for c in CELLS if c not in DONE and Path(c.data()).is_file()]
 
 
-def line_of(cell: Cell, result: Result) -> dict:
-    """Return a cell's scores, percent, means over clients; `harm` in points, in the first round."""
+def line_of(cell: Cell, result: Result, random: Result) -> dict:
+    """Return a cell's line of map.csv; `random` is the random graph of its place and seed."""
     line = cell._asdict() | {"run": result.path.stem[-8:]}
     for name in ("best", "last"):
         line[name] = 100 * result[f"{name}/test_acc"].mean()
-    lost = result["round/val_acc"][1] - result["mixed/val_acc"][1]
-    return line | {"harm": 100 * lost.mean(), "commit": result.starts()[-1]["commit"]}
+    points = 100 * (result["best/test_acc"] - random["best/test_acc"])
+    line["gain"], line["half"] = interval([points])
+    line["harm"] = 100 * (result["round/val_acc"][0] - result["mixed/val_acc"][0]).mean()
+    edges = result.graph(len(result["round/val_acc"]) - 1)
+    group = np.arange(len(edges)) % GROUP_COUNT
+    line["own_group"] = 100 * edges[group[:, None] == group].sum() / edges.sum()
+    return line | {"commit": result.starts()[-1]["commit"]}
+
+
+def rounds_of(cell: Cell, result: Result) -> pd.DataFrame:
+    """Return a cell's lines of map-rounds.csv."""
+    columns = {"averaged": "mixed/val_acc", "trained": "round/val_acc"}
+    lines = pd.DataFrame({name: 100 * result[path].mean(1) for name, path in columns.items()})
+    return lines.rename_axis("round").reset_index().assign(run=result.path.stem[-8:])
 
 
 def collect(folder: str) -> None:
-    """Add the finished cells of a folder to map.csv, in the order of CELLS."""
+    """Add the finished cells of a folder to both files, in the order of CELLS."""
+    results = {cell: gather([cell.run()], folder)[0] for cell in CELLS if cell not in DONE}
+    done = {cell: found[0] for cell, found in results.items() if found and found[0].finished}
     before = known(FILE).to_dict("records")
     lines = {tuple(line[name] for name in Cell._fields): line for line in before}
-    for cell in (cell for cell in CELLS if cell not in lines):
-        for result in gather([cell.run()], folder)[0]:
-            if result.finished:
-                lines[cell] = line_of(cell, result)
+    parts = []
+    for cell, result in done.items():
+        random = done.get(cell._replace(row=RANDOM), result if cell.row == PARTNER else None)
+        if random is not None:
+            lines[cell] = line_of(cell, result, random)
+            parts.append(rounds_of(cell, result))
     table = pd.DataFrame([lines[cell] for cell in CELLS if cell in lines]).round(4)
     table.to_csv(FILE, index=False)
+    rounds = pd.concat([known(ROUNDS), *parts]).round(4).astype({"round": int})
+    rounds.to_csv(ROUNDS, index=False)
     print(f"{len(table)} of {len(CELLS)} cells are in {FILE.name}")
 
 
 def gains(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per place of the map: harm, and what each row gains on the random graph."""
+    """Return a line per place of the map: harm, and what each row gains on the random graph.
+
+    With several seeds the interval is over their means, with one over its clients.
+    """
     place = ["share", "degrees", "images", "budget"]
     measured = runs[runs["row"] == PARTNER].groupby(place[:-1])["harm"].mean()
     out = []
     for names, part in runs[runs["row"] != PARTNER].groupby(place, sort=False):
-        by_row = part.pivot(index="seed", columns="row", values="best")
         line = dict(zip(place, names, strict=True)) | {"harm": f"{measured[names[:-1]]:+.1f}"}
-        for row in ROWS:
-            if row in by_row and row != RANDOM:
-                points = (by_row[row] - by_row[RANDOM]).dropna().to_numpy()
-                line[row] = f"{points.mean():+.1f} ± {interval([points])[1]:.1f} ({len(points)})"
+        for row, of_row in part.groupby("row", sort=False):
+            if row != RANDOM:
+                mean, half = of_seeds(of_row)
+                own = f"{of_row['own_group'].mean():.0f} % kin"
+                line[row] = f"{mean:+.1f} ± {half:.1f} ({len(of_row)}), {own}"
         out.append(line)
     return pd.DataFrame(out)
+
+
+def of_seeds(of_row: pd.DataFrame) -> tuple[float, float]:
+    """Return mean and half width of the 95 % interval of a row's gain at one place of the map."""
+    if len(of_row) == 1:
+        return of_row["gain"].iloc[0], of_row["half"].iloc[0]
+    return interval([of_row["gain"].to_numpy()])
+
+
+def lines_of(axes: Axes, runs: pd.DataFrame, x: str) -> None:
+    """Draw what each row gains over the random graph, with 95 % intervals, over column `x`."""
+    for row, colour in DRAWN.items():
+        points = [(value, *of_seeds(part)) for value, part in runs[runs["row"] == row].groupby(x)]
+        if points:
+            at, mean, half = np.array(points).T
+            axes.errorbar(at, mean, yerr=half, fmt="o-", capsize=2, color=colour, label=row)
+    axes.axhline(0, color=GREY, lw=0.6)
+
+
+def draw_map(runs: pd.DataFrame) -> Figure:
+    """Return a line of panels per images and budget: gains over names, angles and measured harm."""
+    place = ["share", "degrees", "images"]
+    measured = runs[runs["row"] == PARTNER].groupby(place)["harm"].mean().rename("measured")
+    choosing = runs[runs["row"] != PARTNER].join(measured, on=place)
+    groups = list(choosing.groupby(["images", "budget"], sort=False))
+    size = (TEXT, 0.4 + 2.2 * len(groups))
+    figure, panels = plt.subplots(len(groups), 3, figsize=size, sharey="row", squeeze=False)
+    for ((images, budget), part), (names, angles, harm) in zip(groups, panels, strict=True):
+        lines_of(names, part[part["degrees"] == 0], "share")
+        lines_of(angles, part[part["share"] == 0], "degrees")
+        oracle = part[part["row"] == ORACLE]
+        harm.plot(oracle["measured"], oracle["gain"], "o", color=DRAWN[ORACLE])
+        harm.axhline(0, color=GREY, lw=0.6)
+        names.set_ylabel(f"{images} images, B_c = {budget}:\npoints over a random graph")
+    for axes, label in zip(
+        panels[-1], ("names exchanged, %", "rotation, degrees", ""), strict=True
+    ):
+        axes.set_xlabel(label or "lost by averaging with\none random client, points")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def draw_undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> Figure:
+    """Return validation accuracy over rounds, after averaging and after training, by harm."""
+    shares = (0, 40, 100)
+    figure, panels = plt.subplots(1, len(shares), figsize=(TEXT, 2.4), sharey=True)
+    at_place = (runs["degrees"] == 0) & (runs["images"] == 100) & (runs["budget"] == "0.2N")
+    for axes, share in zip(panels, shares, strict=True):
+        of_share = runs[at_place & (runs["share"] == share)]
+        for row, colour in {RANDOM: GREY, **DRAWN}.items():
+            lines = rounds[rounds["run"].isin(of_share["run"][of_share["row"] == row])]
+            mean = lines.groupby("round")[["averaged", "trained"]].mean()
+            axes.plot(mean.index, mean["averaged"], "--", color=colour)
+            axes.plot(mean.index, mean["trained"], color=colour, label=row)
+        axes.set(title=f"{share} % of names exchanged", xlabel="round")
+    panels[0].set_ylabel("validation accuracy, %\n(dashed: after averaging)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    return figure
 
 
 @in_a_sentence

@@ -1,4 +1,4 @@
-"""What a network changes. The tables of network.md are made by page.py.
+"""What a network changes. page.py makes its tables.
 
     python -m dpfl_mpi.sweep reproduction/network.py      # compute the Runs
     python reproduction/network.py --collect results      # write network.csv

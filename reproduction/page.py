@@ -1,7 +1,7 @@
 """Redraw every table and picture of the pages from the CSV files: `python reproduction/page.py`.
 
 Tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of the pages; pictures go beside
-the CSV files and into docs/pictures. It needs neither MPI, torch nor results.
+the CSV files. It needs no results.
 """
 
 import re
@@ -10,11 +10,14 @@ from functools import cache
 from pathlib import Path
 
 import findings
+import map as harm_map
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import question
 import recomputed
 import standings
+from arena import known
 from csv_files import of_folder
 from matplotlib.figure import Figure
 from recomputed import Lines
@@ -26,8 +29,7 @@ from dpfl_mpi.figures.tables import Parts, difference_text, interval, number
 
 HERE = Path(__file__).resolve().parent
 FRONT = HERE.parent / "README.md"
-FINDINGS = HERE.parent / "docs" / "findings.md"
-PAGE, ARENA, NETWORK = HERE / "README.md", HERE / "arena.md", HERE / "network.md"
+ANSWER, TABLE_1, TABLES = HERE / "README.md", HERE / "table1.md", HERE / "tables.md"
 SHARES = (0.25, 0.5, 1.0)  # of DPFL's costs at which methods are compared
 
 
@@ -75,7 +77,7 @@ def changed(lines: pd.DataFrame) -> Lines:
 
 
 def network_tables() -> dict[str, str]:
-    lines = pd.read_csv(NETWORK.with_suffix(".csv"))
+    lines = pd.read_csv(HERE / "network.csv")
     out = {"changed": recomputed.text(changed(lines))}
     for profile in ("phones", "hospitals"):
         of_profile = lines[lines["network"] == profile]
@@ -98,7 +100,7 @@ def arena_tables() -> dict[str, str]:
     for (setting, epochs), of_setting in runs.groupby(["setting", "epochs"], sort=False):
         here = found[(found["setting"] == setting) & (found["epochs"] == epochs)]
         table = recomputed.text(standings.table(of_setting, clients, here))
-        parts.append(f"### {setting}, {epochs} epochs\n\n{table}\n")
+        parts.append(f"#### {setting}, {epochs} epochs\n\n{table}\n")
     return {"arena": "\n".join(parts)}
 
 
@@ -116,14 +118,18 @@ def tables() -> dict[Path, dict[str, str]]:
     controls = folders()["controls"]
     found = {name: recomputed.text(table(controls)) for name, table in findings.TABLES.items()}
     pairs = pd.read_csv(HERE / "controls" / "agreement.csv")
+    found["agreement"] = omega.agreement_table(pairs)
     runs, _, differences = arena_lines()
-    answer = recomputed.text(standings.answer(runs, differences))
+    verdicts = question.table(known(question.RUNS_FILE), known(question.CLIENTS_FILE))
     return {
-        PAGE: recomputed.page_tables(folders()),
-        FRONT: {"answer": answer, "core hours": recomputed.total(full)},
-        FINDINGS: found | {"agreement": omega.agreement_table(pairs)},
-        NETWORK: network_tables(),
-        ARENA: arena_tables(),
+        FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
+        ANSWER: {
+            "verdicts": recomputed.text(verdicts),
+            "map": recomputed.text(harm_map.gains(known(harm_map.FILE))),
+            "core hours": recomputed.total(full),
+        },
+        TABLE_1: recomputed.page_tables(folders()),
+        TABLES: arena_tables() | found | network_tables(),
     }
 
 
@@ -144,9 +150,10 @@ def pictures() -> Iterator[tuple[Path, Figure | None]]:
             for picture, figure in recomputed.pictures(frames):
                 yield HERE / name / f"{picture}.png", figure
     runs, _, differences = arena_lines()
-    yield HERE / "arena.png", standings.picture(runs, differences)
-    for picture, figure in findings.pictures(folders()["controls"]):
-        yield FINDINGS.parent / "pictures" / f"findings-{picture}.png", figure
+    yield HERE / "forest.png", standings.forest(runs, differences)
+    cells = known(harm_map.FILE)
+    yield HERE / "map.png", harm_map.draw_map(cells)
+    yield HERE / "undone.png", harm_map.draw_undone(cells, known(harm_map.ROUNDS))
 
 
 def main() -> None:
@@ -156,7 +163,7 @@ def main() -> None:
     with plt.rc_context(STYLE):
         for path, figure in pictures():
             assert figure
-            figure.savefig(path, dpi=160 if path.parent.name == "pictures" else 200)
+            figure.savefig(path, dpi=200)
             plt.close(figure)
             print(path)
 

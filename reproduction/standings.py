@@ -1,25 +1,24 @@
-"""Tables and the picture of arena.md: each row of a setting against Local and random graphs.
+"""The arena in tables.md, README and a picture: rows against Local and random graphs.
 
 `runs` has a line per Run (setting, epochs, row, seed, run, partition, costs per client), `clients`
 a line per Run and client (run, client, accuracy). Differences are paired by client. The p of one is
 the larger of two t-tests': over partition means, and over the clients within partitions. It is
-significant if p < 0.05 after Holm's correction (Scandinavian Journal of Statistics 6, 1979) for all
-differences of the page over two partitions or more; with one partition it never is.
+significant if p < 0.05 after Holm's correction for all differences of the arena over two partitions
+or more; with one partition it never is.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from recomputed import Lines, error_over_clients, intervals, over_clients
+from recomputed import Lines, chance_over_seeds, error_over_clients, holm, over_clients
 from scipy.special import stdtr
 
 from dpfl_mpi.figures import tables
-from dpfl_mpi.figures.style import COLOURS, MARKS, TEXT
+from dpfl_mpi.figures.names import text_label
+from dpfl_mpi.figures.style import BLUE, DARK, GREY, ORANGE, TEXT
 from dpfl_mpi.figures.tables import Parts, means, number, paired
 
 RANDOM = "Random graph"  # with as many clients as the budget allows
@@ -30,29 +29,15 @@ BASES = BOTH | OTHERS  # rows to which differences are shown, with their columns
 # rows whose differences to a random graph are on the front page
 ON_FRONT_PAGE = ("Oracle", "Nearest", "DPFL", "Pairwise", "Ditto", "FedAvg+FT")
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
-LABELLED = ("DPFL", "Nearest", RANDOM)  # rows whose marks always have a name in the picture
+TITLES = {"Ditto": "Ditto (twice the steps)"}
+IN_FOREST = {"Oracle": DARK, "Nearest": ORANGE, "DPFL": BLUE}
 
 
 def chance(parts: Parts) -> float:
     """Return the p of paired differences: the larger of the two t-tests' (see above)."""
-    mean = np.array([part.mean() for part in parts]).mean()
-    tests = [(mean / error_over_clients(parts), sum(len(part) - 1 for part in parts))]
-    if len(parts) > 1:
-        values = np.array([part.mean() for part in parts])
-        tests.append((mean * np.sqrt(len(values)) / values.std(ddof=1), len(values) - 1))
-    return max(2 * float(stdtr(freedom, -abs(t))) for t, freedom in tests)
-
-
-def holm(chances: Iterable[float]) -> np.ndarray:
-    """Return p-values corrected for their number m: the i-th smallest (from 0) times m - i.
-
-    None is below a smaller one's, or above 1.
-    """
-    p = np.array(list(chances))
-    order, out = np.argsort(p, kind="stable"), np.empty_like(p)
-    factors = np.arange(len(p), 0, -1)
-    out[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1)
-    return out
+    t = np.mean([part.mean() for part in parts]) / error_over_clients(parts)
+    over_clients = 2 * float(stdtr(sum(len(part) - 1 for part in parts), -abs(t)))
+    return max(over_clients, chance_over_seeds(parts) if len(parts) > 1 else 0.0)
 
 
 def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
@@ -93,21 +78,26 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
         yield out | {"core hours": number(of_row["core_hours"].min())}
 
 
-def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
-    """Yield a line per setting: a random graph over Local, and other rows over a random graph.
+def at_length(found: pd.DataFrame, setting: str) -> tuple[float, dict[tuple[str, str], Any]]:
+    """Return a setting's local epochs, and its differences by row and base.
 
     Of several lengths the one with the most partitions is shown, then the longest.
     """
+    of_setting = found[found["setting"] == setting]
+    to_random = of_setting[of_setting["to"] == RANDOM]
+    partitions = to_random["parts"].map(len).groupby(to_random["epochs"]).max()
+    epochs = max(partitions.items(), key=lambda item: (item[1], item[0]), default=(0, 0))[0]
+    lines = of_setting[of_setting["epochs"] == epochs].itertuples()
+    return epochs, {(line.row, line.to): line for line in lines}
+
+
+def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
+    """Yield a line per setting: a random graph over Local, and other rows over a random graph."""
     for setting in dict.fromkeys(runs["setting"]):
-        of_setting = found[found["setting"] == setting]
-        to_random = of_setting[of_setting["to"] == RANDOM]
-        partitions = to_random["parts"].map(len).groupby(to_random["epochs"]).max()
-        epochs = max(partitions.items(), key=lambda item: (item[1], item[0]), default=(0, 0))[0]
-        shown = of_setting[of_setting["epochs"] == epochs].itertuples()
-        by_pair = {(line.row, line.to): line for line in shown}
+        epochs, by_pair = at_length(found, setting)
         out = {"setting": str(setting), "epochs": number(epochs, ".0f")}
         columns = {"random graph over Local": (RANDOM, "Local")}
-        columns |= {row: (row, RANDOM) for row in ON_FRONT_PAGE}
+        columns |= {TITLES.get(row, row): (row, RANDOM) for row in ON_FRONT_PAGE}
         for column, pair in columns.items():
             line = by_pair.get(pair)
             text = tables.difference_text(line.parts) if line else "-"
@@ -115,41 +105,23 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
         yield out
 
 
-def draw_costs(axes: Axes, runs: pd.DataFrame, parts: dict[str, Parts], looks: dict) -> None:
-    """Draw differences to a random graph over models received; name `LABELLED` and the best."""
-    models = runs.groupby("row", sort=False)["models"].mean()
-    points = {row: tables.interval(of_row)[0] for row, of_row in parts.items()} | {RANDOM: 0.0}
-    highest = -np.inf
-    for row in sorted(points, key=lambda row: (models[row], -points[row])):
-        colour, mark = looks[row]
-        axes.plot(models[row], points[row], mark, ms=3, color=colour)
-        if points[row] > highest or row in LABELLED:
-            place: dict[str, Any] = {"textcoords": "offset points", "fontsize": 5}
-            axes.annotate(row, (models[row], points[row]), (3, 2), **place)
-        highest = max(highest, points[row])
-    axes.margins(x=0.25)
-    axes.set(xlabel="models received per client", ylabel="points to a random graph")
-
-
-def picture(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
-    """Return per setting the differences to a random graph: with intervals, and over costs."""
-    groups = runs.groupby(["setting", "epochs"], sort=False)
-    each = [(name, group) for name, group in groups if group["row"].nunique() > 1]
-    rows, n = list(dict.fromkeys(runs["row"])), len(COLOURS)
-    looks = {row: (COLOURS[i % n], MARKS[1 + i // n]) for i, row in enumerate(rows)}
-    heights = [1.2 + 0.13 * group["row"].nunique() for _, group in each]
-    size = (TEXT, sum(heights))
-    figure, panels = plt.subplots(len(each), 2, figsize=size, height_ratios=heights, squeeze=False)
-    to_random = found[found["to"] == RANDOM]
-    for (left, right), ((setting, epochs), group) in zip(panels, each, strict=True):
-        shown = (to_random["setting"] == setting) & (to_random["epochs"] == epochs)
-        parts = dict(zip(to_random["row"][shown], to_random["parts"][shown], strict=True))
-        intervals(left, parts)
-        left.set(title=f"{setting}, {epochs} epochs", xlabel="points to a random graph")
-        left.tick_params(axis="y", length=0, pad=7)
-        beside = {"transform": left.get_yaxis_transform(), "clip_on": False}
-        for y, row in enumerate(parts):
-            colour, mark = looks[row]
-            left.plot(-0.02, y, mark, ms=3, color=colour, **beside)
-        draw_costs(right, group, parts, looks)
+def forest(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
+    """Draw what the choosers gain over a random graph in each setting, with 95 % intervals."""
+    figure, axes = plt.subplots(figsize=(TEXT, 3.6))
+    settings = list(dict.fromkeys(runs["setting"]))
+    for (row, colour), shift in zip(IN_FOREST.items(), (-0.25, 0.0, 0.25), strict=True):
+        label: str | None = row
+        for y, setting in enumerate(settings):
+            line = at_length(found, setting)[1].get((row, RANDOM))
+            if line:
+                mean, half = tables.interval(line.parts)
+                style = {"fmt": "o", "capsize": 2, "color": colour, "label": label}
+                axes.errorbar(mean, y + shift, xerr=half, **style)
+                label = None  # one entry of the legend per row
+    axes.axvspan(-0.5, 0.5, color=GREY, alpha=0.2, lw=0, label="half a point")
+    axes.axvline(0, color=GREY, lw=0.6)
+    axes.set_yticks(range(len(settings)), [text_label(setting) for setting in settings])
+    axes.invert_yaxis()
+    axes.set_xlabel("points over a random graph of the same budget")
+    figure.legend(loc="outside upper center", ncols=4)
     return figure

@@ -1,7 +1,6 @@
 """Compute the default run and draw the picture of the first page: `python docs/pictures/draw.py`.
 
-`reproduction/page.py` draws those of findings.md. The two of CIFAR-10 need results that are not in
-the repository.
+The two of CIFAR-10 need results that are not in the repository.
 """
 
 import subprocess
