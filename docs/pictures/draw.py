@@ -1,7 +1,4 @@
-"""Compute the default run and draw the picture of the first page: `python docs/pictures/draw.py`.
-
-The two of CIFAR-10 need results that are not in the repository.
-"""
+"""Compute the default run and draw the picture of the first page: `python docs/pictures/draw.py`."""
 
 import subprocess
 import sys
