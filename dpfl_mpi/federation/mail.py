@@ -1,4 +1,9 @@
-"""`Mail`: the verbs by which models and values move between clients."""
+"""`Mail`: the verbs of `fed` by which models and values move between clients.
+
+`Mailroom` (transport/mailroom.py) moves the rows, i.e. models. `Ledger` (transport/ledger.py)
+counts what that costs on a network. `Attack` (attack.py) has liars send false rows. `Packing`
+(transport/packing.py) sends only some columns, or encodes rows. A sending is any exchange of rows.
+"""
 
 import json
 import math
@@ -16,16 +21,16 @@ from dpfl_mpi.transport.mailroom import Mailroom, Received
 
 
 class Mail:
-    """Rows leave as attack and packing make them, and count in the ledger. Verbs are collective."""
+    """The mail of this rank's clients. Its verbs are collective."""
 
     def __init__(
         self, members: Members, attack: Attack, mailroom: Mailroom, ledger: Ledger, sends: str
     ):
-        """`sends` says which setting keeps some columns at home, for error sentences."""
+        """`sends`: words for errors, which setting keeps some columns from being sent."""
         self.members, self.attack, self.mailroom, self.ledger = members, attack, mailroom, ledger
         self.packing, self.ages, self.log = mailroom.packing, mailroom.ages, mailroom.log
         self.sends = sends
-        self.all_arrived = False  # whether the rows staged last came to all
+        self.all_arrived = False  # whether the rows that were sent last came to all clients
 
     def begin(self) -> None:
         """Start a round."""
@@ -33,9 +38,10 @@ class Mail:
         self.ledger.begin(self.members.learners)
 
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
-        """Send every row along the graph; return what arrives (Algorithm 1, line 9). Collective.
+        """Send rows along the graph; return the models that arrive (Algorithm 1, line 9).
 
-        Where both ends take part. The models are here until the next sending.
+        Collective. Edges of clients that take no part are left out. The models are valid until the
+        next sending.
         """
         self.members.check_graph(graph, "the graph of fed.exchange")
         self.members.exclude_diverged(w_KW)
@@ -44,9 +50,9 @@ class Mail:
         return self.send(w_KW, graph, had_all)
 
     def send(self, w_KW: Tensor, graph: CollaborationGraph, had_all: bool = False) -> Received:
-        """Send the staged rows as `exchange` does. Collective.
+        """Send the rows that were staged by an `exchange` along a graph. Collective.
 
-        They do not count if `had_all`: fed.every_row has brought them.
+        If `had_all`, fed.every_row has brought them already, and they do not count again.
         """
         members, log = self.members, self.log
         graph = members.among_active(graph)
@@ -69,7 +75,8 @@ class Mail:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, copy of its row [W])` of every active client, in client order. Collective.
 
-        On every rank with clients. A method sends nothing meanwhile. Rows count for candidates.
+        They come to every rank with clients. Nothing else may be sent before the last. On a
+        network only the `candidates` of each client count as sent to it.
         """
         self.log.every_row = True
         return self.rows(w_KW, candidates)
@@ -77,9 +84,9 @@ class Mail:
     def rows(
         self, w_KW: Tensor, candidates: Candidates | None = None, whole: bool = True
     ) -> Iterator[tuple[int, Tensor]]:
-        """Do what `every_row` does, with --candidates for the nearest alone.
+        """Do what `every_row` does, except that --candidates limits the rows to the nearest.
 
-        Rows that must be `whole` are refused where not all columns are sent: nobody completes them.
+        Rows that must be `whole` are a `UserError` where only some columns are sent.
         """
         members = self.members
         if whole and self.packing.columns is not None:
@@ -97,10 +104,10 @@ class Mail:
         return self.mailroom.rows_of_all(np.flatnonzero(members.active), nearest)
 
     def tell(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
-        """Return on every rank `[N, ...]` of all clients, from every rank's `[K, ...]`. Collective.
+        """Return the values of all clients, `[N, ...]`, from this rank's `[K, ...]`. Collective.
 
-        These are values, no models, and true ones, also of liars. They cost their bytes along the
-        edges of the graph; without one, from all to all in reach.
+        Liars tell the truth here. On a network the values cost their bytes along the edges of the
+        graph; without one, from every client to all that can reach it.
         """
         members, k = self.members, len(self.members.ids)
         if graph is not None:
@@ -124,7 +131,7 @@ class Mail:
         return self.spread(values if k else np.zeros((0, *shape), kind), graph)
 
     def spread(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
-        """Do what `tell` does, with any --staleness: a search takes values of its round."""
+        """Do what `tell` does, also under --staleness, for values that the search needs."""
         members = self.members
         if self.ledger.counts:
             if graph is None:
@@ -144,16 +151,16 @@ class Mail:
         self.mailroom.narrow(graph)
 
     def leaving(self, w_KW: Tensor) -> Tensor:
-        """Return what others will know of this rank's rows, `[K, W]`. Collective."""
+        """Return this rank's rows as others will receive them, `[K, W]`. Collective."""
         members = self.members
         return self.packing.leaving(self.attack.sent(w_KW), members.active, members.in_rounds)
 
     def altered(self) -> np.ndarray:
-        """Return which of this rank's clients may send what is not their row, local numbers."""
+        """Return the local clients that may send another row than their own, by local number."""
         return np.arange(len(self.members.ids)) if self.packing.encodes else self.attack.liars
 
     def had_all(self, w_KW: Tensor) -> bool:
-        """Return whether fed.every_row has just brought these very rows to all. Collective."""
+        """Return whether fed.every_row was the last to send, and sent these rows. Collective."""
         if not self.log.every_row:
             return False
         same = self.all_arrived and self.packing.same(
@@ -165,26 +172,27 @@ class Mail:
         with self.log.clock("exchange"):
             self.mailroom.stage(self.leaving(w_KW))
         if self.packing.columns is not None:
-            self.packing.own = w_KW
+            self.packing.local_rows = w_KW
         self.all_arrived = False
 
     def ask(self, candidates: Candidates) -> None:
-        """Let all that have room ask their candidates now. Collective."""
+        """Let clients that may choose any ask for models now, on the ledger's clock. Collective."""
         self.ledger.ask(candidates.room > 0)
 
     def count_all(self, candidates: Candidates) -> None:
-        """Count the models of all candidates, in phases of a client's room. Collective.
+        """Let the ledger count the models of all candidates as sent. Collective.
 
-        Each client begins with the candidate after its own number.
+        In each phase a client gets as many as it has room for. It begins with the candidate after
+        its own number, so that not all ask the same one at once.
         """
         phase = 0
         self.ask(candidates)
         while self.ledger.counts:
             lists = []
             for k, room in enumerate(candidates.room.tolist()):
-                found = candidates.asked_by(k)
-                found = np.roll(found, -np.searchsorted(found, k))
-                lists.append(found[phase * room : (phase + 1) * room])
+                asked = candidates.asked_by(k)
+                asked = np.roll(asked, -np.searchsorted(asked, k))
+                lists.append(asked[phase * room : (phase + 1) * room])
             if not any(map(len, lists)):
                 return
             self.ledger.send(CollaborationGraph.from_lists(lists), self.members.in_rounds)

@@ -1,9 +1,11 @@
-"""`Clock`: the simulated time of every client, in whole nanoseconds since the start of the run.
+"""`Clock`: the simulated time of every client under --network. `Ledger` (ledger.py) calls it.
 
-A client trains, scores and waits, one after the other. Its links work meanwhile: each carries one
-message of an exchange at a time, first come, first served; ties go by client number. A message
-takes its bytes through the sender's uplink, the latencies of both ends, and its bytes through the
-receiver's downlink. `Speeds`: how fast all this is, from a profile or a file.
+Times are whole nanoseconds since the start of the run. A client trains, scores models and waits,
+one after the other, while its uplink and its downlink carry messages. A link carries one message of
+an exchange at a time: first come, first served, and of two at once that of the smaller client
+number. A message needs time for its bytes in the sender's uplink, then the latencies of both
+clients, then time for its bytes in the receiver's downlink. `Speeds` says how fast all this is.
+`to` and `of` `[E]` are the receivers and the senders of the edges that messages go along.
 """
 
 from dataclasses import dataclass
@@ -15,18 +17,20 @@ from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.transport.links import Links
 
-PARTS = ("train", "choose", "send", "wait")  # of a round
-LATEST_NS = 2**61  # 73 years
-NEVER_NS = 2**62
+PARTS = ("train", "choose", "send", "wait")  # what a client spends the time of a round on
+LATEST_NS = 2**61  # 73 years, after which the run ends with an error
+NEVER_NS = 2**62  # stands for a model that has not arrived
 NS = 10**9  # nanoseconds in a second
 MEGABITS_PER_BYTE = 8e-6
-# medians of the five `Speeds`; sigmas of the logarithms of device, link and latency
+# --network: medians of the five `Speeds`, whose values are log-normal, and three sigmas of their
+# logarithms: of the device, the link and the latency
 PROFILES = {
     "phones": ((0.2, 0.002, 12.6, 55.0, 0.0185), (0.7, 0.8, 0.4)),
     "hospitals": ((0.02, 0.0002, 100.0, 100.0, 0.01), (0.3, 0.5, 0.3)),
     "campus": ((0.05, 0.0005, 1000.0, 1000.0, 0.0005), (0.4, 0.0, 0.2)),
 }
-DRAW_OF_VALUE = (0, 0, 1, 1, 2)  # one draw serves two values: a slow device is slow at both
+# which of three normal draws makes each of the five values: a slow device is slow at two of them
+DRAW_OF_VALUE = (0, 0, 1, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Speeds:
 
 
 def speeds_of(profile: str, table: np.ndarray | None, clients: int, seed: int) -> Speeds:
-    """Return the speeds in a file's table `[N, 5]`, else draws from a profile."""
+    """Return the speeds in a file's table `[N, 5]`, else random ones from a profile."""
     if table is not None:
         return Speeds(*np.asarray(table).T)
     medians, sigmas = PROFILES[profile]
@@ -57,34 +61,34 @@ def nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 class Clock:
-    """Times of all N clients, int64 `[N]` each. Every rank has the same."""
+    """The times of all N clients, int64 `[N]` each. Every rank has the same clock."""
 
     def __init__(self, speeds: Speeds, ages: int = 1):
-        """Models may be of so many `ages`: 1, of this round alone."""
+        """Start at 0. Models may be used for so many rounds (--staleness): 1, only in their own."""
         n = len(speeds.step)
         self.speeds = speeds
         self.step, self.image = nanoseconds(speeds.step), nanoseconds(speeds.image)
         self.latency = nanoseconds(speeds.latency)
-        self.now = np.zeros(n, np.int64)  # the end of what a client has done
-        self.ready_at = np.zeros(n, np.int64)  # since when it has had the model that it sends
-        self.asked_at = np.zeros(n, np.int64)  # since when its senders know that it wants theirs
-        self.uplink_free = np.zeros(n, np.int64)  # when standing messages have passed its uplink
+        self.now = np.zeros(n, np.int64)  # when a client has done all that it did so far
+        self.ready_at = np.zeros(n, np.int64)  # when its model was trained, and can be sent
+        self.asked_at = np.zeros(n, np.int64)  # when it asked its senders for their models
+        self.uplink_free = np.zeros(n, np.int64)  # when its uplink can send again (see `arrivals`)
         self.present = np.ones(n, bool)  # who takes part in this round
-        # by edge when the sender's model of a rounds ago arrived; empty unless models may be old
+        # arrived[a]: when the model that a sender sent a rounds ago arrived, by edge
         self.arrived = [Links() for _ in range(ages)] if ages > 1 else []
         self.begin(self.present)
 
     def begin(self, present: np.ndarray) -> None:
         """Start a round of the clients that are present, bool `[N]`.
 
-        One that was absent begins with the first of those that were there in the last round.
+        A client that was absent in the last round begins when the first of the others does.
         """
-        stayed, arrived = present & self.present, present & ~self.present
-        first = stayed if stayed.any() else self.present
-        self.now[arrived] = np.maximum(self.now[arrived], self.now[first].min())
+        stayed, returned = present & self.present, present & ~self.present
+        others = stayed if stayed.any() else self.present
+        self.now[returned] = np.maximum(self.now[returned], self.now[others].min())
         if present.any():  # an empty round leaves the last one's clients to the next
             self.present[:] = present
-        if self.arrived:
+        if self.arrived:  # all models are a round older
             self.arrived = [Links(), *self.arrived[:-1]]
         if self.now.max(initial=0) > LATEST_NS:
             late = f"the clock of client {self.now.argmax()} has passed 73 years"
@@ -93,30 +97,29 @@ class Clock:
         self.waited_for = np.full(len(self.now), -1)  # whose model arrived last; -1: did not wait
 
     def work(self, steps: np.ndarray, images: np.ndarray) -> None:
-        """Let clients take these gradient steps `[N]`, then score these images `[N]`."""
+        """Let each client take so many gradient steps `[N]`, then score so many images `[N]`."""
         trained, scored = steps * self.step, images * self.image
-        # a model can be sent once it is trained
         self.ready_at = np.where(steps > 0, self.now + trained, self.ready_at)
         self.now = self.now + trained + scored
         self.spent["train"] += trained
         self.spent["choose"] += scored
 
     def ask(self, who: Any = slice(None)) -> None:
-        """Let clients ask for models now: those that they want are new since the last round."""
+        """Let clients ask for models now; their senders cannot have sent these unasked."""
         self.asked_at[who] = self.now[who]
 
     def exchange(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, old: Any) -> np.ndarray:
-        """Send models of these bytes along edges `[E]`; return how many rounds old they are, `[E]`.
+        """Send models of `sizes` bytes along edges; return how old those used are, in rounds.
 
-        A receiver waits for models of this round. Where they may be `old`, bool or `[E]`, it takes
-        the newest that it has of each sender; if it has none, it waits for the first.
+        A receiver waits for models of this round. Where `old`, bool or bool `[E]`, allows older
+        ones, it uses the newest that has arrived; if none has, it waits for the first.
         """
         arrival, age = self.arrivals(to, of, sizes, np.any(old)), np.zeros(len(to), np.int64)
         edges = to * len(self.now) + of
         if self.arrived:
             self.arrived[0].set(edges, arrival)
         if self.arrived and np.any(old):
-            times = np.stack([links.get(edges, NEVER_NS) for links in self.arrived])
+            times = np.stack([links.get(edges, NEVER_NS) for links in self.arrived])  # [ages, E]
             arrived = times <= self.now[to]
             newest = np.where(arrived.any(0), arrived.argmax(0), times.argmin(0))
             age = np.where(old, newest, 0)
@@ -127,40 +130,42 @@ class Clock:
     def arrivals(
         self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, standing: Any
     ) -> np.ndarray:
-        """Return when the messages of edges `[E]` arrive.
+        """Return when messages of `sizes` bytes arrive, which queue for the links of both clients.
 
-        They queue with one another. Those of a `standing` graph also keep the uplink busy for later
-        rounds. The downlink forgets: what a receiver still awaits delays nothing that is there.
+        Under --staleness nobody waits for the messages of a `standing` graph, whose senders send
+        unasked: they keep the uplink busy in later rounds, too. Downlinks start each exchange idle.
         """
         up = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.up[of])
         down = nanoseconds(sizes * MEGABITS_PER_BYTE / self.speeds.down[to])
         free = self.uplink_free if standing else np.zeros_like(self.uplink_free)
-        left = queue(np.maximum(self.ready_at[of], self.asked_at[to]), of, to, up, free)
+        left_uplink = queue(np.maximum(self.ready_at[of], self.asked_at[to]), of, to, up, free)
         np.add.at(self.spent["send"], of, up)
-        there = left + self.latency[of] + self.latency[to]
-        return queue(there, to, of, down, np.zeros_like(self.uplink_free))
+        at_downlink = left_uplink + self.latency[of] + self.latency[to]
+        return queue(at_downlink, to, of, down, np.zeros_like(self.uplink_free))
 
     def wait(self, to: np.ndarray, of: np.ndarray, arrival: np.ndarray) -> None:
         """Let receivers wait for the last of their models, which arrive at these times `[E]`."""
         last = self.now.copy()
         np.maximum.at(last, to, arrival)
+        # the edges whose models were awaited longest; of equal ones the smallest sender is written
+        # last, and so is noted
         final = np.flatnonzero((arrival == last[to]) & (arrival > self.now[to]))
-        final = final[np.argsort(-of[final], kind="stable")]  # of equal times the smallest sender
+        final = final[np.argsort(-of[final], kind="stable")]
         self.waited_for[to[final]] = of[final]
         self.spent["wait"] += last - self.now
         self.now = last
 
     def server(self, active: np.ndarray, size: int) -> None:
-        """Let active clients, bool `[N]`, wait for a server's answer of as many bytes.
+        """Let active clients, bool `[N]`, send `size` bytes to a server, and wait for as many.
 
-        The server has no limits.
+        The server answers when it has all. Its own links take no time.
         """
         who = np.flatnonzero(active)
         up = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.up[who])
         down = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.down[who])
-        left = np.maximum(self.ready_at[who], self.uplink_free[who]) + up
-        self.uplink_free[who] = left
-        at_server = left + self.latency[who]
+        left_uplink = np.maximum(self.ready_at[who], self.uplink_free[who]) + up
+        self.uplink_free[who] = left_uplink
+        at_server = left_uplink + self.latency[who]
         answered = at_server.max(initial=0) + self.latency[who] + down
         self.spent["send"][who] += up
         slowest = who[at_server.argmax()] if len(who) else 0
@@ -176,15 +181,17 @@ class Clock:
 def queue(
     ready: np.ndarray, link: np.ndarray, other: np.ndarray, cost: np.ndarray, free: np.ndarray
 ) -> np.ndarray:
-    """Return when each message `[E]` has passed its link, first come, first served.
+    """Return when each message `[E]` has passed its `link`, the number of a client.
 
-    It keeps the link busy for its cost `[E]`. `free` `[N]`, when each link is idle, is updated.
+    A message that is `ready` earlier goes first, then the one of the smaller `other` client. It
+    keeps the link busy for its `cost`. `free` `[N]` is when each link gets idle, and is updated.
     """
     order = np.lexsort((other, ready, link))
     passed = np.empty(len(ready), np.int64)
     ends = np.cumsum(np.bincount(link, minlength=len(free)))
     for k in np.unique(link):
         messages = order[(ends[k - 1] if k else 0) : ends[k]]
+        # a message ends when it or one before it began, plus all costs from there on
         spent = np.cumsum(cost[messages])
         begins = np.maximum(ready[messages], free[k]) - (spent - cost[messages])
         passed[messages] = np.maximum.accumulate(begins) + spent

@@ -1,4 +1,7 @@
-"""`Links`: numbers per edge of a graph. `Ages`: how old a row goes along each (--staleness)."""
+"""`Links`: numbers per edge of a graph. `Ages`: which row goes along each edge (--staleness).
+
+A row is one client's model. `to` and `of` `[E]` are the receivers and the senders of edges.
+"""
 
 import numpy as np
 
@@ -23,26 +26,32 @@ class Links:
         """Return the first value of edges `[E]`, and the default for those that were not set."""
         if len(self.table) == 0:
             return np.full(edges.shape, default)
-        at = np.minimum(np.searchsorted(self.table[:, 0], edges), len(self.table) - 1)
-        return np.where(self.table[at, 0] == edges, self.table[at, 1], default)
+        found = np.minimum(np.searchsorted(self.table[:, 0], edges), len(self.table) - 1)
+        return np.where(self.table[found, 0] == edges, self.table[found, 1], default)
 
     def trim(self, most: np.ndarray) -> None:
-        """Keep `most` `[N]` edges per receiver: of largest last value, then smallest senders."""
+        """Keep the `most` `[N]` edges of each receiver with the largest last value.
+
+        Of equal values the smallest senders stay.
+        """
         to = self.table[:, 0] // len(most)
         order = np.lexsort((self.table[:, 0], -self.table[:, -1], to))
-        place = np.arange(len(order)) - np.searchsorted(to[order], to[order])
-        self.table = self.table[np.sort(order[place < most[to[order]]])]
+        rank = np.arange(len(order)) - np.searchsorted(to[order], to[order])  # within its receiver
+        self.table = self.table[np.sort(order[rank < most[to[order]]])]
 
 
 class Ages:
-    """The ids of rows: j + a N is what client j sent a rounds ago. Every rank has the same."""
+    """The numbers of rows: j + a N is the row that client j sent a rounds ago.
+
+    Every rank has the same `Ages`.
+    """
 
     def __init__(self, placement: Placement, staleness: int):
         self.placement, self.n, self.count = placement, placement.n, staleness + 1
         per_rank = placement.per_rank[placement.owner]
-        # by number: the rank that has the row, and its place among the rows of that rank
+        # by number: the rank that has the row, and which of that rank's rows it is
         self.owner = np.tile(placement.owner, self.count)
-        self.place = np.concatenate([placement.row_of + a * per_rank for a in range(self.count)])
+        self.row_of = np.concatenate([placement.row_of + a * per_rank for a in range(self.count)])
         self.forget()
 
     def forget(self) -> None:

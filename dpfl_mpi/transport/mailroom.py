@@ -1,7 +1,11 @@
-"""`Mailroom`: puts rows into other ranks' windows.
+"""`Mailroom`: sends models between ranks. `Mail` (federation/mail.py) calls it for a method's verbs.
 
-`Arrived`: the rows that one sending brought, valid until the next. `Received`: the models that a
-graph brings, at once or in passes.
+A row is one client's model. Staged rows are copies in host memory that MPI sends. A window is
+memory of this rank that other ranks write into; a slot is room for one row in it. A route says
+for one graph which rank writes which row into which slot. A sending is one exchange of all ranks
+along a graph: what it brings (`Arrived`) is valid until the next. `Received` brings the models of
+a graph, in several passes (sendings) where they exceed the window. Rows have the numbers of `Ages`
+(links.py): j + a N is the row that client j sent a rounds ago.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from dpfl_mpi.transport.packing import Packing
 
 
 class Mailroom:
-    """This rank's windows, and the staged rows that it puts into others'."""
+    """This rank's windows, and the verbs that fill them on all ranks."""
 
     def __init__(
         self,
@@ -33,27 +37,27 @@ class Mailroom:
         transfer: Transfer,
         own_code: bool,
     ):
-        """Make windows when needed, of `budgets` `[N]` rows per client, within --window_gb.
+        """Client k receives `budgets[k]` models at once; no window exceeds `window_gb` (GiB).
 
-        With `own_code` all ranks meet before each pass: a user's method may break off.
+        With `own_code`, a user's method, all ranks meet before each pass, as one may leave early.
         """
         placement, count = packing.placement, packing.ages.count
         self.packing, self.placement, self.ages = packing, placement, packing.ages
         self.log, self.window_gb, self.transfer, self.own_code = log, window_gb, transfer, own_code
         self.bytes_put = 0  # by this rank into windows, in this round
-        self.sendings = 0  # rows are here until the next one; the same on every rank
-        self.inboxes: list[Inbox | None] = [None] * len(packing.staged)
-        # rows that each rank would receive at once; then by window how many rows --window_gb
-        # allows, and for how many there is room [ranks]
+        self.sendings = 0  # so far; the same on every rank
+        self.inboxes: list[Inbox | None] = [None] * len(packing.staged)  # windows, made when needed
+        # the slots that each rank's clients would fill at once [ranks]; then for every window the
+        # slots that --window_gb allows, and those that each rank gets [ranks]
         self.wanted = np.bincount(placement.owner, budgets, placement.world.size).astype(np.int64)
-        room = [
+        slots_and_limits = [
             sizes.window_slots(self.wanted, placement.per_rank, count, window_gb, 4 * rows.shape[1])
             for rows in packing.staged
         ]
-        self.row_limits = [limit for _, limit in room]
-        self.capacities = [np.minimum(slots, limit) for slots, limit in room]
-        # of the last two graphs, such as Omega and the one that was chosen
-        self._routes: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
+        self.row_limits = [limit for _, limit in slots_and_limits]
+        self.capacities = [np.minimum(slots, limit) for slots, limit in slots_and_limits]
+        # what `plan` returned for the last two graphs, such as Omega and the graph chosen from it
+        self._plans: list[tuple[CollaborationGraph, tuple[Route, int | None]]] = []
 
     def meet(self, place: str) -> None:
         """Wait for all ranks of a user's method; one that is elsewhere is a `UserError` on all."""
@@ -67,7 +71,7 @@ class Mailroom:
         self.packing.begin()
 
     def stage(self, rows_KW: Tensor) -> None:
-        """Copy the rows that leave this rank's clients; they are put as they are now."""
+        """Copy the rows of this rank's clients; later sendings take them as they are now."""
         self.packing.outgoing[: len(rows_KW)].copy_(rows_KW.detach())  # 25 MB for 100 CNNs
         self.sendings += 1
 
@@ -80,33 +84,33 @@ class Mailroom:
             raise UserError(f"{models} are used after {late}; only those of the last are here")
 
     def route(self, graph: CollaborationGraph) -> Route:
-        """Return who puts which row where along a graph."""
+        """Return which rank writes which row into which slot along a graph."""
         world = self.placement.world
         numbered = self.ages.graph(graph)
-        return route(numbered, self.ages.owner, self.ages.place, world.rank, world.size)
+        return route(numbered, self.ages.owner, self.ages.row_of, world.rank, world.size)
 
     def plan(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
-        """Return a graph's route, and the models per client that fit a pass, None: all.
+        """Return a graph's route, and how many models per client fit in a pass; None: all fit.
 
         Raises `UserError` if not even one fits.
         """
-        for known, planned in self._routes:
-            if known is graph and self.ages.count == 1:  # else ages differ
+        for known, planned in self._plans:
+            if known is graph and self.ages.count == 1:  # else its rows have other ages by now
                 return planned
         whole, clients = self.route(graph), self.placement.per_rank
         width = sizes.models_per_pass(whole.need, self.capacities[0], clients)
         if width == 0:
             raise sizes.too_narrow(self.window_gb, 4 * self.packing.staged[0].shape[1], clients)
-        if width and self.packing.encodes:  # encoded rows take less room
+        if width and self.packing.encodes:  # all may fit, as most rows go as shorter messages
             parts, _ = self.packing.split(graph)
             needs = [self.route(part).need for part in parts]
-            fits = [(need <= most).all() for need, most in zip(needs, self.capacities, strict=True)]
-            return whole, None if all(fits) else width
-        self._routes = [(graph, (whole, width)), *self._routes[:1]]
+            pairs = zip(needs, self.capacities, strict=True)
+            return whole, None if all((need <= slots).all() for need, slots in pairs) else width
+        self._plans = [(graph, (whole, width)), *self._plans[:1]]
         return whole, width
 
     def put(self, graph: CollaborationGraph, whole: Route | None = None, slots: int = 0) -> Arrived:
-        """Put the staged rows along a graph that fits the windows; return all here. Collective.
+        """Send the staged rows along a graph that fits the windows; return what came. Collective.
 
         `whole`: the graph's route, if known. A new window has at least so many `slots`.
         """
@@ -114,7 +118,7 @@ class Mailroom:
         parts, keys = self.packing.split(graph)
         for window, part in enumerate(parts):
             path = whole if part is graph else self.route(part)
-            if len(parts) > 1 and not path.need.any():
+            if len(parts) > 1 and not path.need.any():  # nothing goes through this window
                 continue
             inbox = self._wide_enough(window, path, slots)
             with self.log.clock("exchange"):
@@ -132,17 +136,18 @@ class Mailroom:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, copy of its row)` of these clients on every rank with clients. Collective.
 
-        With a graph a rank gets only what its clients want; each row once, as many at a time
-        as the window has slots, or at most MAX_ROWS_PER_PASS if no budget says how wide it is.
+        With a graph, a rank gets only the rows of its clients' senders. A pass brings as many rows
+        as the window has slots, or at most MAX_ROWS_PER_PASS where no budget says how wide it is.
         """
         placement, owner, rank = self.placement, self.placement.owner, self.placement.world.rank
         n, k = placement.n, len(placement.ids)
         most = n if self.wanted.any() else min(n, sizes.MAX_ROWS_PER_PASS)
-        # a rank without budgets makes no pass narrow
+        # a rank whose clients have no budget still gets a window, and makes no pass narrower
         capacity = np.where(self.capacities[0] > 0, self.capacities[0], self.row_limits[0])
         width = sizes.rows_per_pass(capacity, placement.per_rank, most)
         slots = min(width, n - k) if k else 0  # so that later passes need no other window
-        ranks, receivers = np.unique(owner, return_index=True)  # one client receives for its rank
+        # on each rank that has clients one of them receives the rows that are away, on other ranks
+        ranks, receivers = np.unique(owner, return_index=True)
         away, gets = owner != ranks[:, None], np.full(n, k > 0)
         if wanted is not None:
             wants = np.zeros((placement.world.size, n), bool)  # which rank wants whose row
@@ -158,10 +163,10 @@ class Mailroom:
             with self.log.clock("exchange"):
                 for j in senders[gets[senders]].tolist():
                     yield j, arrived.copies([j])[0]
-            self.check(arrived.sending)  # the next pass puts the rows that are staged still
+            self.check(arrived.sending)  # else the next pass would send rows staged meanwhile
 
     def _wide_enough(self, window: int, path: Route, slots: int) -> Inbox:
-        """Return a window with room for what arrives, on all ranks a new one or none."""
+        """Return this window, made anew on all ranks if it lacks slots on one of them."""
         world, inbox = self.placement.world, self.inboxes[window]
         need = int(path.need[world.rank])
         if not world.agree(inbox is None or need > inbox.slots):
@@ -169,7 +174,7 @@ class Mailroom:
             return inbox
         if inbox:
             inbox.close()
-        if window == len(self.inboxes) - 1:  # whole rows beside encoded ones are few
+        if window == len(self.inboxes) - 1:  # of a codec's two windows the first needs few slots
             need = max(need, slots, int(self.capacities[window][world.rank]))
         return self._open(window, need)
 
@@ -195,7 +200,7 @@ class Mailroom:
 
 
 class Arrived:
-    """The rows of one exchange, until the next one: this rank's, and those in its windows."""
+    """The rows that this rank can read after one sending: its own, and those in its windows."""
 
     def __init__(self, mailroom: Mailroom, route: Route):
         self.mailroom, self.packing, self.ages = mailroom, mailroom.packing, mailroom.ages
@@ -206,9 +211,9 @@ class Arrived:
     def rows(self, senders: Senders, to: slice | int | None = None) -> Tensor:
         """Return copies of the senders' models, `[k, W]` on the device.
 
-        `to` are their receivers: places among this rank's clients, or one receiver for all. They
-        matter under --staleness, as a receiver may get an older row, and under --send, where the
-        columns that are not sent are the receiver's own. Raises `UserError` if other models were
+        `to` says which of this rank's clients receive them, by their local numbers; one receives
+        all. It matters under --staleness, where a receiver may get an older row, and under --send,
+        where columns that are not sent are the receiver's. Raises `UserError` if other models were
         sent since.
         """
         if self.ages.count == 1 and self.packing.columns is None:
@@ -218,18 +223,19 @@ class Arrived:
             raise UserError(f"with --staleness or --send {which}")
         ids = self.mailroom.placement.ids
         rows = self.copies(self.ages.numbers(ids[to], np.asarray(senders)))
-        return self.packing.complete(rows, self.packing.own[to])
+        return self.packing.complete(rows, self.packing.local_rows[to])
 
     def copies(self, numbers: Senders) -> Tensor:
         """Return copies of rows by their numbers, as they were sent, `[k, W]` on the device."""
         self.mailroom.check(self.sending)
-        outgoing, place = self.packing.outgoing, self.ages.place
+        outgoing, row_of = self.packing.outgoing, self.ages.row_of
         local = self.ages.owner[numbers] == self.mailroom.placement.world.rank
         if len(numbers) == 1:  # without the gather a search of small models takes 10 % less time
             number = numbers[0]
-            row = outgoing[place[number]].clone() if local[0] else self._remote(number)
+            row = outgoing[row_of[number]].clone() if local[0] else self._remote(number)
             return row[None]
-        rows = outgoing[torch.from_numpy(np.where(local, place[numbers], 0)).to(outgoing.device)]
+        # gather the local rows, and row 0 for each remote one, which then replaces it
+        rows = outgoing[torch.from_numpy(np.where(local, row_of[numbers], 0)).to(outgoing.device)]
         for i in np.flatnonzero(~local).tolist():
             rows[i] = self._remote(numbers[i])
         return rows
@@ -245,15 +251,15 @@ class Arrived:
         return torch.from_numpy(self.inbox.take(slot))
 
     def addresses(self, senders: np.ndarray, to: slice | np.ndarray) -> np.ndarray:
-        """Return where in memory the rows of `rows` lie until the next sending, uint64 `[c]`.
+        """Return where in the device's memory the senders' rows lie, for a kernel, uint64 `[c]`.
 
-        In the device's memory, with all columns sent. `to`: one receiver, or one per sender.
+        All columns must be sent. `to`: the local number of one receiver, or of one per sender.
         """
         self.mailroom.check(self.sending)
         placement = self.mailroom.placement
         numbers = self.ages.numbers(placement.ids[to], senders)
         row_bytes = 4 * self.packing.ensemble.width
-        out = self.packing.outgoing.data_ptr() + row_bytes * self.ages.place[numbers]
+        out = self.packing.outgoing.data_ptr() + row_bytes * self.ages.row_of[numbers]
         away = self.ages.owner[numbers] != placement.world.rank
         if self.unpacked is not None:
             out[away] = [self.unpacked[j].data_ptr() for j in numbers[away].tolist()]
@@ -268,39 +274,41 @@ class Received:
     """The models that a graph brings: all at once, or in passes if they exceed the window."""
 
     def __init__(self, mailroom: Mailroom, w_KW: Tensor, graph: CollaborationGraph):
-        """Put the staged rows along the graph, if all fit; `w_KW` are this rank's. Collective."""
+        """Send the staged rows, copies of `w_KW`, along the graph if all fit. Collective."""
         self.mailroom, self.w, self.graph = mailroom, w_KW, graph
         route, self.width = mailroom.plan(graph)
         self.arrived = mailroom.put(graph, route) if self.width is None else None
         self.sending = mailroom.sendings
 
     def passes(self, orders: Sequence[Senders]) -> Iterator[tuple[Arrived, list[Senders]]]:
-        """Yield, pass by pass, the models here, and those that each client uses. Collective.
+        """Yield, pass by pass, what arrived, and for each local client whose models. Collective.
 
         `orders`: each client's senders, in its order. If all models are here, there is one pass.
         """
-        room, placement = self.mailroom, self.mailroom.placement
-        room.check(self.sending)
+        mailroom, placement = self.mailroom, self.mailroom.placement
+        mailroom.check(self.sending)
         if self.width is None:
             assert self.arrived is not None
             yield self.arrived, list(orders)
             return
-        room.meet("the passes of what fed.exchange returned")
+        mailroom.meet("the passes of what fed.exchange returned")
+        # all ranks make as many passes as the client with the most senders needs
         longest = np.array([max(map(len, orders), default=0)], np.float64)
         for first in range(0, int(placement.world.spread(longest)[0, 2]), self.width):
             senders = [order[first : first + self.width] for order in orders]
-            room.meet("the next pass of what fed.exchange returned")
-            room.check(self.sending)
-            arrived = room.put(placement.graph_of(senders))
-            self.sending = room.sendings
+            mailroom.meet("the next pass of what fed.exchange returned")
+            mailroom.check(self.sending)
+            arrived = mailroom.put(placement.graph_of(senders))
+            self.sending = mailroom.sendings
             yield arrived, senders
 
     def models(self) -> Iterator[tuple[int, np.ndarray, Tensor]]:
         """Yield for local clients some of their senders and copies of their models. Collective.
 
-        They are a client's number on this rank, senders `[m]`, ascending, and `[m, W]`.
+        They are the client's local number, the senders `[m]`, ascending, and the models `[m, W]`.
         """
-        for here, batch in self.passes([self.graph.of(k) for k in self.mailroom.placement.ids]):
-            for i, senders in enumerate(batch):
+        senders_of = [self.graph.of(k) for k in self.mailroom.placement.ids]
+        for arrived, lists in self.passes(senders_of):
+            for i, senders in enumerate(lists):
                 if len(senders):
-                    yield i, np.asarray(senders), here.rows(senders, i)
+                    yield i, np.asarray(senders), arrived.rows(senders, i)

@@ -1,4 +1,11 @@
-"""What of a row is put into a window: all of it, some columns (--send), or what a codec encodes."""
+"""What of a client's model travels: all columns, some (--send), or the messages of a codec.
+
+A row is one model: W weights in a line. A window is memory of a rank that other ranks write into.
+At each exchange `Mailroom` lets a `Packing` stage rows, i.e. copy them into host memory that MPI
+sends (`pack`), and read those that arrived in the window (`unpack`). Rows have the numbers of
+`Ages` (links.py): j + a N is the row that client j sent a rounds ago. `Packing` sends columns as
+they are. `Encoded` sends messages of a codec, from which receivers compute their next row.
+"""
 
 import numpy as np
 import torch
@@ -10,42 +17,41 @@ from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.transport.codec import Int8, TopK
 from dpfl_mpi.transport.links import Ages, Links
 
-SPAN = 2**32  # more than the encodings of a client's row
+SPAN = 2**32  # in keys of encoded rows; no client encodes its row so often
 NO_KEYS = np.zeros(0, np.int64)
 
 
 class Packing:
-    """Rows, by their numbers in `Ages`, are put whole and read where they arrive.
-
-    Or some columns, bool `[W]`, are put, and unpacked there.
-    """
+    """Sends all columns of a row, which are read in the window, or some, which are copied there."""
 
     encodes = False
 
     def __init__(self, ensemble: Ensemble, ages: Ages, columns_W: Tensor | None):
-        """Put these columns, None: all."""
+        """Send the columns that bool `columns_W` `[W]` marks; None: all."""
         self.ensemble, self.ages, self.placement = ensemble, ages, ages.placement
         self.columns = columns_W
-        self.in_place = columns_W is None and not self.encodes
+        self.in_place = columns_W is None and not self.encodes  # rows are read in the window
         self.k = len(self.placement.ids)
         # one-sided calls on a GPU's memory crash, or return wrong rows (pmodels/mpich 7619, 7340):
         # MPI sees host memory alone, page-locked where a GPU copies from and to it
         self.on_gpu = ensemble.device.type == "cuda"
         self.landed: Tensor | None = None  # on a GPU, a copy of the rows in the window
-        self._sent: slice | Tensor = slice(ensemble.size)
+        self._sent_columns: slice | Tensor = slice(ensemble.size)
         count = ensemble.size
         if columns_W is not None:
-            self._sent = torch.nonzero(columns_W[: ensemble.size])[:, 0]
-            count = len(self._sent)
-        self.row_bytes = 4 * count  # of a whole row on a network
-        self.staged: list[Tensor] = []  # rows in host memory that are put, by window
+            self._sent_columns = torch.nonzero(columns_W[: ensemble.size])[:, 0]
+            count = len(self._sent_columns)
+        self.row_bytes = 4 * count  # of a row that is sent whole, on a network
+        self.staged: list[Tensor] = []  # by window: host memory of the rows that MPI sends
         self._add_window(ensemble.width if self.in_place else count)
-        # the rows that left this rank's clients, of this round and of those before that count
-        # still; local receivers read them here: a method may train its rows on before it averages
+        # the rows that this rank's clients sent in this round, and in earlier ones if --staleness
+        # lets them count. Receivers on this rank read them here, as a method may train on before
+        # it averages.
         self.outgoing = self.staged[0]
         if not self.in_place or self.on_gpu:
             self.outgoing = ensemble.zeros(ages.count * self.k)
-        self.own = self.outgoing[: self.k]  # of receivers, where not all columns are sent
+        # the present rows of this rank's clients: they supply the columns that are not sent
+        self.local_rows = self.outgoing[: self.k]
         self._store: dict[int, Tensor] = {}  # unpacked rows of other ranks by key
 
     def _add_window(self, width: int) -> None:
@@ -53,12 +59,12 @@ class Packing:
         self.staged.append(torch.zeros(rows, width, pin_memory=self.on_gpu))
 
     def begin(self) -> None:
-        """Start a round: what left in the last one is a round older."""
+        """Start a round: the rows that were sent in the last one are now a round older."""
         if self.ages.count > 1 and self.k:
             self.outgoing[self.k :] = self.outgoing[: -self.k].clone()
 
     def leaving(self, w_KW: Tensor, active: np.ndarray, in_rounds: bool) -> Tensor:
-        """Return what others will know of this rank's rows, `[K, W]`. Collective."""
+        """Return this rank's rows as receivers will have them, `[K, W]`. Collective."""
         return w_KW
 
     def same(self, a_KW: Tensor, b_KW: Tensor, active: np.ndarray) -> bool:
@@ -67,49 +73,50 @@ class Packing:
         return torch.equal(a_KW[rows], b_KW[rows])
 
     def sizes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
-        """Return the bytes that go along edges `[E]` on a network."""
+        """Return the bytes that a network carries from each sender `of` to its receiver, `[E]`."""
         return np.full(len(of), self.row_bytes)
 
     def complete(self, rows_kW: Tensor, own_kW: Tensor) -> Tensor:
-        """Return rows that arrived, with the receivers' own columns where nothing is sent."""
+        """Return rows that arrived, with the receivers' own numbers in columns never sent."""
         return rows_kW if self.columns is None else torch.where(self.columns, rows_kW, own_kW)
 
     def split(self, graph: CollaborationGraph) -> tuple[list[CollaborationGraph], np.ndarray]:
-        """Return the part of a graph that goes through each window, and what ranks store then."""
+        """Return each window's part of a graph, and the keys that all ranks store afterwards."""
         return [graph], NO_KEYS
 
     def pack(self, window: int) -> None:
-        """Stage what is put through a window."""
+        """Stage what this rank sends through a window."""
         if self.outgoing is not self.staged[0]:
-            self.staged[0].copy_(self.outgoing if self.in_place else self.outgoing[:, self._sent])
+            columns = slice(None) if self.in_place else self._sent_columns
+            self.staged[0].copy_(self.outgoing[:, columns])
 
     def unpack(self, window: int, route: Route, inbox: Inbox) -> None:
         """Store the rows that arrived in a window, unless they are read in place."""
-        self.landed = None  # its memory is the next one's
+        self.landed = None  # frees its memory for the next copy
         if not self.in_place:
-            self._store = self._take(route, inbox)
+            self._store = self._rows_in(inbox, route)
         elif self.on_gpu:
-            self.landed = self._arrived(inbox, len(route.arriving))
+            self.landed = self._on_device(inbox, len(route.arriving))
 
-    def _arrived(self, inbox: Inbox, count: int) -> Tensor:
-        """Return so many rows of the first window on the device: on a CPU a view, not a copy."""
+    def _on_device(self, inbox: Inbox, count: int) -> Tensor:
+        """Return the first `count` rows of a window: on a GPU copies, on a CPU a view."""
         view, staged = inbox.view[:count], self.staged[0]
         if not self.on_gpu:
             return torch.from_numpy(view)
         rows = torch.empty(view.shape, device=self.ensemble.device)
-        # through the memory of rows that have left: they are staged anew before the next Put
+        # through the page-locked memory of rows that were sent: they are staged anew each time
         for start in range(0, count, len(staged)):
             part = staged[: count - start]
             part.numpy()[:] = view[start : start + len(part)]
             rows[start : start + len(part)].copy_(part)  # waits, as `part` is used again
         return rows
 
-    def _take(self, route: Route, inbox: Inbox) -> dict[int, Tensor]:
-        """Return the rows in a window by key."""
+    def _rows_in(self, inbox: Inbox, route: Route) -> dict[int, Tensor]:
+        """Return by key the rows of width W whose sent columns arrived in a window."""
         rows, keys = {}, self._keys(route.arriving).tolist()
-        for key, arrived in zip(keys, self._arrived(inbox, len(keys)), strict=True):
+        for key, arrived in zip(keys, self._on_device(inbox, len(keys)), strict=True):
             rows[key] = self.ensemble.zeros(1)[0]
-            rows[key][self._sent] = arrived
+            rows[key][self._sent_columns] = arrived
         return rows
 
     def unpacked(self, numbers: np.ndarray) -> dict[int, Tensor] | None:
@@ -120,10 +127,10 @@ class Packing:
         return {j: self._store[key] for j, key in zip(numbers.tolist(), keys, strict=True)}
 
     def keep(self, keys: np.ndarray) -> None:
-        """Forget stored rows beside these keys of all ranks."""
+        """Drop the stored rows that are not among these keys of all ranks."""
 
     def _keys(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the keys of rows in the store."""
+        """Return the keys under which rows with these numbers are stored."""
         return numbers
 
     def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
@@ -135,9 +142,10 @@ class Packing:
 
 
 class Encoded(Packing):
-    """What a codec makes of a row's change is put through a second window.
+    """Sends whole rows through one window, and messages of a codec through a second one.
 
-    A rank that lacks the row before gets the new one whole, through the first window.
+    A message says how a client's row has changed since its last encoding. A rank that stores the
+    last one needs only the message; a rank that lacks it gets the new row whole.
     """
 
     encodes = True
@@ -145,16 +153,17 @@ class Encoded(Packing):
     def __init__(self, codec: Int8 | TopK, ages: Ages, start_W: Tensor, budgets: np.ndarray):
         """Encode from the common initial row; a client stores `budgets` `[N]` rows of others."""
         super().__init__(codec.ensemble, ages, codec.columns_W)
-        self._add_window(-(-codec.bytes // 4))
+        self._add_window(-(-codec.bytes // 4))  # in float32 numbers, rounded up
         self.codec, self.start, self.budgets = codec, start_W, budgets
-        self.known = start_W.repeat(self.k, 1)  # what others know of this rank's clients [K, W]
-        self.encoded = torch.zeros_like(self.known)  # the rows that were encoded last
-        # of this round and of those before that count still: messages, and the number of each
-        # client's encoding; 0 is the initial row, which everyone knows
+        self.known = start_W.repeat(self.k, 1)  # this rank's rows as receivers have them [K, W]
+        self.encoded = torch.zeros_like(self.known)  # the true rows at their last encoding [K, W]
+        # each client's messages and the numbers of its encodings, by age of 0 rounds and more;
+        # encoding 0 is the initial row, which every rank has
         self.messages = np.zeros((ages.count, self.k, codec.bytes), np.uint8)
         self.encodings = np.zeros((ages.count, ages.n), np.int64)
-        self.latest = Links(2)  # by edge which encoding the receiver has, and when it arrived
-        self._rank_keys = NO_KEYS  # rank * N * SPAN + key of all that ranks store
+        # by edge: the number of the encoding that the receiver has, and when it arrived
+        self.latest = Links(2)
+        self._rank_keys = NO_KEYS  # rank * N * SPAN + key, of every row that some rank stores
 
     def begin(self) -> None:
         super().begin()
@@ -164,8 +173,7 @@ class Encoded(Packing):
     def leaving(self, w_KW: Tensor, active: np.ndarray, in_rounds: bool) -> Tensor:
         """Return this rank's rows as receivers will have them, `[K, W]`. Collective.
 
-        A row that changed is encoded once, as its difference to what receivers have. After the
-        rounds all rows are sent whole.
+        They are encoded anew if any of them changed. After the rounds all rows are sent whole.
         """
         if not in_rounds:
             self.encodings[0] += 2  # no receiver has the one before, so all get the row whole
@@ -176,12 +184,15 @@ class Encoded(Packing):
             self.encodings[0] += active
             with torch.no_grad():
                 for i in np.flatnonzero(active[self.placement.ids]):
-                    # `known` is updated, too, as receivers do when they decode
+                    # this also moves `known`, as receivers move their rows when they decode
                     self.messages[0, i] = self.codec.encode(w_KW[i].detach(), self.known[i])
         return self.known
 
     def sizes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
-        """Return the bytes that go along edges `[E]`: all encodings that a receiver missed."""
+        """Return the bytes that go along edges `[E]`: all messages that the receiver missed.
+
+        Where these are more bytes than the row, the row is sent.
+        """
         if not in_rounds:
             return super().sizes(to, of, in_rounds)
         edges, newest = to * self.placement.n + of, self.encodings[0, of]
@@ -191,37 +202,40 @@ class Encoded(Packing):
         return np.minimum(missed * self.codec.bytes, self.row_bytes)
 
     def split(self, graph: CollaborationGraph) -> tuple[list[CollaborationGraph], np.ndarray]:
-        """Return which edges need whole rows and which encoded ones, and what ranks store then.
+        """Return the edges that need whole rows, those that need messages, and what ranks store.
 
-        A rank stores the rows that may still be taken, of senders that its clients have or get.
+        What they store are keys of rows with their ranks, as in `_rank_keys`.
         """
         n, to, owner = graph.n, graph.receivers(), self.placement.owner
-        latest = self.latest.table
-        numbers = self.ages.numbers(to, graph.senders)
-        keys = owner[to] * n * SPAN + self._keys(numbers)
+        needed = self._keys(self.ages.numbers(to, graph.senders))
+        keys = owner[to] * n * SPAN + needed  # with the receiver's rank, one per edge
         lacks = ~np.isin(keys, self._rank_keys)
+        # a message suffices if the rank has the encoding before, or gets it now; it has encoding 0
         has_previous = np.isin(keys - 1, np.concatenate([self._rank_keys, keys]))
-        follows = has_previous | (keys % SPAN == 1)  # the initial row is everywhere
+        suffices = has_previous | (keys % SPAN == 1)
+        # a rank keeps the rows of senders from which its clients have or get one, unless they are
+        # older than --staleness allows
         stored = np.union1d(self._rank_keys, keys)
-        pairs = stored // SPAN
-        wanted = np.concatenate([keys // SPAN, owner[latest[:, 0] // n] * n + latest[:, 0] % n])
+        pairs = stored // SPAN  # rank * N + sender
+        edges = self.latest.table[:, 0]  # receiver * N + sender
+        wanted = np.concatenate([keys // SPAN, owner[edges // n] * n + edges % n])
         stays = np.isin(pairs, wanted) & (stored % SPAN >= self.encodings[-1, pairs % n])
-        return [graph.only(lacks & ~follows), graph.only(lacks & follows)], stored[stays]
+        return [graph.only(lacks & ~suffices), graph.only(lacks & suffices)], stored[stays]
 
     def pack(self, window: int) -> None:
         if window == 0:
             super().pack(window)
             return
-        size = self.codec.bytes
-        staged = self.staged[1]
-        staged.numpy().view(np.uint8)[:, :size] = self.messages.reshape(len(staged), size)
+        staged, size = self.staged[1].numpy().view(np.uint8), self.codec.bytes
+        staged[:, :size] = self.messages.reshape(len(staged), size)
 
     def unpack(self, window: int, route: Route, inbox: Inbox) -> None:
         if window == 0:
-            self._store |= self._take(route, inbox)
+            self._store |= self._rows_in(inbox, route)
             return
         keys = self._keys(route.arriving).tolist()
-        for slot in reversed(range(len(keys))):  # older rows first
+        # numbers ascend with age: backwards, each row finds the one before it decoded
+        for slot in reversed(range(len(keys))):
             key = keys[slot]
             row = (self.start if key % SPAN == 1 else self._store[key - 1]).clone()
             self.codec.decode(inbox.take(slot).view(np.uint8)[: self.codec.bytes], row)
@@ -233,7 +247,7 @@ class Encoded(Packing):
         self._store = {key: row for key, row in self._store.items() if key in local}
 
     def _keys(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the keys of rows in the store: client * SPAN + encoding."""
+        """Return the keys of rows with these numbers: client * SPAN + encoding."""
         return numbers % self.placement.n * SPAN + self.encodings.ravel()[numbers]
 
     def state(self) -> tuple[dict[str, Tensor | np.ndarray], dict[str, np.ndarray]]:
