@@ -18,7 +18,10 @@ ABANDONED_S = 5  # a segment older than this that no process maps was left by a 
 
 
 def node_memory(shared: bool = True) -> tuple[int, str]:
-    """Return how many bytes this node can give (`shared`: in /dev/shm, too) and by which limit."""
+    """Return how many bytes this node can still give, and the limit in words that says so.
+
+    If they are to be `shared` between ranks, they must fit into /dev/shm, too.
+    """
     limits = []
     if shared and os.path.isdir("/dev/shm"):
         shm = os.statvfs("/dev/shm")
@@ -40,7 +43,7 @@ def cgroup_rooms(root: str = "/") -> list[int]:
     mounts = ("sys/fs/cgroup", "", VERSION_2), ("sys/fs/cgroup/memory", "memory", VERSION_1)
     for mount, kind, (limit, used, cache) in mounts:
         path = next((path for kinds, path in groups if kind in kinds.split(",")), "/")
-        # in a container it may be the host's path: then only the topmost group is found
+        # in a container the path may be the host's: then only the topmost group has files
         own = Path(os.path.normpath(f"/{path}"))
         for group in (own, *own.parents):
             folder = Path(root, mount, str(group).lstrip("/"))
@@ -59,7 +62,7 @@ def mapped(pid: str) -> set[str]:
 
 
 def remove_left() -> None:
-    """Remove old files of MPI in /dev/shm: of this user, left by `kill -9`, mapped by nobody."""
+    """Remove files in /dev/shm that ranks of this user left when they were ended by `kill -9`."""
     left = []
     for path in (path for name in MPI_NAMES for path in Path("/dev/shm").glob(name)):
         with contextlib.suppress(OSError):
@@ -115,7 +118,10 @@ def visible_gpus() -> list[str]:
 
 
 def parts_of(name: str, gpus: list[list[str]]) -> list[str]:
-    """Return the MIG instances of a GPU, by its number or how its UUID begins; itself if whole."""
+    """Return the MIG instances of the GPU with this name, or the name if it is not split.
+
+    The name is the GPU's number or the beginning of its UUID.
+    """
     for number, (uuid, *instances) in enumerate(gpus):
         if instances and (name == str(number) or uuid.startswith(name)):
             return instances

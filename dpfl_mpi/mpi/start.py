@@ -1,8 +1,11 @@
-"""The start of a run: environment, settings and one MPI world of all ranks; and how they all end.
+"""The start of a run on every rank, and how all ranks end when one of them fails.
 
-Rank 0 alone parses the command line, before MPI starts: `--help` needs no MPI, and a wrong value is
-one sentence. The other ranks receive the settings, and so load no parser; of a finished Run they
-load nothing.
+`start` sets the environment, parses the command line, starts MPI and shares the settings. Root
+(rank 0) parses before MPI starts, so `--help` needs no MPI, and a wrong value is one sentence. The
+other ranks receive the settings and load no parser. A launcher is mpirun, srun or the like; rank
+and number of ranks are known before MPI starts from the environment variables that it sets. A Run
+has the settings that decide the numbers, a Job the others. `__main__` calls `start`, and then the
+engine inside `all_or_none`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
     Finished = Callable[[Resolved, Job], bool]
 
-# environment variables that mpirun and srun set; PALS, Flux and jsrun, by their manuals
+# environment variables of launchers, the first that is set counts; PALS, Flux, jsrun: untried
 RANK = (
     *("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MPI_RANK"),
     *("PALS_RANKID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"),
@@ -39,10 +42,11 @@ LOCAL_SIZE = (
     *("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"),
     *("PMI_LOCAL_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"),
 )
-OTHER_MPIRUN = {"MPICH": "OMPI_COMM_WORLD_SIZE", "Open": "MPI_LOCALNRANKS"}  # by library
-MPICH_MB = 1.0615  # of /dev/shm per rank
-UCX_MB = 7.4  # of /dev/shm per rank, which UCX takes first
-LAUNCHER_S = 5  # some launchers end all ranks with the first: root speaks before
+# by MPI library, a variable that only the mpirun of the other library sets
+OTHER_MPIRUN = {"MPICH": "OMPI_COMM_WORLD_SIZE", "Open": "MPI_LOCALNRANKS"}
+MPICH_MB = 1.0615  # of /dev/shm that MPICH needs per rank
+UCX_MB = 7.4  # of /dev/shm that UCX, MPICH's network layer, takes per rank before
+LAUNCHER_S = 5  # head start of root to print: some launchers end all ranks with the first
 
 
 # environment ------------------------------------------------------------------------------------
@@ -57,7 +61,7 @@ def launched(names: tuple[str, ...], default: int) -> int:
 
 def set_environment() -> None:
     """Set one thread per rank, and what MPICH and UCX need. Call it before MPI and torch start."""
-    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list is of nested levels
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # of a list, per nested level
     os.environ["OMP_NUM_THREADS"] = threads if whole(threads) and int(threads) else "1"
     # MPICH's pipelined ring is 50 times slower on shared cores
     os.environ.setdefault("MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0")
@@ -71,24 +75,24 @@ def set_environment() -> None:
 
 @contextlib.contextmanager
 def modules_by_name() -> Iterator[None]:
-    """Let `inspect` find the module of a frame by its name inside, not by the paths of all modules.
+    """Make `import torch` in this block cheaper for a file system shared by thousands of ranks.
 
-    torch asks once for each operator that it registers: 12,000 of the 18,000 times that its import
-    looks up a path, on a file system that may be shared by thousands of ranks.
+    torch calls `inspect.getmodule` for each operator that it registers, which looks up the paths
+    of all modules: 12,000 of the 18,000 look-ups of its import. Here the frame's own name decides.
     """
     import inspect
 
-    def named(thing: Any, filename: str | None = None) -> Any:
+    def getmodule(thing: Any, filename: str | None = None) -> Any:
         if inspect.isframe(thing):
             return sys.modules.get(thing.f_globals.get("__name__", ""))
-        return whole_search(thing, filename)
+        return original(thing, filename)
 
-    whole_search = inspect.getmodule
-    inspect.getmodule = named  # type: ignore[assignment]
+    original = inspect.getmodule
+    inspect.getmodule = getmodule  # type: ignore[assignment]
     try:
         yield
     finally:
-        inspect.getmodule = whole_search
+        inspect.getmodule = original
 
 
 def check_shm() -> None:
@@ -96,8 +100,8 @@ def check_shm() -> None:
     ranks, shm = launched(LOCAL_SIZE, 1), os.statvfs("/dev/shm")
     size, free = (blocks * shm.f_frsize / 1e6 for blocks in (shm.f_blocks, shm.f_bavail))
     if free < ranks * (MPICH_MB + UCX_MB):
-        os.environ.setdefault("UCX_TLS", "^posix")  # it has other ways
-    # not by what is free: the first ranks have taken their share before the last ones look
+        os.environ.setdefault("UCX_TLS", "^posix")  # lets UCX do without /dev/shm
+    # by its size, not by what is free: some ranks have taken their share before others look
     if ranks == launched(SIZE, 1) and size < ranks * MPICH_MB:
         need = f"MPICH needs {ranks * MPICH_MB:.1f} for -n {ranks}"
         mend = "enlarge it (docker run --shm-size), or start fewer"
@@ -126,7 +130,7 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
             if flags.get("print_config"):
                 import yaml
 
-                # empty: values that depend on the seed, and those that this method does not read
+                # printed empty: values that depend on the seed or that the method does not read
                 names = ("partition_seed", *run.found("method").unread)
                 empty = dict.fromkeys(n for n in names if getattr(given_run, n) is None)
                 settings = as_dict(run) | as_dict(job) | empty
@@ -138,13 +142,13 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
 
 
 def parse_or_code(arguments: Sequence[str], finished: Finished) -> tuple[Resolved, Job] | int:
-    """Return the settings of a command line, or an exit code, after its reason was printed.
+    """Return the settings of a command line, or an exit code after printing why.
 
-    A root that ended here would leave the other ranks in MPI_Init.
+    It is 0 if the Run is finished. If root ended here, the others would wait in MPI_Init for ever.
     """
     try:
         settings = parse(arguments)
-        # where the launcher says no number of ranks, others may wait in MPI_Init
+        # False if this is a rank of unknown many: others may wait in MPI_Init
         known = launched(SIZE, 0) or launched(RANK, -1) < 0
         return 0 if known and finished(*settings) else settings
     except SystemExit as end:
@@ -164,8 +168,8 @@ def share_settings(
 ) -> tuple[Resolved, Job]:
     """Return on every rank the settings that `read` returns on root. Collective.
 
-    An exit code in their place ends all ranks with it. The settings are sent as texts. Root keeps
-    its own Run, which alone has the contents of the files that the settings name.
+    If it returns an exit code, all ranks end with it. Root keeps its own Run, which alone has the
+    contents of the files that settings name; the others receive the settings as text.
     """
     on_root: list[tuple[Resolved, Job]] = []
 
@@ -192,7 +196,7 @@ def share_settings(
 def start(arguments: Sequence[str], finished: Finished) -> tuple[World, Resolved, Job]:
     """Return the world and the settings of a command line, or end with an exit code.
 
-    That is 0 where `finished` says that the Run needs no ranks.
+    It is 0 where `finished` says that the Run's results are complete.
     """
     alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
     parses = alone or launched(RANK, 0) == 0
@@ -211,13 +215,13 @@ def start(arguments: Sequence[str], finished: Finished) -> tuple[World, Resolved
 
 
 class Singletons(UserError):
-    """Every rank sees itself alone."""
+    """Each rank sees itself alone, as MPI is not the launcher's."""
 
 
 def end_before_mpi(text: str, code: int, alike: bool = False) -> NoReturn:
-    """Print why MPI does not start on this rank, and end it and the others.
+    """Print why MPI does not start on this rank, and end all ranks.
 
-    Root prints what is `alike` on all ranks.
+    Only root prints a text that is `alike` on all ranks.
     """
     if rank := launched(RANK, 0):
         time.sleep(LAUNCHER_S)
@@ -240,13 +244,15 @@ def open_world() -> World:
     try:
         import mpi4py
 
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # some starts end the process
+        # not at the import: MPI_Init is called below, after the checks
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         how = "load your site's MPI module, or install one with pip install -e '.[mpich]'"
         raise UserError(f"MPI could not be loaded ({error}); {how}") from None
     version = MPI.Get_library_version()
     tasks = max(launched((name,), 1) for name in SIZE)
+    # started by the mpirun of another library, this one would see one rank, or end the process
     alone = tasks > 1 and OTHER_MPIRUN.get(version.split()[0], "") in os.environ
     if not (alone or MPI.Is_initialized()):
         if "ch4" in version and os.path.isdir("/dev/shm"):  # MPICH from 3.4 on
@@ -280,7 +286,7 @@ def ends_with_mpi(world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_or_none(world: World) -> Iterator[None]:
-    """End all ranks at an error of the block that not all raise: none waits for one that left.
+    """End all ranks where only some leave the block by an error; the others would wait for ever.
 
     `Leave`, and a `UserError` that all ranks raise, pass through.
     """

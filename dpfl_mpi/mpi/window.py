@@ -1,4 +1,10 @@
-"""The slots of a rank that rows arrive in, and who sends which row where along a graph."""
+"""How models travel between ranks: `Route` says which goes where, `Inbox` sends and receives them.
+
+A row is one client's model, W float32 numbers. Each rank stages the rows that it sends, i.e. has
+them in one array of host memory. A slot is room for one row that arrives, the window the memory of
+all slots of a rank. With --exchange rma ranks put rows into others' windows (one-sided MPI); with
+sendrecv rows travel as messages. `Mailroom` (transport/mailroom.py) makes and uses both classes.
+"""
 
 import time
 from dataclasses import dataclass
@@ -13,47 +19,49 @@ from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.mpi.world import LIBRARY, World
 
 LINE = 64  # bytes of a cache line
-ROW, SUM = 0, 1  # tags of messages
+ROW, SUM = 0, 1  # tags of MPI messages: a row, or its checksum
 
 
 @dataclass(frozen=True)
 class Route:
-    """Who puts which row where, for one graph: made once, used every round."""
+    """What one rank sends and receives along a graph; it serves every round with that graph."""
 
-    # this rank's row, the rank it goes to, the slot there, and the sender
+    # what it sends: its row by number, the rank that it goes to, the slot there, and its client
     puts: list[tuple[int, int, int, int]]
-    arriving: np.ndarray  # senders on other ranks, ascending; slot i has the i-th's row
-    need: np.ndarray  # slots used on each rank [ranks]
-    source: np.ndarray  # the ranks of those that arrive
+    arriving: np.ndarray  # whose rows it receives: clients, ascending; slot i gets the i-th's row
+    need: np.ndarray  # how many slots the graph fills on each rank [ranks]
+    source: np.ndarray  # the ranks that the arriving rows come from, by slot
 
     def slots(self, senders: Any) -> np.ndarray:
         """Return the slot of each of these senders; `UserError` if one sends nothing here."""
-        # one search instead of a pass over all that arrive: every client asks for its own
-        at, senders = np.searchsorted(self.arriving, senders), np.asarray(senders)
+        slots, senders = np.searchsorted(self.arriving, senders), np.asarray(senders)
         last = len(self.arriving) - 1
         found = np.zeros(senders.shape, bool)
         if last >= 0:
-            found = self.arriving[np.minimum(at, last)] == senders
+            found = self.arriving[np.minimum(slots, last)] == senders
         if not found.all():
             missing = f"the model of client {senders[~found][0]} is asked for"
             raise UserError(f"{missing}, and was not sent along the graph")
-        return at
+        return slots
 
 
 def route(
     graph: CollaborationGraph, owner: np.ndarray, row: np.ndarray, rank: int, ranks: int
 ) -> Route:
-    """Return the route of a graph, by each client's rank and row there `[N]`.
+    """Return the route of one `rank` along a graph.
 
-    A sender that several clients of a rank want gets one slot there.
+    `owner` `[N]` is the rank of each client, and `row` `[N]` the number of its row there. A sender
+    that several clients of a rank want gets one slot there.
     """
     to = owner[graph.receivers()]
     remote = to != owner[graph.senders]
-    # sorted: np.unique hashes the numbers, which takes a hundred times as long
-    wanted = np.sort(to[remote] * graph.n + graph.senders[remote])
-    to, sender = np.divmod(wanted[np.diff(wanted, prepend=-1) != 0], max(graph.n, 1))
+    # pairs of receiving rank and sender, each once. They are sorted by hand, as np.unique hashes
+    # the numbers, which takes a hundred times as long.
+    pairs = np.sort(to[remote] * graph.n + graph.senders[remote])
+    to, sender = np.divmod(pairs[np.diff(pairs, prepend=-1) != 0], max(graph.n, 1))
+    # pairs of a rank lie together: its slots are their places after the first of them
     need = np.bincount(to, minlength=ranks)
-    slots = np.arange(len(to)) - (np.cumsum(need) - need)[to]  # `to` ascends
+    slots = np.arange(len(to)) - (np.cumsum(need) - need)[to]
     leaving, arriving = owner[sender] == rank, to == rank
     columns = row[sender[leaving]], to[leaving], slots[leaving], sender[leaving]
     puts = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -62,7 +70,7 @@ def route(
 
 @dataclass(frozen=True)
 class Transfer:
-    """How rows travel: as --exchange, --window and --check_rows say."""
+    """How rows travel: what --exchange, --window and --check_rows say."""
 
     exchange: str = "rma"
     window: str = "allocate"
@@ -74,29 +82,30 @@ class Transfer:
 
 
 def checksum(row: np.ndarray, sender: int, exchange: int) -> int:
-    """Return the CRC-32 of a row, begun with its sender's number; above it 32 bits of the exchange.
+    """Return a 64-bit checksum: CRC-32 of sender and row, and above it the number of the exchange.
 
-    The row of another sender or exchange always differs, as does a row with one wrong float; one
-    with several does but for one chance in 2^32.
+    A row of another sender or exchange always has another checksum, as does a row with one wrong
+    float. A row with several wrong floats has the same one with a chance of 1 in 2^32.
     """
     return crc32(row.data, sender) | (exchange % 2**32) << 32
 
 
 class Inbox:
-    """`slots` rows that other ranks send to this one, and the rows that this rank sends.
+    """The slots of this rank, and the exchange that fills the slots of all ranks.
 
-    They are put into a window, or travel as messages. A checksum of 8 bytes goes with each.
+    With --check_rows, a checksum of 8 bytes travels with each row.
     """
 
     def __init__(
         self, world: World, staging: np.ndarray, slots: int, transfer: Transfer | None = None
     ):
-        """Allocate the slots. Collective. `staging`: this rank's persistent float32 `[K, W]`."""
+        """Allocate the slots. Collective. Exchanges send rows of `staging`, float32 `[K, W]`."""
         self.world, self.staging, self.slots = world, staging, slots
         self.transfer = transfer or Transfer()
         self.row_bytes = staging.shape[1] * 4
         self.closed, self.exchanges = False, 0
-        size = -(-slots * self.row_bytes // 8) * 8 + 8 * slots  # the checksums come last
+        # bytes of the memory: rows, padded to a multiple of 8, then a checksum for each
+        size = -(-slots * self.row_bytes // 8) * 8 + 8 * slots
         rma = self.transfer.exchange == "rma"
         shared = rma and self.transfer.window == "allocate"
         world.check_memory(size, "set a smaller --window_gb", shared)
@@ -106,21 +115,21 @@ class Inbox:
             memory: Any = self.window.tomemory()
         else:
             memory = np.zeros(size + LINE, np.uint8)
-            memory = memory[-memory.ctypes.data % LINE :][:size]
+            memory = memory[-memory.ctypes.data % LINE :][:size]  # begins with a cache line
             if rma:
                 self.window = MPI.Win.Create(memory, 1, comm=world.comm)
         self.view: np.ndarray = np.ndarray((slots, staging.shape[1]), np.float32, memory)
         self.sums: np.ndarray = np.ndarray(slots, np.uint64, memory, size - 8 * slots)
         self._sent = np.zeros(len(staging), np.uint64)  # checksums of the rows that are staged
         if self.transfer.check_rows:
-            sizes = np.array(world.texts(str(size - 8 * slots)), np.int64)
-            self._sums_at = sizes.tolist()  # where in the window of each rank
+            # where the checksums begin in the memory of each rank, in bytes
+            self._sums_start = list(map(int, world.texts(str(size - 8 * slots))))
 
     def exchange(self, route: Route) -> float:
-        """Send the staged rows along the route; return the seconds until the slowest rank came.
+        """Send the staged rows along the route; return the seconds of waiting for other ranks.
 
-        Collective. Rows that arrive wrong anywhere are all sent once more. `Damaged` on every rank
-        where they are wrong again.
+        Collective. If a row arrives wrong on any rank, all are sent once more. If one is wrong
+        again, every rank raises `Damaged`.
         """
         if self.closed:
             raise ValueError("this Inbox is closed")
@@ -133,8 +142,8 @@ class Inbox:
             waited = self._move(route)
             if not self.transfer.check_rows:
                 return waited
-            came = zip(self.view, route.arriving.tolist(), strict=False)
-            expected = [checksum(row, sender, self.exchanges) for row, sender in came]
+            arrived = zip(self.view, route.arriving.tolist(), strict=False)
+            expected = [checksum(row, sender, self.exchanges) for row, sender in arrived]
             wrong = np.flatnonzero(np.array(expected, np.uint64) != self.sums[:need])
             if not self.world.agree(len(wrong) > 0):
                 return waited
@@ -147,18 +156,14 @@ class Inbox:
         raise Damaged(self.world.first(text))
 
     def _move(self, route: Route) -> float:
-        """Send the rows and their checksums once; return the seconds until all ranks came.
-
-        The origin of a Put is memory that lasts until the last Fence: a temporary would pass in
-        shared memory and crash between nodes.
-        """
+        """Send the rows and their checksums once; return the seconds of waiting for other ranks."""
         start = time.perf_counter()
         if self.window:
             self.window.Fence()
         else:
             self.world.comm.Barrier()
         waited = time.perf_counter() - start
-        if self.transfer.check_rows:  # each row is summed once, however many get it
+        if self.transfer.check_rows:  # one checksum for each row, to however many ranks it goes
             for row, sender in {row: sender for row, _, _, sender in route.puts}.items():
                 self._sent[row] = checksum(self.staging[row], sender, self.exchanges)
         if self.window:
@@ -168,17 +173,25 @@ class Inbox:
         return waited
 
     def _put(self, route: Route) -> None:
+        """Write rows and checksums into other ranks' windows.
+
+        A Put reads memory that lasts until the last Fence: a temporary array would do within a
+        node, and crash between nodes.
+        """
         width = self.staging.shape[1]
         for row, rank, slot, _ in route.puts:
             target = [slot * self.row_bytes, width, MPI.FLOAT]
             self.window.Put([self.staging[row], MPI.FLOAT], rank, target)
             if self.transfer.check_rows:
-                target = [self._sums_at[rank] + 8 * slot, 1, MPI.UINT64_T]
+                target = [self._sums_start[rank] + 8 * slot, 1, MPI.UINT64_T]
                 self.window.Put([self._sent[row:], 1, MPI.UINT64_T], rank, target)
         self.window.Fence()
 
     def _send(self, route: Route) -> None:
-        # between two ranks messages keep their order: slots ascend at both ends
+        """Send and receive rows and checksums as messages.
+
+        Messages between two ranks keep their order, so both ends go through the slots ascending.
+        """
         comm, requests = self.world.comm, []
         for slot, rank in enumerate(route.source.tolist()):
             requests.append(comm.Irecv(self.view[slot], rank, ROW))
@@ -195,7 +208,7 @@ class Inbox:
         return self.view[slot].copy()
 
     def close(self) -> None:
-        """Free the slots on all ranks, their views first: to read a window later would crash."""
+        """Free the slots on all ranks, and before it their views: reading them would crash."""
         if self.closed:
             return
         self.closed = True

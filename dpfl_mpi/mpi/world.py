@@ -1,7 +1,8 @@
-"""`World`: the ranks of a run and their collectives on arrays.
+"""`World`: the ranks of a run, and what all of them do together or end together.
 
-Only this package imports mpi4py. Only buffers are sent, never pickles. Every rank reaches every
-collective; a rank without clients has arrays of length 0.
+A collective is a call that every rank must make at the same point of the program; a rank without
+clients then has arrays of length 0. Root is rank 0. `open_world` in start.py makes the `World`, and
+all of the program uses it. Only this folder imports mpi4py. Only buffers are sent, never pickles.
 """
 
 import contextlib
@@ -25,24 +26,25 @@ from dpfl_mpi.errors import REQUEUE, RootFailed, UserError, complain
 from dpfl_mpi.mpi.node import node_memory
 
 T = TypeVar("T")
-PATIENCE_S = 5.0  # until a rank that failed no longer waits for the others
-RANK_DELAY_S = 0.25  # by which each rank lets the one before it print
+PATIENCE_S = 5.0  # how long a rank that failed waits for others
+RANK_DELAY_S = 0.25  # how much later than the rank before it each rank prints
 LIBRARY = "{} {}".format(MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1])))
 PIECE = 2**30  # bytes of one broadcast: before MPI 4 a count is an int of 32 bits
 
 
 class World:
-    """The ranks of a run and their collectives; counts the bytes that this rank puts into them."""
+    """The ranks of a run and their collectives."""
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.root = comm.rank == 0  # writes files and messages
-        self.bytes_collective = 0
-        self.code = REQUEUE  # where MPI or a signal ends the run; STALLED if it came no further
+        self.bytes_collective = 0  # that this rank put into sums and gathers in this round
+        # the exit code where MPI or a signal ends the run; STALLED if starting it again is no use
+        self.code = REQUEUE
         self.stuck = False  # whether a thread of a rank hangs in MPI
         try:
             self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-            # for `all_stop`: other ranks may be in a collective of `comm`
+            # for `all_stop` alone: other ranks may be in a collective of `comm`
             self.farewell = comm.Dup()
         except MPI.Exception as error:
             self.abort_for(error)
@@ -73,7 +75,10 @@ class World:
         return answer["value"]
 
     def each_rank(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns on this rank; all raise the first `UserError`. Collective."""
+        """Return what `make` returns on this rank. Collective.
+
+        If it raises `UserError` on some rank, all ranks raise the one of the lowest.
+        """
         result: Any = None
         mistake = ""
         try:
@@ -115,10 +120,11 @@ class World:
         return next(filter(None, self.texts(text)), "")
 
     def unlike(self, settings: Mapping[str, Any]) -> list[str]:
-        """Return, alike on all ranks, which settings differ between them. Collective."""
+        """Return on every rank the names of the settings that differ between ranks. Collective."""
         digests = [hashlib.sha256(repr(value).encode()).hexdigest() for value in settings.values()]
-        of_ranks = zip(*(text.split() for text in self.texts(" ".join(digests))), strict=True)
-        return [name for name, of in zip(settings, of_ranks, strict=True) if len(set(of)) > 1]
+        digests_of_ranks = [text.split() for text in self.texts(" ".join(digests))]
+        by_setting = zip(settings, *digests_of_ranks, strict=True)
+        return [name for name, *of_ranks in by_setting if len(set(of_ranks)) > 1]
 
     def meet(self, place: str) -> None:
         """Wait until every rank is at this place; raise `UserError` where one is at another."""
@@ -128,13 +134,13 @@ class World:
             raise UserError(f"{at}: every rank must call the same verbs of fed, in the same order")
 
     def agree(self, flag: bool) -> bool:
-        """Return whether any rank raises the flag."""
+        """Return on every rank whether `flag` is true on any. Collective."""
         out = np.zeros(1, np.int64)
         self.comm.Allreduce(np.array([flag], np.int64), out, MPI.MAX)
         return bool(out[0])
 
     def sum_int64(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum over ranks of int64 arrays, which is exact."""
+        """Return the sum over ranks of int64 arrays, which is exact. Collective."""
         out = np.empty_like(values)
         self.bytes_collective += values.nbytes
         self.comm.Allreduce(np.ascontiguousarray(values), out, MPI.SUM)
@@ -143,8 +149,10 @@ class World:
     def gather(
         self, rows: np.ndarray, owner: np.ndarray, everywhere: bool = False
     ) -> np.ndarray | None:
-        """Return all ranks' `[K, ...]` as `[N, ...]`, rank by rank, on root or `everywhere`."""
-        # `owner` [N] are the ranks of the clients
+        """Return the rows `[K, ...]` of all ranks, one rank after the other, `[N, ...]`.
+
+        On root alone, unless `everywhere`. `owner` `[N]` is the rank of each row. Collective.
+        """
         rows = np.ascontiguousarray(rows)
         size = int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.itemsize
         self.bytes_collective += rows.nbytes
@@ -153,7 +161,7 @@ class World:
             out = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
         if size == 0:
             return out
-        # before MPI 4 a count, and where a rank's rows begin, is an int of 32 bits: count rows
+        # counts and offsets are in rows, not bytes: before MPI 4 they are ints of 32 bits
         row = MPI.BYTE.Create_contiguous(size).Commit()
         sent: Any = [as_bytes(rows), len(rows), row]
         received: Any = None
@@ -169,7 +177,7 @@ class World:
         return out
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Return min, mean and max over ranks of float64 values `[n]`, as `[n, 3]`."""
+        """Return minimum, mean and maximum over ranks of float64 `[n]`, `[n, 3]`. Collective."""
         out = [np.empty_like(values) for _ in range(3)]
         for op, result in zip((MPI.MIN, MPI.SUM, MPI.MAX), out, strict=True):
             self.comm.Allreduce(values, result, op)
@@ -180,10 +188,10 @@ class World:
         return self.texts(MPI.Get_processor_name())
 
     def check_memory(self, need: int, advice: str, shared: bool = True) -> None:
-        """Raise `UserError`, which ends with `advice`, where a node has too little memory.
+        """Raise `UserError` if a node lacks the `need` bytes of each of its ranks. Collective.
 
-        If it is to be `shared`, `Win.Allocate` would succeed, and SIGBUS end the job at the first
-        touch. Collective.
+        Its sentence ends with `advice`. Without the check an allocation of `shared` memory would
+        succeed, and the first write to it end the job by SIGBUS.
         """
         total = np.zeros(1, np.int64)
         self.node.Allreduce(np.array([need], np.int64), total)
@@ -197,7 +205,7 @@ class World:
             raise UserError(first)
 
     def all_stop(self) -> bool:
-        """Return whether every rank gets here in time; else some wait for others in vain."""
+        """Return whether every rank calls this within `PATIENCE_S`; else some wait in vain."""
         end = time.monotonic() + PATIENCE_S
         try:
             request = self.farewell.Ibarrier()
@@ -210,7 +218,10 @@ class World:
         return True
 
     def abort(self, code: int, text: str = "", last: Callable[[], None] = lambda: None) -> None:
-        """End all ranks, after a text on stderr (of the lowest rank that fails) and `last`."""
+        """Print a text on stderr, call `last`, and end all ranks with this exit code.
+
+        Of several ranks that fail the lowest prints first, and so ends the others.
+        """
         if text:
             time.sleep(min(RANK_DELAY_S * self.rank, PATIENCE_S))
             complain(text)
@@ -225,9 +236,10 @@ class World:
     def abort_for(self, error: MPI.Exception) -> None:
         """End all ranks after an error of MPI: another start goes on from the last checkpoint."""
         frames = traceback.extract_tb(error.__traceback__)
-        # of this room, or of an own method: mpi4py's own come after it
-        at = [f for f in frames if Path(f.filename).parent == Path(__file__).parent] or frames
-        where = f"rank {self.rank} of {self.size} ({Path(at[-1].filename).name}:{at[-1].lineno})"
+        # the innermost line of this folder, else of a user's method: mpi4py's own are no help
+        here = [frame for frame in frames if Path(frame.filename).parent == Path(__file__).parent]
+        frame = (here or frames)[-1]
+        where = f"rank {self.rank} of {self.size} ({Path(frame.filename).name}:{frame.lineno})"
         why = f"{LIBRARY} failed on {where}: {error.Get_error_string()}"
         again = "the same command, without --fresh, goes on from the last checkpoint"
         self.abort(self.code, f"error: {why}; {again}")
@@ -239,14 +251,14 @@ class World:
 
 
 def note_for_script(text: str) -> None:
-    """Write a line for slurm/train.sbatch, which reads it when srun has ended."""
+    """Write a line for the batch script's launcher.py, which reads it when all ranks have ended."""
     if (begun := Path(os.environ.get("DPFL_BEGUN", ""))).is_file():
         with contextlib.suppress(OSError):
             begun.write_text(f"{text}\n")
 
 
 def until_read(stream: IO[str], seconds: float = PATIENCE_S) -> None:
-    """Wait until a pipe is read: a launcher that ends its ranks reads no further."""
+    """Wait until the launcher has read this pipe: once it ends its ranks, it reads no further."""
     end = time.monotonic() + seconds
     with contextlib.suppress(OSError):  # no descriptor, or the reader has gone
         pipe = stream.fileno()
