@@ -1,6 +1,9 @@
-"""`Federation`: the verbs that a method may use. `Parts`: what does the work, a file each.
+"""`Federation`, which a method knows as `fed`: its verbs, and facts of the run and its clients.
 
-A method sees the rows of this rank's clients, `w_KW`, and never MPI, files, devices or a part.
+A method (methods/NAME.py) is a federated-learning algorithm. It sees the rows of this rank's
+clients, `w_KW`: float32 `[K, W]`, a model per row. It never sees MPI, files or devices. `Parts`
+has the objects that do the work, each of a class in a file of this folder; a verb such as
+`fed.average` checks its rows and calls the method of the same name of one of them.
 
 Axes: N clients in all, K on this rank, k in a block, W row width, S images, C classes.
 """
@@ -42,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class Parts:
-    """This rank's share of a run. `engine.build` makes it; the method sees `fed`."""
+    """The objects that do the work of a run on this rank. `engine.build` makes them."""
 
     run: Resolved
     provenance: dict[str, str | int]  # what a result records of its data, partition and model
@@ -64,7 +67,7 @@ class Parts:
 
     def __post_init__(self) -> None:
         self.world, self.n, self.ids = self.members.world, self.members.n, self.members.ids
-        # 0: there is no drift, or it has happened
+        # --drift: from this round on some clients have two classes exchanged; 0: never, or done
         self.drift_round = self.run.drift.round if self.run.drift else 0
         rng = streams.stream(self.run.seed, streams.DRIFT, 0, 1)
         self.drift_classes = np.sort(rng.permutation(self.partition.class_counts.shape[1])[:2])
@@ -80,13 +83,13 @@ class Parts:
         return self.run.method not in shipped("method")
 
     def begin_round(self, number: int) -> None:
-        """Begin a round: who takes part, and empty notes. Collective."""
+        """Begin a round: find who takes part, and empty the notes. Collective."""
         self._drift(number)
         if self.run.patience and not self.drift_round:  # nobody stops before a drift
             self.members.stop(self.scoring.stale >= self.run.patience)
         clock = self.mail.ledger.clock
         time: float = number
-        if clock:
+        if clock:  # of --network: the simulated seconds at which the first client begins
             time = float(clock.now[clock.present].min(initial=2**62)) / NS
         self.members.begin(number, time)
         self.log.begin()
@@ -97,7 +100,7 @@ class Parts:
         self.world.bytes_collective = 0
 
     def _drift(self, number: int) -> None:
-        """Exchange two classes of clients that drift, once; all alive forget their best model."""
+        """Exchange two classes of the clients of --drift, once; all forget their best model."""
         if 0 < self.drift_round <= number:
             self.drift_round = 0
             drifted = np.flatnonzero(self.members.limits.drifted[self.ids])
@@ -106,14 +109,17 @@ class Parts:
             self.scoring.stale[:] = 0
 
     def meet(self, place: str) -> None:
-        """Wait for all ranks, or raise `UserError` on all, where the method is not shipped."""
+        """Wait for all ranks of a user's method; `UserError` on all if one is elsewhere."""
         self.mail.mailroom.meet(place)
 
     def close(self) -> None:
         self.mail.mailroom.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the live arrays of a checkpoint by name: local `[K, ...]`, and shared ones."""
+        """Return the arrays of a checkpoint by name: of local clients `[K, ...]`, and shared ones.
+
+        They are no copies: `set_state` writes into them.
+        """
         scoring, training, members = self.scoring, self.training, self.members
         local = {name: getattr(scoring, name) for name in scoring.IN_CHECKPOINT}
         local |= {"epochs": training.epochs, "steps": training.steps}
@@ -133,7 +139,7 @@ class Parts:
         self.begin_round(number)
         (local, shared), links = self.state(), self.mail.ledger.links
         for name, array in (local | shared).items():
-            if name in links:  # the number of its edges changes
+            if name in links:  # a table of edges, whose length changes
                 links[name].table = values[name]
             else:
                 array[:] = values[name]
@@ -145,9 +151,10 @@ class Parts:
     def adopt(
         self, best_KD: np.ndarray, reached: dict[str, np.ndarray], diverged: np.ndarray, steps: int
     ) -> None:
-        """Take over the clients as another run left them, with its gradient `steps`.
+        """Go on from the clients of a finished result, which took so many gradient `steps`.
 
-        `reached` has values of all clients, `[N, ...]`, by names in `state`.
+        They have the best weights `[K, D]`, `reached` values `[N, ...]` by names of `state`, and
+        `diverged` rounds `[N]`.
         """
         self._drift(self.run.rounds)  # as the rounds of that run did
         local, _ = self.state()
@@ -163,9 +170,10 @@ class Parts:
 def verb(
     part: str, method: Callable[Concatenate[Any, P], T], collective: bool = False, rows: int = 0
 ) -> Callable[Concatenate[Federation, P], T]:
-    """Return the verb that calls a part's method, with so many `rows` as first arguments.
+    """Return a verb of `Federation`: it calls this method of the object `Parts.<part>`.
 
-    Before a collective verb all ranks meet.
+    Its first `rows` arguments are checked to be rows `[K, W]`. Before a collective verb all ranks
+    of a user's method meet.
     """
     name = method.__name__
     names_of_rows = [*inspect.signature(method).parameters][1 : rows + 1]
@@ -184,12 +192,12 @@ def verb(
 
 
 def fact(part: str, name: str) -> Any:
-    """Return a property: the attribute of a part, which may change from round to round."""
+    """Return a property of `Federation`: the present value of `Parts.<part>.<name>`."""
     return property(lambda fed: getattr(getattr(fed._parts, part), name))
 
 
 class Federation:
-    """What a method sees: facts of its Run and clients, and the verbs."""
+    """What a method sees: facts of the run and its clients, and verbs."""
 
     def __init__(self, parts: Parts):
         members = parts.members
@@ -200,7 +208,7 @@ class Federation:
         self.reach = members.reach  # the senders that each client can reach; None: everyone
         self.n_train = parts.backend.clients.n_train  # [K]
         self.class_counts = parts.partition.class_counts  # training images of each class [N, C]
-        # of clients, such as domains, texts [N]; all are "" where the data have none
+        # the group of each client, such as its domain, texts [N]; "" where the data have none
         self.groups = np.array(parts.named.get("group", [""] * self.n))
         self.graphs = parts.graphs  # of --graphs, for rounds 0 to T
 
@@ -214,9 +222,10 @@ class Federation:
     clock = verb("log", Log.clock)
 
     def note_received(self, models: int) -> None:
-        """Note so many models received by every active client, which no verb counts.
+        """Count so many models as received by every active client, besides those verbs count.
 
-        Models that `every_row` brought and that are averaged are counted here alone.
+        For methods that call `every_row`, which counts none: models that it brought and that were
+        counted when they were averaged, are not counted twice.
         """
         log = self._parts.log
         self.notes["models_received"] += models * self.active[self.ids] - log.counted_twice
@@ -279,20 +288,23 @@ class Federation:
     validation_losses = verb("scoring", Scoring.validation_losses)
 
     def outputs(self, w_kW: Tensor, images: Any) -> tuple[Tensor, Tensor]:
-        """Return a `Predict`'s logits `[k, S, C]`, and the head's input `[k, S, F]`."""
+        """Return the logits of rows on images `[k, S, C]`, and the last layer's input `[k, S, F]`.
+
+        For the `predict` of `evaluate`.
+        """
         return self._parts.backend.outputs(w_kW, images, self._head())
 
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Return the head's inputs `[M, F]` and labels `[M]` of client i's training images.
+        """Return the last layer's inputs `[M, F]` and labels `[M]` of client i's training images.
 
-        At most `most` of them.
+        These are the first `most` images, or all.
         """
         return self._parts.backend.training_features(i, w_1W, most, self._head())
 
     def sketches(self, moved_KW: Tensor, entries: int) -> np.ndarray:
-        """Return count sketches, int8 `[K, E]`: their cosines approximate the rows'.
+        """Return short int8 vectors `[K, entries]` whose cosines are about those of the rows.
 
-        Of a client that is not active it is 0.
+        These are count sketches. They are 0 for clients that are not active.
         """
         active, zero = self.active[self.ids], moved_KW.new_zeros(moved_KW.shape[1])
         return sketches.sketches(moved_KW, zero, active, self.run.seed, entries)

@@ -1,8 +1,9 @@
-"""`Attack`: what liars send (--attack KIND:SHARE), and how often a backdoor opens.
+"""`Attack`: the false rows that liars send (--attack KIND:SHARE), and `backdoor_success`.
 
-Liars train, choose and average as all others do. The same lie leaves them along every edge and
-into every exact sum; their own average has their true model.
-w is a liar's model, and u how far w has moved since it began to train in this round.
+A row is one model. Liars train, choose and average as all others do, and use their true row in
+their own average. Everyone else gets the same false row of a liar. In formulas w is the liar's
+true row, and u is how far w has moved since it began to train in this round. `Mail` (mail.py) asks
+for the rows to send, `Training` notes rows before they are trained.
 """
 
 import math
@@ -17,17 +18,18 @@ from dpfl_mpi.federation.scoring import Scoring
 from dpfl_mpi.numerics.clients import TARGET, mark
 from dpfl_mpi.numerics.ensemble import LARGEST, Ensemble
 
-SCALE = 10.0  # times the update is what `scale` sends
+SCALE = 10.0  # the attack `scale` multiplies u by this
 
 
 class Attack:
     def __init__(self, members: Members, ensemble: Ensemble, kind: str, seed: int):
-        """`kind` of lie; "" where no model that leaves a client is false."""
+        """`kind` of attack; "" where all rows that are sent are true."""
         self.members, self.ensemble, self.kind, self.seed = members, ensemble, kind, seed
-        # the local clients that lie, by their rows
-        self.liars = np.flatnonzero(members.limits.liars[members.ids] & bool(kind))
-        # the liars' rows before this round's training, by name of their momentum
+        self.liars = np.flatnonzero(members.limits.liars[members.ids] & bool(kind))  # local numbers
+        # the liars' rows before this round's training; methods name the rows that they train,
+        # one set ("w") or more
         self.before: dict[str, Tensor] = {}
+        # the attack `stale` always sends the first row; -1: nothing was sent
         k = len(members.ids) if kind == "stale" else 0
         self.first_sent = ensemble.zeros(k)
         self.first_round = np.full(k, -1)
@@ -37,18 +39,18 @@ class Attack:
         self.before.clear()
 
     def note_start(self, rows_KW: dict[str, Tensor]) -> None:
-        """Copy the liars' rows, by name of their momentum, before they are first trained."""
+        """Copy the liars' rows, by name, before they are first trained in this round."""
         if len(self.liars):
             for name, rows in rows_KW.items():
                 if name not in self.before:
                     self.before[name] = rows[self.liars].clone()
 
     def sent(self, w_KW: Tensor) -> Tensor:
-        """Return what leaves this rank's clients, `[K, W]`: their rows, and the lies of liars."""
+        """Return the rows that this rank's clients send, those of liars false, `[K, W]`."""
         if not len(self.liars):
             return w_KW
         out, true = w_KW.clone(), w_KW[self.liars]
-        # of two models "w" is sent
+        # where a method trains two sets of rows, "w" is the one that is sent
         before = self.before.get("w", next(iter(self.before.values()), true))
         if self.kind == "sign_flip":
             lies = 2 * before - true  # w - 2 u
@@ -65,6 +67,7 @@ class Attack:
         return out
 
     def _noise(self, k: int, row_W: Tensor) -> Tensor:
+        """Return normal noise `[W]` of the same root mean square as client k's row."""
         size = self.ensemble.size
         weights = row_W[:size].double().cpu().numpy()
         # fsum: the same bits on every processor
@@ -85,9 +88,9 @@ class Attack:
 
 
 def backdoor_success(scoring: Scoring) -> np.ndarray:
-    """Return how often each client's best model takes a marked image for class 0, float64 `[K]`.
+    """Return how often a mark makes each client's best model predict class 0, float64 `[K]`.
 
-    Of its test images of other classes; NaN without any.
+    The mark is put on its test images of other classes; the share is NaN if there are none.
     """
     backend, clients = scoring.backend, scoring.backend.clients
     unmarked = clients.score_x.clone()

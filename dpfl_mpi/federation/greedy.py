@@ -1,6 +1,10 @@
-"""`Greedy`: how the collaboration graph is chosen, by Algorithms 2 (`ggc`) and 3 (`bggc`).
+"""`Greedy`: the two verbs of `fed` that choose the collaboration graph.
 
-Line numbers are those of the paper's algorithms. `search.py` has the loop that both share.
+`bggc` (Algorithm 3) chooses Omega before round 1: client k's Omega_k are at most B_c - 1 others
+among all candidates. `ggc` (Algorithm 2) chooses client k's collaborators C_k in a round, among
+those whose models it received. Line numbers are those of the paper's algorithms. A `Search`
+(search.py) decides on the candidates, one after the other, for the clients of a block, i.e. the
+rows that one call of a kernel takes.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +36,8 @@ class Greedy:
         if self.rule.order == "loss":
             losses = self.neighbours.losses_of_received(received)
         starts = self.sums.over_received(received)
-        # block by block, to hold the sums of one, unless models come in passes
+        # block by block, so that the sums of one block are held; but a pass (a part of the models,
+        # where they exceed the window) brings models for all blocks
         groups = [list(starts)] if received.arrived is None else ([start] for start in starts)
         for group in groups:
             chosen += self._chosen_from(received, group, w_KW, losses)
@@ -41,36 +46,39 @@ class Greedy:
     def _chosen_from(
         self, received: Received, starts: list[Start], w_KW: Tensor, losses_KN: Losses
     ) -> list[list[int]]:
-        """Return C_k of the clients of these blocks. Collective where models come in passes."""
+        """Return C_k of the clients of these blocks. Collective if models come in passes."""
         graph = received.graph
         searches = self.searches(starts, w_KW, self.members.most_senders)  # line 1
-        whole = self._candidate_orders(searches, graph, losses_KN)
-        orders = [order.next(len(graph.of(order.k))) for order in whole]
-        for here, batch in received.passes(orders):
-            consider(searches, here, batch)  # lines 2-15
+        orders = self._candidate_orders(searches, graph, losses_KN)
+        candidates = [order.next(len(graph.of(order.k))) for order in orders]
+        for arrived, batch in received.passes(candidates):
+            consider(searches, arrived, batch)  # lines 2-15
         return [senders for search in searches for senders in search.chosen]
 
     def bggc(self, w_KW: Tensor, candidates: Candidates | None = None) -> CollaborationGraph:
         """Return Omega_k of every client, among candidates (Algorithm 3). Collective.
 
-        By default these are all clients in reach. A phase brings at most B_c models.
+        By default these are all clients in reach. They come in phases: in each a client receives
+        as many models as its budget allows, and decides on them.
         """
         candidates = self.neighbours.candidates(w_KW, candidates)
         losses = None
         if self.rule.order == "loss":
             losses = self.neighbours.losses_of(w_KW, candidates)
         y_KW, p_y = self.sums.over_candidates(w_KW, candidates)  # lines 1-7
-        # so that the sums of one group are held; --network simulates all clients in lock-step
+        # groups of blocks, one after the other, so that only one holds the sums of its X; but
+        # --network simulates that all clients ask at once
         groups = 1 if self.mail.ledger.counts else waves(self.members.per_rank)
         chosen: list[list[int]] = []
         receive = self.mail.exchange
         for group in np.array_split(np.arange(len(self.blocks)), groups):
-            starts = ((b, y_KW[b], p_y[b]) for b in (self.blocks[i] for i in group))
+            blocks = [self.blocks[i] for i in group]
+            starts = ((b, y_KW[b], p_y[b]) for b in blocks)
             searches = self.searches(starts, w_KW, candidates.room)  # line 8
             orders = self._candidate_orders(searches, candidates, losses)  # line 9
             receive = self._in_phases(searches, orders, w_KW, candidates, receive)
             chosen += [senders for search in searches for senders in search.chosen]
-            del searches  # and its sums, before those of the next group are made
+            del searches  # frees the sums before those of the next group are made
         self.mail.ask(candidates)  # for the chosen models once more: line 4 of Algorithm 1
         return self.members.collect(chosen)
 
@@ -80,6 +88,7 @@ class Greedy:
         candidates: Candidates | CollaborationGraph,
         losses_KN: Losses,
     ) -> list[Order]:
+        """Return each client's order of its candidates, for the clients of these searches."""
         orders = []
         for search in searches:
             for i, k in enumerate(search.ids.tolist(), search.block.start):
@@ -95,14 +104,15 @@ class Greedy:
         candidates: Candidates,
         receive: Callable[..., Received],
     ) -> Callable[..., Received]:
-        """Let these searches consider all candidates. Collective.
+        """Let these searches decide on all candidates, phase by phase. Collective.
 
-        `receive` brings the models of the first phase; returns what brings those of the next.
+        `receive` is the verb that brings the first models: `exchange` stages the rows, i.e. copies
+        them to be sent, and `send` sends staged rows. Returns the verb for the next group.
         """
+        # clients of this rank before the group and after it ask for nothing
         first = int(searches[0].block.start) if searches else 0
-        none: list[np.ndarray] = [np.zeros(0, np.int64)]
-        # all clients of this rank; those of other groups ask for nothing
-        before, after = none * first, none * (len(self.members.ids) - first - len(orders))
+        nothing: list[np.ndarray] = [np.zeros(0, np.int64)]
+        before, after = nothing * first, nothing * (len(self.members.ids) - first - len(orders))
         while True:  # line 10
             full = [search.is_full(i) for search in searches for i in range(len(search.ids))]
             batch = [
@@ -111,12 +121,12 @@ class Greedy:
             ]
             batch = before + batch + after
             graph = self.members.collect(batch)  # line 11
-            if len(graph.senders) == 0:
+            if len(graph.senders) == 0:  # on all ranks
                 return receive
             self.mail.ask(candidates)
-            for here, now in receive(w_KW, graph).passes(batch):
-                consider(searches, here, now[first:])  # lines 12-25
-            receive = self.mail.send  # the rows are staged by now
+            for arrived, senders in receive(w_KW, graph).passes(batch):
+                consider(searches, arrived, senders[first:])  # lines 12-25
+            receive = self.mail.send
 
     def searches(self, starts: Iterable[Start], w_KW: Tensor, room: np.ndarray) -> list[Search]:
         """Return a search for each block; `room` `[N]`: how many models each client may choose."""
@@ -135,7 +145,7 @@ class Greedy:
         ]
 
     def _memory(self, k: int) -> Tensor:
-        """Return memory for two averages of k clients, the same at each call: none is kept."""
+        """Return memory for two averages of k clients. All searches use the same, in turn."""
         if len(self._averages) < 2 * k:
             self._averages = self.sums.ensemble.zeros(2 * k)
         return self._averages[: 2 * k].view(k, 2, -1)

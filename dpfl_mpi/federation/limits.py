@@ -1,4 +1,9 @@
-"""`Limits`: what limits each client, drawn from keyed streams, alike on every rank."""
+"""`Limits`: the budget, reach, absences and role of each client, the same on every rank.
+
+They are drawn from random streams keyed by the seed (streams.py), or read from a file that a
+setting names. `limits_of` makes the limits of a Run; `Members` (members.py) applies them in every
+round. `graphs_of` reads the graphs that --graphs gives a Run.
+"""
 
 import math
 from dataclasses import dataclass
@@ -20,24 +25,25 @@ from dpfl_mpi.storage.foreign import Unreadable, read_text, refused_as
 
 @dataclass(frozen=True)
 class Limits:
-    """Budget, reach, availability, churn and role of every client."""
+    """What limits every client."""
 
     seed: int
     participation: float  # the share of the available clients that takes part in a round
     churn: Text | None  # --churn
     reach: CollaborationGraph | None  # the senders that each receiver can reach; None: everyone
     most_senders: np.ndarray  # int64 [N]: B_c - 1, how many others' models each may average
-    available: np.ndarray  # [T, N] of 0 and 1: who can take part; no rows: everyone, always
-    events: np.ndarray  # float64 [E, 3] of the file of --churn: time, client, 1 to join, 0 to leave
+    available: np.ndarray  # [T, N]: 1 for who can take part in round t + 1; no rows: everyone
+    events: np.ndarray  # float64 [E, 3], the file of --churn: time, client, 1 to join, 0 to leave
     flipped: np.ndarray  # bool [N]: who has flipped labels
     liars: np.ndarray  # bool [N]: who attacks
     newcomers: np.ndarray  # bool [N]: who joins after the last round
     drifted: np.ndarray  # bool [N]: who exchanges two classes, from the round of --drift on
 
     def joined(self, t: int, time: float, before: np.ndarray) -> np.ndarray:
-        """Return who has joined and not left at the start of round t, `before` in the last, `[N]`.
+        """Return who has joined and not left at the start of round t, bool `[N]`.
 
-        --churn draws a Markov chain begun in its stationary state; or its file has the events.
+        With chances in --churn, clients that were there `before`, in the last round, may leave and
+        others may join: a Markov chain that begins in its stationary state. Or its file says who.
         """
         out, churn = np.ones(len(before), bool), self.churn
         if churn and not churn.path:
@@ -48,8 +54,9 @@ class Limits:
             else:
                 out = chance < churn.join / (churn.leave + churn.join)
             out[chance.argmin()] |= not out.any()  # at least one stays
-        first_events = self.events[::-1]  # in this order a client's first event is written last
-        out[first_events[:, 1].astype(int)] = first_events[:, 2] == 0
+        # a client whose first event is to leave is there at first: reversed, that is written last
+        backwards = self.events[::-1]
+        out[backwards[:, 1].astype(int)] = backwards[:, 2] == 0
         for _, k, joins in self.events[self.events[:, 0] <= time]:
             out[int(k)] = joins
         return out & ~self.newcomers
@@ -57,8 +64,8 @@ class Limits:
     def present(self, t: int, joined: np.ndarray) -> np.ndarray:
         """Return who takes part in round t, bool `[N]`: in round 0 all that have `joined` `[N]`.
 
-        In later rounds a share `participation` of the clients that are available, at least one.
-        All are available in the rounds after the table's last.
+        In later rounds it is a share `participation` of the available clients, at least one. After
+        the table's last round all are available.
         """
         out = np.zeros(len(self.most_senders), bool)
         if 0 < t <= len(self.available):
@@ -72,7 +79,7 @@ class Limits:
 
 
 def limits_of(run: Resolved, world: World) -> Limits:
-    """Return the limits of a Run. Collective: only root has read the files that it names."""
+    """Return the limits of a Run, made on root, which has the files that it names. Collective."""
     # attackers are drawn as the clients are whose labels --flip_share flips
     attack, attacked = run.attack, run.attack.share if run.attack else 0.0
     flipped = attacked if attack and attack.kind == "label_flip" else run.flip_share
@@ -92,7 +99,7 @@ def limits_of(run: Resolved, world: World) -> Limits:
             arrays["available"] = run.available.table
         if run.churn and run.churn.path:
             arrays["events"] = run.churn.table
-        for role, (purpose, share) in shares.items():  # drawn uniformly
+        for role, (purpose, share) in shares.items():  # a random share of all clients each
             count = math.floor(Fraction(str(share)) * run.clients)  # in floats 0.29 * 100 < 29
             order = streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)
             arrays[role] = np.isin(np.arange(run.clients), order[:count])
@@ -107,14 +114,14 @@ def limits_of(run: Resolved, world: World) -> Limits:
 
 
 def reach_graph(reach: Text, n: int, rng: np.random.Generator) -> CollaborationGraph:
-    """Return the senders that each of n receivers can reach by --reach, without itself."""
+    """Return the graph of the senders that each of n clients can reach, as --reach says."""
     reached = np.zeros((n, n), bool)
     if reach.kind == "file":
         reached[reach.table[:, 0], reach.table[:, 1]] = True
-    elif reach.kind == "geometric":
-        place = rng.random((n, 2))
+    elif reach.kind == "geometric":  # random points in a square; those within the radius
+        points = rng.random((n, 2))
         for k in range(n):  # row by row: all at once would take 32 N^2 bytes
-            reached[k] = ((place[k] - place) ** 2).sum(1) <= reach.radius**2
+            reached[k] = ((points[k] - points) ** 2).sum(1) <= reach.radius**2
     elif reach.kind == "sites":
         site = rng.permutation(n) % reach.sites
         reached = site[:, None] == site[None]
@@ -126,7 +133,7 @@ def reach_graph(reach: Text, n: int, rng: np.random.Generator) -> CollaborationG
 
 
 def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
-    """Return the graphs of rounds 0 to T that --graphs names, or none. Collective."""
+    """Return the graphs that --graphs gives rounds 0 to T, or none. Collective."""
 
     def on_root() -> dict[str, np.ndarray]:
         if Path(str(run.graphs)).suffix in (".h5", ".hdf5"):
@@ -149,7 +156,7 @@ def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
 
 
 def graphs_in_result(run: Resolved) -> list[CollaborationGraph]:
-    """Return the graphs of rounds 0 to T of the result that --graphs names."""
+    """Return the graphs that clients chose in rounds 0 to T of the result that --graphs names."""
     with Result(str(run.graphs)) as result:
         n, rounds = len(result["client/p"]), result.last_round
         if n != run.clients or rounds < run.rounds:
@@ -163,7 +170,7 @@ def graphs_in_result(run: Resolved) -> list[CollaborationGraph]:
 
 
 def graphs_in_text(path: str, n: int, rounds: int) -> tuple[list[CollaborationGraph], np.ndarray]:
-    """Return the graphs in a text file, and the number of that of each round, `[T+1]`.
+    """Return the graphs in a text file, and which of them each round has, `[T+1]`.
 
     Its lines are `from to`, or `round from to`: a graph holds until the next round in the file.
     """
@@ -177,6 +184,7 @@ def graphs_in_text(path: str, n: int, rounds: int) -> tuple[list[CollaborationGr
         numbers = f"two client numbers from 0 to {n - 1}, unlike"
         must = f"which must hold lines 'from to' of {numbers}, or 'round from to'"
         raise UserError(f"--graphs is {path}, {must}")
+    # rows of round, from, to; without rounds all are of round 0
     edges = np.unique(np.pad(edges, ((0, 0), (3 - edges.shape[1], 0))), axis=0)
     begins = np.unique(edges[:, 0])
     parts = (edges[edges[:, 0] == t] for t in begins)

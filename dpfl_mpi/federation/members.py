@@ -1,4 +1,9 @@
-"""`Members`: who the clients are and who takes part. `Candidates`: whom a client may ask."""
+"""`Members`: who the clients are, and who of them takes part. `Candidates`: whom each may ask.
+
+A client may join, leave and join again (--churn), stop early (--patience), diverge (its model is
+not finite), or be a newcomer that joins after the last round. The senders of a client are those
+whose models it averages with; its budget B_c is their greatest number, itself included.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -20,21 +25,24 @@ from dpfl_mpi.transport.placement import Placement
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidates of every client at one moment of a round. All ranks have the same."""
+    """The clients whose models each client may ask for, at one moment of a round.
+
+    All ranks have the same.
+    """
 
     receives: np.ndarray  # bool [N]: who may ask
     sends: np.ndarray  # bool [N]: who may be asked
-    room: np.ndarray  # int64 [N]: how many others' models a client may average with
+    room: np.ndarray  # int64 [N]: how many others' models a client may choose
     reach: CollaborationGraph | None  # the senders that each receiver can reach; None: everyone
-    stays: CollaborationGraph | None = None  # edges that a repair keeps: no candidates
-    nearest: CollaborationGraph | None = None  # with --candidates: only the M most similar clients
+    stays: CollaborationGraph | None = None  # senders that a client has, and so needs not ask
+    nearest: CollaborationGraph | None = None  # the M most similar senders that --candidates leaves
 
     def of(self, k: int) -> np.ndarray:
         """Return the candidates of client k, ascending, whether or not it has room for any."""
         if not self.receives[k]:
             return np.zeros(0, np.int64)
         graph = self.nearest or self.reach
-        if graph is None and self.stays is None:  # the usual case, without a comparison per sender
+        if graph is None and self.stays is None:  # the usual case, without a search per sender
             if not self.sends[k]:
                 return self._senders.copy()
             return np.delete(self._senders, self._senders.searchsorted(k))
@@ -73,18 +81,19 @@ class Members(Placement):
         super().__init__(world, partition.sizes("train"))
         self.limits = limits
         self.stopped_serve = stopped_serve  # clients that have stopped early still send
-        self.advice = advice  # ends the error of a client that diverges; "": it is excluded
+        # a client that diverges ends the run by an error that ends with this; "": it is excluded
+        self.advice = advice
         self.names = names  # of all clients, where the data have names
         self.p = partition.p  # the weight of every client in an average [N]
         self.reach = limits.reach  # the senders that each client can reach; None: everyone
-        self.diverged_round = np.full(self.n, -1)
+        self.diverged_round = np.full(self.n, -1)  # -1: the client has a finite model
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that stopped early
         self.joined = np.ones(self.n, bool)  # who has joined and not left
-        self.yet_to_choose = np.ones(self.n, bool)  # who has joined and not chosen since
+        self.yet_to_choose = np.ones(self.n, bool)  # who has joined, and has no senders since
         self.begin(0)
 
     def begin(self, number: int, time: float = 0.0) -> None:
-        """Begin a round at a simulated time, or at its own number."""
+        """Begin a round at a simulated time in seconds, without --network at its own number."""
         before = self.joined
         self.round, self.in_rounds = number, True
         self.joined = self.limits.joined(number, time, before)
@@ -92,12 +101,12 @@ class Members(Placement):
             allowed = "allowed is at least one client at any time"
             raise UserError(f"--churn leaves nobody in round {number}; {allowed}")
         self.yet_to_choose = self.joined & (self.yet_to_choose | ~before) & (number > 0)
-        self.trains = self.stopped_round < 0  # of those that take part; the others only send
+        self.trains = self.stopped_round < 0  # others that take part only send
         able = self.joined if self.stopped_serve else self.joined & self.trains
         self.present = self.limits.present(number, able)
 
     def begin_after(self, newcomers: np.ndarray | None = None) -> None:
-        """Begin what follows the rounds: all train, or only the `newcomers`, bool `[N]`."""
+        """Begin the training after the last round: of all, or of `newcomers`, bool `[N]`."""
         self.in_rounds = False
         self.trains = self.joined if newcomers is None else newcomers
         self.present = self.joined | self.trains
@@ -109,13 +118,13 @@ class Members(Placement):
 
     @property
     def all_stopped(self) -> bool:
-        """Whether every client has stopped or diverged, and one has stopped."""
+        """Whether every client has stopped or diverged, and at least one has stopped."""
         stopped = self.stopped_round >= 0
         return bool((stopped | ~self.alive | self.limits.newcomers).all() and stopped.any())
 
     @property
     def benign(self) -> np.ndarray:
-        """Which clients reported means are over, bool `[N]`: honest, and there from the start."""
+        """The clients that reported means are over, bool `[N]`: honest, and no newcomers."""
         return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
 
     @property
@@ -125,7 +134,7 @@ class Members(Placement):
 
     @property
     def most_senders(self) -> np.ndarray:
-        """B_c - 1, the others' models that each may average with; 0 if it diverged, int64 `[N]`."""
+        """How many others' models each may average with, B_c - 1, or 0 if it diverged, `[N]`."""
         return np.where(self.alive, self.limits.most_senders, 0)
 
     @property
@@ -146,19 +155,19 @@ class Members(Placement):
     def candidates(
         self, room: np.ndarray | None = None, stays: CollaborationGraph | None = None
     ) -> Candidates:
-        """Return whom each client may ask now, and how many it may average with.
+        """Return whom each client may ask now: not the senders that it has in the graph `stays`.
 
-        These are `room` `[N]`, None: its budget. Senders of the graph that `stays` are not asked.
+        It may choose `room` `[N]` of them; None: as many as its budget allows.
         """
         room = self.most_senders if room is None else np.where(self.alive, room, 0)
         return Candidates(self.learners, self.active & self.joined, room, self.reach, stays)
 
     def reachable(self, k: int) -> np.ndarray:
-        """Return the other clients that client k can reach and that take part, ascending."""
+        """Return the clients that take part and that client k can reach, ascending, without k."""
         return self.candidates().of(k)
 
     def among_active(self, graph: CollaborationGraph) -> CollaborationGraph:
-        """Return the edges of a graph from active clients to those that train in this round."""
+        """Return the part of a graph that is from active clients to those that train."""
         if self.learners.all():
             return graph
         return graph.only(self.learners[graph.receivers()] & self.active[graph.senders])
@@ -177,7 +186,7 @@ class Members(Placement):
             raise UserError(f"{verb} was given {given}; make them so by .contiguous()")
 
     def check_graph(self, graph: CollaborationGraph, name: str) -> None:
-        """Raise `UserError` unless this is a graph of the clients, without loops and repeats."""
+        """Raise `UserError` unless this is a graph of all clients, without loops or repeats."""
         if not isinstance(graph, CollaborationGraph) or graph.n != self.n:
             right = isinstance(graph, CollaborationGraph)
             kind = f"graph of {graph.n} clients" if right else type(graph).__name__
@@ -222,7 +231,7 @@ class Members(Placement):
             self.diverged_round[k] = self.round
 
     def collect(self, local: Sequence[Senders]) -> CollaborationGraph:
-        """Return the graph on every rank, from the senders of each local client. Collective."""
+        """Return on every rank the graph, from the senders of each local client. Collective."""
         for k, senders in zip(self.ids, local, strict=False):
             numbers = np.asarray(senders)
             if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):

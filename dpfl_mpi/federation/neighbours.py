@@ -1,4 +1,9 @@
-"""`Neighbours`: what clients find out about one another before and between their searches."""
+"""`Neighbours`: what clients learn of one another outside of the search for collaborators.
+
+`candidates` leaves each client the most similar others (--candidates). `losses_of_all` scores the
+models of others on a client's validation images. `repaired` gives a graph new edges when clients
+have joined or left (--churn). The last two are verbs of `fed`; greedy.py calls the others.
+"""
 
 import math
 from collections.abc import Callable
@@ -22,16 +27,16 @@ class Neighbours:
     def __init__(
         self, scoring: Scoring, mail: Mail, start_W: Tensor, *, most: float, seed: int, churn: bool
     ):
-        """`start_W` `[W]`: the common initial row; `most`: M of --candidates, infinity for all."""
+        """`start_W` `[W]`: the common initial row; `most`: M of --candidates, infinite if unset."""
         self.scoring, self.mail, self.start = scoring, mail, start_W
         self.members, self.log = mail.members, mail.log
         self.most, self.seed, self.churn = most, seed, churn
 
-    # with --candidates M, a client asks only the M most similar clients
     def candidates(self, w_KW: Tensor, given: Candidates | None) -> Candidates:
         """Return whom clients with these rows may ask, of the candidates given or all. Collective.
 
-        Clients exchange sketches of how far the rows that leave them are from the initial row.
+        With --candidates M these are the M most similar. To compare themselves clients exchange
+        sketches: a few bytes that stand for how their row differs from the common initial row.
         """
         members = self.members
         members.exclude_diverged(w_KW)  # a client that diverges now is no candidate
@@ -56,7 +61,6 @@ class Neighbours:
             rows, active = mail.leaving(w_KW)[:, sent], members.active[members.ids]
             return mail.spread(sketches(rows, self.start[sent], active, self.seed), along)
 
-    # losses of single models on the receivers' validation images
     def losses_of_all(self, w_KW: Tensor, candidates: Candidates | None = None) -> np.ndarray:
         """Return the loss of every candidate's model for each local client, `[K, N]`. Collective.
 
@@ -66,7 +70,7 @@ class Neighbours:
         return self.losses_of(w_KW, self.candidates(w_KW, candidates))
 
     def losses_of(self, w_KW: Tensor, candidates: Candidates) -> np.ndarray:
-        """Return the same of just these candidates. Collective."""
+        """Return what `losses_of_all` does, of just these candidates. Collective."""
         ids = self.members.ids
         losses = np.full((len(ids), self.members.n), np.nan)
         asks = np.zeros(losses.shape, bool)
@@ -84,19 +88,19 @@ class Neighbours:
             losses[i, senders] = self.scoring.validation_losses(i, w_mW)
         return losses
 
-    # what --churn changes in a graph
     def repaired(
         self, graph: CollaborationGraph, choose: Callable[[Candidates], CollaborationGraph]
     ) -> CollaborationGraph:
         """Return the graph without clients that have left, and with new edges. Collective.
 
-        A client that has joined chooses anew. A client that lost collaborators looks for as many
-        others. `choose(candidates)` returns the new edges, within the room of these candidates.
+        A client that has joined chooses all its senders anew, one that lost senders as many others.
+        `choose(candidates)` returns the new edges: at most `candidates.room` for each client.
         """
         members, notes = self.members, self.log.notes
         if not self.churn:
             return graph
         receivers, learners = graph.receivers(), members.learners
+        # absent clients keep their edges until they are back
         gone = members.yet_to_choose[receivers] | ~members.joined[graph.senders]
         staying = graph.only(~(gone & learners[receivers]))
         budget = members.most_senders

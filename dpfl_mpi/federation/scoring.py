@@ -1,4 +1,10 @@
-"""`Scoring`: the accuracies of every client's row, its best row, and the rewards of the search."""
+"""`Scoring`: the accuracies of every client's row, its best row, and the rewards of the search.
+
+A row is one model. `evaluate`, a verb of `fed`, scores each client's row on its validation and test
+images in every round, and keeps the row with the best validation accuracy, which results report.
+The search for collaborators (search.py) asks for the losses of m other models on the validation
+images, or on those that --search_share leaves to it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +20,7 @@ from dpfl_mpi.transport.log import Log
 
 
 class Scoring:
-    """The scores of this rank's clients: those of the best row by validation, and the last."""
+    """The scores of this rank's clients: of the best row by validation, and of the last one."""
 
     IN_CHECKPOINT = ("best", "best_round", "best_val", "best_test", "best_confusion", "last_test")
 
@@ -30,9 +36,9 @@ class Scoring:
         metric_batch: int,
     ):
         self.members, self.log, self.backend, self.classes = members, log, backend, classes
-        self.mixed = mixed  # rows after mixing are scored as well
-        self.keep_latest = keep_latest  # of equally good rounds; else the earliest
-        self.metric_batch = metric_batch  # images whose mean is one value of a score; 0: all
+        self.mixed = mixed  # averages of the end of a round are scored as well (--mixed)
+        self.keep_latest = keep_latest  # the latest of equally good rounds, else the earliest
+        self.metric_batch = metric_batch  # a score is the mean of means of so many images; 0: all
         k = len(members.ids)
         self.best = backend.ensemble.zeros(k)  # the row with the best validation accuracy
         self.best_round = np.full(k, -1, np.int32)
@@ -45,9 +51,10 @@ class Scoring:
     def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
         """Score every learner's row on its validation and test set; keep the best. Collective.
 
-        A row that is not finite excludes the client, or ends the run. Rows after mixing are the
-        `series` "mixed": they are only noted, with --mixed. Where more than the row decides,
-        `predict(rows, w_kW, images)` returns the logits `[k, S, C]`.
+        A row that is not finite excludes the client, or ends the run. A method calls this again
+        with `series` "mixed" after averaging: with --mixed these scores are noted, else nothing is
+        done. If more than the row decides, `predict(rows, w_kW, images)` returns the logits
+        `[k, S, C]`.
         """
         if series == "mixed" and not self.mixed:
             return
@@ -58,6 +65,10 @@ class Scoring:
                 self._note(i, w_KW[i], scores, series)
 
     def _note(self, i: int, row_W: Tensor, scores: Sequence[np.ndarray], series: str) -> None:
+        """Note the scores of local client i's row, and keep the row if it is the best so far.
+
+        `scores` are the loss, the predicted class and the label of each validation and test image.
+        """
         losses, predicted, labels = scores
         clients, notes = self.backend.clients, self.log.notes
         n_val, n_test = int(clients.n_val[i]), int(clients.n_test[i])
@@ -90,6 +101,7 @@ class Scoring:
         for b in self.backend.blocks:
             parts: list[Tensor] = []
 
+            # `score` returns no logits: keep those that it asks for, part by part
             def predict(rows: slice, w_kW: Tensor, images: Any, parts: list[Tensor] = parts) -> Any:
                 parts.append(self.backend.logits(w_kW, images))
                 return parts[-1]
@@ -104,15 +116,15 @@ class Scoring:
         return out
 
     def forget_best(self, clients: np.ndarray) -> None:
-        """Let the next score of these clients, bool `[N]`, be their best."""
+        """Forget the best scores of these clients, bool `[N]`: their next one is the best."""
         local = clients[self.members.ids]
         self.best_val[local], self.best_test[local] = np.nan, np.nan
         self.best_round[local], self.best_confusion[local] = -1, 0
 
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
-        """Return a model's loss on each local client's images for the search, float64 `[K]`.
+        """Return one model's loss on the search images of each local client, float64 `[K]`.
 
-        Only for clients that bool `counted` `[K]` marks, else NaN; these count an evaluation.
+        Clients that bool `counted` `[K]` does not mark have NaN. The others count an evaluation.
         """
         self.count(slice(None), counted)
         out = np.full(len(counted), np.nan)
@@ -124,36 +136,38 @@ class Scoring:
         return out
 
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
-        """Return the mean loss of m models on client i's training images, float64 `[m]`; count."""
+        """Count and return mean losses of m models on client i's training images, float64 `[m]`."""
         self.log.notes["evaluations"][i] += len(w_mW)
         self.log.images[i] += len(w_mW) * self.backend.clients.n_train[i]
         return self.backend.training_losses(i, w_mW)
 
     def validation_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
-        """Return the loss of m models on client i's images for the search, float64 `[m]`; count."""
+        """Count and return losses of m models on client i's search images, float64 `[m]`."""
         return -self.rewards(i, w_mW)
 
     def rewards(self, i: int, w_mW: Tensor) -> np.ndarray:
-        """Return R = -validation loss (equation 6) of m models for client i, `[m]`; count."""
+        """Count and return R = -validation loss (equation 6) of m models for client i, `[m]`."""
         self.count(slice(i, i + 1), len(w_mW))
         return -self._search_losses(slice(i, i + 1), w_mW[None])[0]
 
     def count(self, rows: slice, models: int | np.ndarray) -> None:
-        """Count so many models, one number or `[k]`, scored on the images for the search."""
+        """Count so many evaluations, one number or `[k]`, of these local clients."""
         self.log.notes["evaluations"][rows] += models
         self.log.images[rows] += models * self.backend.clients.n_search[rows]
 
     def _search_losses(self, rows: slice, w_kmW: Tensor) -> np.ndarray:
+        """Return the losses of m models on the search images of each of k clients, `[k, m]`."""
         if not self.metric_batch:
             return self.backend.validation_losses(rows, w_kmW)
-        models = range(w_kmW.shape[1])
-        scored = [self.backend.score(rows, w_kmW[:, m].contiguous())[0] for m in models]
-        seen = self.backend.clients.n_search[rows]
-        means = [[self.mean(losses[i][:n]) for losses in scored] for i, n in enumerate(seen)]
-        return np.array(means)
+        means = np.empty(w_kmW.shape[:2])
+        for m in range(w_kmW.shape[1]):
+            losses = self.backend.score(rows, w_kmW[:, m].contiguous())[0]
+            for i, n in enumerate(self.backend.clients.n_search[rows]):
+                means[i, m] = self.mean(losses[i][:n])
+        return means
 
     def mean(self, values: np.ndarray) -> float:
-        """Return the mean of a score over its images, with `metric_batch` over mini-batches.
+        """Return the mean over images, with `metric_batch` that of the means of mini-batches.
 
         A smaller last one counts as much as the others, as in the authors' code.
         """

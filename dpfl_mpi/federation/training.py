@@ -1,4 +1,10 @@
-"""`Training`: local epochs of this rank's clients, and what they carry from round to round."""
+"""`Training`: the verbs of `fed` that train the rows (models) of this rank's clients.
+
+`local_opt` trains one set of rows, `mixed_opt` two at once; `batches` and `step` let a method write
+its own loop. They train block by block: a `Block` is the rows, gradients and momentum of clients
+that one call of the backend (C kernels or PyTorch) trains together. Only learners, clients that
+take part and have not stopped, are trained. Momentum goes on from round to round.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,9 +23,10 @@ from dpfl_mpi.transport.log import Log
 
 
 def learning_rate(run: Resolved, t: int) -> float:
-    """Return eta of round t: lr, times lr_decay every 10 rounds, times the schedule.
+    """Return the learning rate of round t: lr, times lr_decay every 10 rounds, times a schedule.
 
-    The schedule runs over rounds 1 to T; preprocessing (t = 0) and tuning (t > T) are at its start.
+    The schedule runs over rounds 1 to T. Preprocessing (t = 0) and fine-tuning (t > T) train at the
+    rate of its start.
     """
     eta = run.lr * run.lr_decay ** (t // 10)
     done = t - 1 if 1 <= t <= run.rounds else 0
@@ -33,13 +40,13 @@ class Training:
     def __init__(
         self, log: Log, backend: Backend, attack: Attack, rate: Callable[[int], float], reset: bool
     ):
-        """`rate(t)` is eta of round t; `reset` sets momentum to 0 before each round."""
+        """`rate(t)` is the learning rate of round t; `reset` zeroes momentum before each round."""
         members = attack.members
         self.members, self.log, self.backend, self.attack = members, log, backend, attack
         self.rate, self.reset_momentum = rate, reset
-        # momentum, or Adam's means, of each client [K, ...], by name
+        # momentum, or Adam's means, of each client [K, ...], by the name of the rows it trains
         self.momentum: dict[str, Tensor] = {}
-        # local epochs since the common initial row
+        # each client's epochs and gradient steps since the start; epochs key the order of batches
         self.epochs = np.zeros(len(members.ids), np.int64)
         self.steps = np.zeros(len(members.ids), np.int64)
 
@@ -65,9 +72,9 @@ class Training:
     ) -> Tensor:
         """Train every client's row in place for local epochs; return it (LocalOpt, Algorithm 1).
 
-        `gradient` replaces that of the loss. A second model has `momentum` rows of its own name.
-        Columns not `trained`, bool `[W]`, are frozen. Unless the epochs `advance`, the next call
-        sees the same batches.
+        `gradient` replaces that of the loss. `momentum` names the rows' momentum, for a second set
+        of rows another one. Only columns that bool `trained` `[W]` marks change; None: all. Unless
+        the epochs `advance`, the next call sees the same batches.
         """
         whole = isinstance(epochs, int | np.integer) and not isinstance(epochs, bool)
         if not whole or epochs < 0:
@@ -84,10 +91,10 @@ class Training:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield each step of local epochs as a mini-batch and one `Block` per set of rows.
 
-        It is the loop of LocalOpt, for methods that write the step: at most `most` per client, none
-        of absent ones. Each set is named after its momentum rows and trained in place;
-        /round/train_loss is that of the last one. Unless the epochs `advance`, the next call sees
-        the same batches.
+        This is the loop of LocalOpt, for methods that write the step: at most `most` per client,
+        none of absent ones. The names of the sets are those of their momentum. Rows are trained in
+        place; /round/train_loss is that of the last set. Unless the epochs `advance`, the next call
+        sees the same batches.
         """
         backend = self.backend
         for rows in rows_KW.values():
@@ -102,10 +109,11 @@ class Training:
     def mixed_opt(
         self, w_KW: Tensor, v_KW: Tensor, alpha_K1: Tensor, epochs: int, learn: Learn | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Train w by its gradient, and v by that of the mixture; in place, return both.
+        """Train w, and v so that the mixture alpha v + (1 - alpha) w improves; return both.
 
-        Each mini-batch moves w, then v by alpha times the gradient at alpha v + (1 - alpha) w.
-        Before v's step `learn(w, v, mixed)` is given these `Block`s, and may change `alpha_K1`.
+        Both are trained in place. Each mini-batch moves w by its gradient, then v by alpha times
+        the mixture's. Before v's step `learn(w, v, mixed)` is given the three `Block`s, and may
+        change `alpha_K1`.
         """
         for w, v in self._blocks({"w": w_KW, "v": v_KW}, epochs):
             local = LocalEpochs(epochs, self.epochs, self.lr)
@@ -115,8 +123,8 @@ class Training:
     def ahead_opt(self, w_KW: Tensor, epochs: int, inner: float) -> Tensor:
         """Train every client's row in place by pairs of mini-batches, and return it.
 
-        w moves along the gradient of the second at w - inner (gradient of the first). A last
-        mini-batch without a second is not used.
+        w moves by the gradient of the second batch, taken where a step of rate `inner` by the first
+        would lead. A last batch without a second is not used.
         """
         for (w,) in self._blocks({"w": w_KW}, epochs):
             self.backend.train_ahead(w, inner, LocalEpochs(epochs, self.epochs, self.lr))
@@ -129,9 +137,10 @@ class Training:
     def _blocks(
         self, rows_KW: dict[str, Tensor], epochs: int, real: bool = True
     ) -> Iterator[list[Block]]:
-        """Yield one `Block` per set of rows, for clients that train together; write them back.
+        """Yield a `Block` per set of rows for each group of clients that train together.
 
-        Then so many epochs count. Training that is not `real` is a probe.
+        When the caller has trained them, write them back and note steps and losses; at the end
+        count so many epochs. Training that is not `real` only probes rows.
         """
         backend, learners = self.backend, self.members.learners[self.members.ids]
         if real:
