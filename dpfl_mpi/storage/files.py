@@ -1,4 +1,8 @@
-"""Files that are there whole or not at all, and the errors of a disk in words."""
+"""Writes files that are there whole or not at all, and says in words what a disk refused.
+
+A file is written under a temporary name, and then renamed (`replacing`, `write`). Results, their
+checkpoints and tables are written by it. Files are read by foreign.py.
+"""
 
 import contextlib
 import csv
@@ -22,14 +26,14 @@ ABANDONED_S = 86400.0  # a temporary file of an unknown process is abandoned aft
 
 
 def system(path: str) -> str:
-    """Return the text of a file in /proc, "" where it is not there, or not ours to read."""
+    """Return the text of a file in /proc; "" if there is none that this user may read."""
     with contextlib.suppress(OSError):
         return Path(path).read_text(errors="surrogateescape")
     return ""
 
 
 def place() -> str:
-    """Return eight digits for the machine since its start and the container that has our /proc."""
+    """Return eight hexadecimal digits of this machine, its start and the container we are in."""
     space = ""
     with contextlib.suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
@@ -39,16 +43,13 @@ def place() -> str:
 
 
 def temporary(path: Path) -> Path:
-    """Return a fresh name under which this process makes `path`: hidden, in the same folder.
-
-    Nobody can foresee it, and have a link wait there. A long name is cut.
-    """
+    """Return a hidden name next to `path`; it is random, so that nobody can foresee it."""
     token = secrets.token_hex(6)
     return path.with_name(f".{path.name[:40]}.{place()}.{os.getpid()}.{token}.part")
 
 
 def time_at(path: Path) -> float:
-    """Return the time by the clock that stamps a file, by this host's where none can be written."""
+    """Return the time by the clock that stamps files there; this host's if none can be made."""
     now, probe = time.time(), temporary(path)
     with contextlib.suppress(OSError):
         probe.touch(exist_ok=False)
@@ -59,15 +60,12 @@ def time_at(path: Path) -> float:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the temporary name of a new file to write to; afterwards it replaces `path`, whole.
-
-    The folder is made if it is missing. Only a regular file is replaced.
-    """
+    """Give the name of a temporary file to write to; after the block it replaces `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise OSError("a link, a folder, a pipe or a device is there")
     part = temporary(path)
-    part.touch(exist_ok=False)  # nor is a link followed
+    part.touch(exist_ok=False)  # fails where there is a link, instead of following it
     try:
         yield part
         with open(part, "rb+") as file:
@@ -79,8 +77,8 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name
-    except OSError as error:  # some shared file systems sync no folders; the file is whole
+        os.fsync(folder)  # so that the new name survives, too
+    except OSError as error:  # some shared file systems sync no folders
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -88,7 +86,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    with replacing(path) as part, open(part, "wb") as file:  # an error keeps no view of the data
+    """Write a file with these bytes, whole."""
+    with replacing(path) as part, open(part, "wb") as file:  # write_bytes keeps a view at an error
         file.write(data)
 
 
@@ -98,7 +97,7 @@ def checkpoints_of(results: Path) -> Path:
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Return the manifests in such a folder, the newest first. A generation without one is none."""
+    """Return the manifests in such a folder, one for each whole checkpoint, the newest first."""
 
     def age(path: Path) -> tuple[str, int]:
         return path.name.partition(".")[0].zfill(12), path.lstat().st_mtime_ns
@@ -126,10 +125,7 @@ def check_apart(out: str | Path | None, *read: str | Path | None, flag: str = "-
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files of `path` that killed processes left.
-
-    Those of another host, or of before this machine was started, go once they are a day old.
-    """
+    """Remove temporary files of `path` whose process has ended, or on another host may have."""
     ending = r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part"
     name = re.compile(re.escape(f".{path.name[:40]}.") + ending)
     this_place = place()
@@ -137,7 +133,7 @@ def remove_leftovers(path: Path) -> None:
         found = name.fullmatch(part.name)
         if not found:
             continue
-        with contextlib.suppress(OSError):  # another user's
+        with contextlib.suppress(OSError):  # it may be another user's
             if found[1] == this_place:
                 abandoned = not Path("/proc", found[2]).exists()
             else:
@@ -149,14 +145,14 @@ def remove_leftovers(path: Path) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Return the system's words for an error of a disk, in one line."""
+    """Return the operating system's words for an error of a disk, in one line."""
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else " ".join(str(error).split())
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise `UserError` "`what`: reason" where the disk fails inside."""
+    """Raise `UserError` "`what`: reason" if the block fails by an error of the disk."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The one place that reads files which somebody else may have written, damaged, or replaced.
+"""Reads files that somebody else may have written, damaged or replaced: all of them, and only here.
 
-Whatever is wrong is `Unreadable`: one sentence with the file and, in HDF5, the array. A pipe
-or a device may never end: only regular files are read. Arrays have the type, shape and range that
-their reader asks for, and lie in the file itself.
+Whatever is wrong is an `Unreadable`: one sentence that names the file and, in HDF5, the array. Only
+regular files are read, as a pipe or a device may never end. An `Hdf5` file gives arrays only with
+the type, shape and range that the caller asks for, and only if they lie in the file itself.
 """
 
 import hashlib
@@ -25,23 +25,23 @@ from dpfl_mpi.storage.files import reason
 if TYPE_CHECKING:
     import h5py
 
-# what readers of damaged input raise, HDF5's included
+# what Python's and HDF5's readers raise on damaged input
 UNREADABLE = (
     *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
     *(AssertionError, RuntimeError, MemoryError, struct.error, zlib.error),
 )
-END = 2**20  # bytes of the end of a log
-Size = int | None | range  # of an axis: so many, any number, or one of these
-Shape = Sequence[Size] | None  # the sizes of all axes, or any
+END = 2**20  # how many bytes at the end of a log are read
+Size = int | None | range  # of an axis: exactly this, any (None), or one in the range
+Shape = Sequence[Size] | None  # the sizes of all axes; None: any shape
 
 
 class Unreadable(UserError):
-    """A file that cannot be read, or is damaged; a caller may put the sentence into its own."""
+    """A file that cannot be read, or is damaged, in a sentence that others may quote."""
 
 
 @contextmanager
 def refused_as(sentence: str, errors: tuple[type[Exception], ...] = UNREADABLE) -> Iterator[None]:
-    """Raise `Unreadable` with this sentence where one of the errors is raised inside."""
+    """Raise `Unreadable` with this sentence if the block raises one of the errors."""
     try:
         yield
     except errors:
@@ -49,7 +49,7 @@ def refused_as(sentence: str, errors: tuple[type[Exception], ...] = UNREADABLE) 
 
 
 def encodable(text: str) -> bool:
-    """Return whether a text can be stored: a name of bytes that are not UTF-8 cannot."""
+    """Return whether a text can be stored as UTF-8; a file name of other bytes cannot."""
     return text.encode(errors="ignore").decode() == text
 
 
@@ -100,12 +100,13 @@ def read_json(path: Path) -> Any:
 
 
 class Hdf5(AbstractContextManager["Hdf5"]):
-    """An HDF5 file open for reading, which checks what is asked for."""
+    """An HDF5 file open for reading. Each method checks what it reads."""
 
     def __init__(self, path: Path, what: str):
         """Open the file. Errors say `what` it should be, such as "a result of dpfl_mpi"."""
         import h5py
 
+        # soft and external links lead out of the file; `visit` stops at the first name returned
         def not_hard(name: bytes, link: Any) -> bytes | None:
             return None if link.type == h5py.h5l.TYPE_HARD else name
 
@@ -122,14 +123,14 @@ class Hdf5(AbstractContextManager["Hdf5"]):
         self.file.close()
 
     def damaged(self, name: str, why: str = "cannot be read") -> UserError:
-        """Return the error for a damaged array or attribute, or one that is read after `close`."""
+        """Return the error for a damaged array or attribute, or one read from a closed file."""
         if not self.file:
             return UserError(f"{self.path} is closed, so nothing is read from it; open it again")
         return Unreadable(f"{self.path} is damaged: {name} {why}")
 
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:
-        """Raise `damaged` where reading this array or attribute fails inside."""
+        """Raise the error `damaged` if the block fails to read this array or attribute."""
         try:
             yield
         except UNREADABLE:
@@ -147,9 +148,9 @@ class Hdf5(AbstractContextManager["Hdf5"]):
             return [name for name in found if hasattr(self.file[name], "shape")]
 
     def dataset(self, name: str, kinds: str, shape: Shape = None) -> "h5py.Dataset":
-        """Return an array that is still in the file, to be read inside of `reading`.
+        """Return an array that is not read yet, to be read in a block `reading`.
 
-        `kinds` are NumPy's letters of the types that are allowed, "O" is any text.
+        `kinds` are NumPy's letters of the types that are allowed, of which "O" is any text.
         """
         import h5py
 
@@ -175,7 +176,7 @@ class Hdf5(AbstractContextManager["Hdf5"]):
         high: float = inf,
         rows: slice | None = None,
     ) -> np.ndarray:
-        """Return an array, or some rows of it. Its numbers are from `low` to `high`, or nan."""
+        """Return an array, or some rows of it, whose numbers are nan or from `low` to `high`."""
         item = self.dataset(name, kinds, shape)
         with self.reading(name):
             values = np.asarray(item[rows or ()])
@@ -199,13 +200,14 @@ class Hdf5(AbstractContextManager["Hdf5"]):
                 return default
             value = attributes[name]
             value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-            right: Any = {float: (int, float), tuple: list}.get(kind, kind)
-            if not isinstance(value, right) or isinstance(value, bool) != (kind is bool):
+            # the types that are stored for a `kind`; a bool is an int to Python alone
+            allowed: Any = {float: (int, float), tuple: list}.get(kind, kind)
+            if not isinstance(value, allowed) or isinstance(value, bool) != (kind is bool):
                 raise self.damaged(f"the attribute {name}", f"is a {type(value).__name__}")
             return kind(value)
 
     def json(self, name: str, kind: type, group: str = "/") -> Any:
-        """Return what an attribute holds as JSON, a list or a dict."""
+        """Return what an attribute holds as JSON text, a list or a dict (`kind`)."""
         with self.reading(f"the attribute {name}"):
             value = json.loads(self.attribute(name, str, group))
             if not isinstance(value, kind):
@@ -214,6 +216,7 @@ class Hdf5(AbstractContextManager["Hdf5"]):
 
 
 def fits(shape: Sequence[int], wanted: Sequence[Size]) -> bool:
+    """Return whether each axis has a size that is wanted."""
     if len(shape) != len(wanted):
         return False
     pairs = zip(shape, wanted, strict=True)

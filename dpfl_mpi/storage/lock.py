@@ -1,6 +1,8 @@
-"""One run at a time writes a results file.
+"""`Lock`: a file next to a results file, so that one run at a time writes the results.
 
-It holds a lock file next to it; the lock of a dead owner can be taken over.
+Its text says who the owner is: process, machine and batch job. The owner touches it every `BEAT`
+seconds. Another run takes the lock over if the owner has surely ended. Root (rank 0) of a run holds
+the lock; engine/train.py acquires it.
 """
 
 import contextlib
@@ -20,15 +22,15 @@ from dpfl_mpi.storage.files import explained, place, system, time_at
 from dpfl_mpi.storage.foreign import read_text
 
 BEAT = 30.0  # seconds between two touches of a lock by its owner
-UNTOUCHED = 600.0  # seconds without a touch after which the lock of another host is abandoned
-PATIENCE = 5.0  # seconds that a new run waits: the launcher of a killed run ends before its ranks
+UNTOUCHED = 600.0  # after so many seconds without a touch the lock of another host is abandoned
+PATIENCE = 5.0  # seconds that a new run waits: ranks of a killed run may outlive its launcher
 
 
 def myself() -> dict[str, Any]:
     """Return who would own a lock: the process, machine and container, and the batch job."""
     return {
         "host": socket.gethostname(),
-        "place": place(),  # two machines or containers may have one host name
+        "place": place(),  # the machine and container: two of them may have one host name
         "pid": os.getpid(),
         "born": born(os.getpid()),
         "job": batch.first(),
@@ -37,31 +39,31 @@ def myself() -> dict[str, Any]:
 
 
 def born(pid: int | str) -> str:
-    """Return when a process started, in ticks since boot, "" where there is none."""
+    """Return when a process started, in clock ticks since boot; "" if there is none."""
     fields = system(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields and fields[0] not in "ZX" else ""  # a zombie writes no more
 
 
 def gone(pid: int, since: str) -> bool:
-    """Return whether the process `born` then has ended; one that /proc hides has not."""
+    """Return whether the process that was born then has ended; one that /proc hides has not."""
     if now := born(pid):
-        return now != since
+        return now != since  # else another process has its number by now
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # sends nothing, but fails if there is no such process
     except OSError as error:
         return not isinstance(error, PermissionError)
     return True  # a zombie
 
 
 def content(path: Path) -> str:
-    """Return the text of a small file, "" where there is none or it cannot be read now."""
+    """Return the text of a small file; "" if there is none or it cannot be read now."""
     with contextlib.suppress(UserError):
         return read_text(path)
     return ""
 
 
 def owner_of(text: str) -> dict[str, Any]:
-    """Return the owner in a lock file's text, as `myself` does; nothing where it is damaged."""
+    """Return the owner in a lock file's text, as `myself` does; {} if the text is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         owner = json.loads(text)
         kinds = {name: type(value) for name, value in myself().items()}
@@ -71,19 +73,17 @@ def owner_of(text: str) -> dict[str, Any]:
 
 
 class Lock:
-    """A lock file, made with O_EXCL. On root only.
+    """The lock file of a results file. On root only.
 
-    If another run takes the lock that this one holds, `on_lost` is called with a sentence, from
-    `check` or the thread that touches the file. It ends this run.
+    If another run takes the lock that is held, `on_lost` is called with a sentence to end this one.
     """
 
     def __init__(self, results: Path, on_lost: Callable[[str], None] = lambda text: None):
-        self.on_lost = on_lost
-        self.results = results
+        self.results, self.on_lost = results, on_lost
         self.path = results.with_name(results.name + ".lock")
         self.stop = threading.Event()
         self.held = False
-        self.text = ""  # in the file, while it is ours
+        self.text = ""  # of the file, if we made it
 
     def acquire(self, patience: float = PATIENCE) -> None:
         """Take the lock; if another run holds it, a `UserError` names that run."""
@@ -115,13 +115,15 @@ class Lock:
         return self.path.exists() and not self._abandoned(content(self.path))
 
     def _make(self) -> bool:
+        """Make the lock file; return False if there is one."""
         self.text = json.dumps(myself())
+        # "x" makes the file or fails if it exists, in one step
         with contextlib.suppress(FileExistsError), open(self.path, "x") as out:
             return bool(out.write(self.text))
         return False
 
     def _move_away(self, text: str) -> None:
-        """Remove the file with this abandoned text; put it back if it is another run's by now."""
+        """Remove the lock file with this text; put it back if it has another owner by now."""
         away = self.path.with_name(f"{self.path.name}.{socket.gethostname()}.{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.path, away)
@@ -131,11 +133,10 @@ class Lock:
             away.unlink()
 
     def _abandoned(self, text: str) -> bool:
-        """Return whether the owner has surely ended.
+        """Return whether the owner in this text has surely ended.
 
-        It is this job before it was requeued, a process of this host that is not there, or one of
-        another host that has not touched the lock for long. A live process on this host keeps its
-        lock however long it was suspended.
+        It has if it is an earlier start of this batch job, a process of this host that is gone (not
+        one that is suspended), or one of another host that has not touched the lock for long.
         """
         owner, me = owner_of(text), myself()
         try:
@@ -143,24 +144,22 @@ class Lock:
         except OSError:
             return False
         if not stat.S_ISREG(found.st_mode):
-            return False  # none of ours, and not ours to remove
+            return False  # a link or a device was not made by a run, and is not removed
         if owner:
             same_job = me["job"] and me["job"] == owner["job"]
             if same_job and me["restarts"] > owner["restarts"]:
                 return True
             if owner["place"] == me["place"]:
                 return gone(owner["pid"], owner["born"])
-        # the owner of an empty lock was killed; one that cannot be read now may be readable later
-        silent = time_at(self.path) - found.st_mtime  # last, as it makes a file
+        # a run was killed before it wrote into an empty lock; another text may be unreadable only
+        # now. This comes last, as `time_at` makes a file.
+        silent = time_at(self.path) - found.st_mtime
         return silent > (UNTOUCHED if found.st_size else PATIENCE)
 
     def check(self) -> bool:
-        """Return whether no other run has taken the lock that is held; call `on_lost` if one has.
-
-        A lock that is missing or cannot be read now is nobody's yet: it is read again later.
-        """
+        """Return whether the lock that is held is still ours or missing; else call `on_lost`."""
         text = content(self.path)
-        # `held` is read after the file: `release` lowers it before
+        # `held` is read after the file, as `release` sets it before it removes the file
         if not self.held or text == self.text or not owner_of(text):
             return True
         end = "this one ends and changes nothing more"
@@ -169,7 +168,7 @@ class Lock:
         return False
 
     def _beat(self) -> None:
-        """Body of the thread that touches the lock file every BEAT seconds while it is held."""
+        """Touch the lock file every BEAT seconds while it is held. This is a thread's body."""
         while not self.stop.wait(BEAT) and self.check():
             if content(self.path) == self.text:
                 with contextlib.suppress(OSError):

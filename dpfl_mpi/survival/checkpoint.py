@@ -1,18 +1,15 @@
-"""Checkpoints: one shard per rank, committed by root's manifest; any number of ranks can go on.
+"""`Checkpoints`: saves the state of a run, and restores it on any number of ranks.
 
-A generation is three kinds of HDF5 files in the folder `<results file>.checkpoint`:
+A checkpoint is three kinds of HDF5 files in the folder `<results file>.checkpoint`:
 
-    ROUND.TOKEN.NUMBER.shard.h5      the state of a rank's clients, or of some of them:
-                                     /state/NAME, /momentum/NAME, /federation/NAME
-    ROUND.TOKEN.results.h5           a copy of the results file; later rounds are computed again
-    ROUND.TOKEN.DIGEST.manifest.h5   written last, and only this makes the others count:
-                                     attributes key, round, schema, results_sha256;
-                                     /client/{shard,row} [N]; /state/NAME and /federation/NAME,
-                                     which all ranks share
+    ROUND.TOKEN.NUMBER.shard.h5      the state of some clients of a rank, written by that rank
+    ROUND.TOKEN.results.h5           a copy of the results file, from root (rank 0)
+    ROUND.TOKEN.DIGEST.manifest.h5   what all ranks share, and which shard has which client; root
+                                     writes it last, and without it the others do not count
 
-HDF5's checksums cover a shard's metadata (libver v110) and every chunk, which is one client's row.
-A shard also holds its own name, so that one under another's name is noticed. The manifest's DIGEST
-is of its bytes. The two newest generations are kept.
+HDF5 has a checksum of a shard's metadata (libver v110) and of each client's row in it. A shard also
+holds its own name. DIGEST is of the manifest's bytes. The two newest checkpoints are kept. The
+loop over rounds (engine/train.py) calls `save` and `restore`.
 """
 
 import contextlib
@@ -46,24 +43,24 @@ from dpfl_mpi.storage.foreign import Hdf5, Unreadable, sha256
 from dpfl_mpi.storage.lock import content
 from dpfl_mpi.survival.signals import HANGS, again_text
 
-KEEP = 2  # generations
-SHARD = 2**26  # bytes of a shard, of which a rank has a copy while it is written; at least one row
-# names of the files of a checkpoint's folder; no others are deleted
-GENERATION = r"\d{6,}\.[0-9a-f]{12}\.(\d{5,}\.shard|results|[0-9a-f]{16}\.manifest)\.h5"
-OURS = re.compile(rf"{GENERATION}|\..*\.part")
-NOTES = ("begun_from", "hangs")
+KEEP = 2  # checkpoints
+SHARD = 2**26  # bytes of a shard, made in memory and then written; it has at least one row
+# names of the files of a checkpoint, and of half-written ones; no others are deleted
+KINDS = r"(\d{5,}\.shard|results|[0-9a-f]{16}\.manifest)"
+OURS = re.compile(rf"\d{{6,}}\.[0-9a-f]{{12}}\.{KINDS}\.h5|\..*\.part")
+NOTES = ("begun_from", "hangs")  # text files of `note_start` and `count_hang` in the folder
 DIGITS = 16  # of the SHA-256 of a manifest, in its name
 MANIFEST = "the manifest of a checkpoint"
-# facts that the key of a Run does not have: data may have been prepared anew from another source
+# by name in a result, in words: data prepared anew from another source have the same settings
 DATA = {"data_sha256": "content of the data", "partition_sha256": "partition"}
 WRITE_ERRORS = (OSError, RuntimeError, MemoryError)  # a failing disk; anything else is a bug
-Named = dict[str, Any]  # values by their path in a file
+Named = dict[str, Any]  # values by their path in an HDF5 file, such as "state/w"
 
 
 class Checkpoints:
     """The checkpoints of one results file. Methods are collective unless they say otherwise.
 
-    Root calls `still_ours` before it replaces or deletes files: it ends a run that lost its lock.
+    Root calls `still_ours` before it changes files, to end a run whose lock another has taken.
     """
 
     def __init__(
@@ -74,11 +71,8 @@ class Checkpoints:
         world: World,
         still_ours: Callable[[], object] = lambda: None,
     ):
-        self.still_ours = still_ours
+        self.key, self.job, self.world, self.still_ours = key, job, world, still_ours
         self.folder = checkpoints_of(results)
-        self.key = key  # of the Run
-        self.job = job
-        self.world = world
         self.last = time.monotonic()  # when the last checkpoint was saved
         self.round = -1  # the newest round that is saved
         self.seconds = 0.0  # of the last save
@@ -87,7 +81,7 @@ class Checkpoints:
         world.decide(self._check_folder)
 
     def _check_folder(self) -> None:
-        """Raise `UserError` where the folder is a link: its target would be changed."""
+        """Raise `UserError` if the folder is a link, whose target would be changed, or a file."""
         if os.path.lexists(self.folder) and (self.folder.is_symlink() or not self.folder.is_dir()):
             mend = "remove it, or choose another --out"
             raise UserError(f"{self.folder} is a link, or no folder; {mend}")
@@ -97,40 +91,40 @@ class Checkpoints:
         return bool(manifests(self.folder))
 
     def _key(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what must be the same for a run to go on: Run, arrays of its results, data."""
+        """Return what must be the same for a run to go on: its settings, data and results."""
         more = {"mixed": self.job.mixed, "version of the numbers": NUMERICS}
         return {**self.key} | more | {name: about.get(name) for name in DATA}
 
-    # writing ------------------------------------------------------------------------------------
     def save(
         self, parts: Parts, state: State, recorder: Recorder | None, stop: bool = True
     ) -> tuple[bool, bool]:
-        """Save state and results after a round that is due, or where any rank wishes to `stop`.
+        """Save state and results if that is due after this round, or any rank wishes to `stop`.
 
-        Return whether it was saved and whether to stop, the same on all ranks. Raises `UserError`
-        on every rank where one could not write; the generation before stays.
+        Return on all ranks whether it was saved and whether to stop. `UserError` on all if one
+        could not write; the checkpoint before stays.
         """
         start, every = time.perf_counter(), self.job.checkpoint_every
-        groups = {"state": state["client"], "momentum": parts.training.momentum}
-        groups["federation"], of_all_ranks = parts.state()
         if every.kind == "rounds":
             due = parts.round % every.rounds == 0
         else:
             due = time.monotonic() - self.last >= every.seconds
-        due = due and self.world.root  # by its clock
+        due = due and self.world.root  # root's clock decides
         votes = self.world.sum_int64(np.array([due, stop], np.int64))
         if not votes.any():
             return False, False
-        stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
-        clients = {f"{g}/{name}": v for g, values in groups.items() for name, v in values.items()}
-        shared = {f"state/{name}": value for name, value in state["shared"].items()}
-        shared |= {f"federation/{name}": value for name, value in of_all_ranks.items()}
+        # values of local clients [K, ...], for the shards, and values that all ranks share
+        of_clients, of_all_ranks = parts.state()
+        clients = named("state", state["client"]) | named("momentum", parts.training.momentum)
+        clients |= named("federation", of_clients)
+        shared = named("state", state["shared"]) | named("federation", of_all_ranks)
         schema, row_bytes = {}, 0
         for name, value in clients.items():
             row = numpy_of(value[:0])  # no rows: nothing is copied from a GPU
             kind = "tensor" if isinstance(value, torch.Tensor) else "array"
             schema[name] = {"kind": kind, "dtype": row.dtype.str, "shape": row.shape[1:]}
             row_bytes += row.itemsize * math.prod(row.shape[1:])
+        # each rank writes its shards, numbered so that no two ranks share a number
+        stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
         step = max(1, SHARD // row_bytes)  # rows of a shard
         with self._errors_on_all_ranks():
             for number, first in enumerate(range(0, len(parts.ids), step)):
@@ -150,7 +144,7 @@ class Checkpoints:
     def _commit(
         self, parts: Parts, stem: str, schema: Named, shared: Named, recorder: Recorder
     ) -> None:
-        """Copy the results file, write the manifest, delete older generations. On root."""
+        """Copy the results file, write the manifest, delete older checkpoints. On root."""
         results = self.folder / f"{stem}.results.h5"
         with replacing(results) as path:
             recorder.copy(path)
@@ -167,16 +161,16 @@ class Checkpoints:
         self._delete_older(stem)
 
     def _delete_older(self, *newest: str) -> None:
-        """Delete all files but those of the newest `KEEP` generations; `newest` come first."""
+        """Delete all but `KEEP` checkpoints: those of stem `newest`, then those of late rounds."""
         keep = [*dict.fromkeys([*newest, *map(stem_of, manifests(self.folder))])][:KEEP]
         for path in self.folder.iterdir():
             if stem_of(path) not in keep and OURS.fullmatch(path.name):
-                with contextlib.suppress(IsADirectoryError):  # none of ours
+                with contextlib.suppress(IsADirectoryError):  # made by somebody else
                     path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _errors_on_all_ranks(self) -> Iterator[None]:
-        """Raise `UserError` on every rank where the block failed to write on any."""
+        """Raise `UserError` on every rank if the block failed to write on any."""
         mistake = ""
         try:
             yield
@@ -190,7 +184,7 @@ class Checkpoints:
             raise UserError(f"the checkpoint in {self.folder} cannot be written: {first}{whole}")
 
     def note_start(self) -> bool:
-        """Note the round that this start goes on from; return if the last start saved nothing."""
+        """Note the round that this start goes on from; return whether the last noted the same."""
 
         def note() -> bool:
             path = self.folder / "begun_from"
@@ -203,10 +197,7 @@ class Checkpoints:
         return bool(self.world.decide(note))
 
     def count_hang(self) -> int:
-        """Note that this start of a batch job hung; return how many of its starts did.
-
-        Outside of a job it is 1. Any rank may call it, several at once; not collective.
-        """
+        """Note that this start of a job hung; return how many of its starts did. Not collective."""
         if not (job := batch.first()):
             return 1
         path = self.folder / "hangs"
@@ -218,7 +209,7 @@ class Checkpoints:
         return sum(name.startswith(f"{job}:") for name in starts)
 
     def clear(self, sure: bool = False) -> None:
-        """Delete all checkpoints; where `sure`, raise `UserError` if some could not be deleted."""
+        """Delete all checkpoints; if `sure`, raise `UserError` where that was not possible."""
 
         def delete() -> None:
             self.still_ours()
@@ -226,7 +217,7 @@ class Checkpoints:
                 if OURS.fullmatch(path.name) or path.name in NOTES:
                     with contextlib.suppress(OSError):
                         path.unlink()
-            with contextlib.suppress(OSError):  # something else is in it
+            with contextlib.suppress(OSError):  # somebody else has a file in it
                 self.folder.rmdir()
             if sure and self.exist():
                 mend = "remove it, or choose another --out"
@@ -235,14 +226,13 @@ class Checkpoints:
         self.world.decide(delete)
         self.round = -1
 
-    # reading ------------------------------------------------------------------------------------
     def restore(self, parts: Parts) -> State | None:
-        """Set `parts` to the newest whole checkpoint, if any, and return the state; else None.
+        """Set `parts` to the newest whole checkpoint, if any; return the method's state, or None.
 
-        Of a damaged one root warns. Raises `UserError` if it is of another Run, or none is whole.
+        Root warns of damaged ones. `UserError` if none is whole, or one is of another Run.
         """
         names = self.world.decide(lambda: [path.name for path in manifests(self.folder)])
-        found = [self.folder / name for name in names]
+        found = [self.folder / name for name in names]  # the newest first
         for i, manifest in enumerate(found):
             problem = "its manifest, or its copy of the results, is not as it was written"
             if self.world.decide(partial(self._whole, manifest, parts.provenance)):
@@ -263,19 +253,16 @@ class Checkpoints:
         federation = state.pop("federation")
         parts.set_state(federation["round"], federation, state.pop("momentum"))
         if isinstance(omega := state["shared"].get("omega"), CollaborationGraph):
-            parts.mail.narrow(omega)
+            parts.mail.narrow(omega)  # the window has room for its models alone, as before
         self.round, self.results = parts.round, results_of(manifest)
-        # a damaged one would count as the newest until its round is reached again
+        # a damaged manifest would count as the newest until its round is reached again
         for damaged in found[:i] if self.world.root else ():
             with contextlib.suppress(OSError):  # a folder in its place
                 damaged.unlink()
         return state
 
     def _whole(self, manifest: Path, about: Mapping[str, Any]) -> bool:
-        """Return whether a manifest and the copy of the results are whole. On root.
-
-        Raises `UserError` where they are of another Run or other data.
-        """
+        """Return whether manifest and results are whole; `UserError` if another Run's. On root."""
         own = self._key(about)
         try:
             if sha256(manifest)[:DIGITS] not in manifest.name:
@@ -297,10 +284,12 @@ class Checkpoints:
         raise UserError(f"{holds}; {mend} another --out, or add --fresh")
 
     def _load(self, manifest: Path, parts: Parts) -> State:
+        """Return what a checkpoint has of local clients and all ranks; `UserError` if damaged."""
         k, device = len(parts.ids), parts.backend.ensemble.device
         out: State = {"client": {}, "shared": {}, "momentum": {}, "federation": {}}
         with Hdf5(manifest, MANIFEST) as file:
             schema = file.json("schema", dict)
+            # in which shard, and in which row of it, each local client is
             shard = file.array("client/shard", "iu", (parts.n,), 0)[parts.ids]
             row = file.array("client/row", "iu", (parts.n,), 0)[parts.ids]
             with file.reading("its schema"):
@@ -325,45 +314,49 @@ class Checkpoints:
             group, _, short = name.partition("/")
             value: Any = array
             if schema[name]["kind"] == "tensor":
-                # a copy is aligned as PyTorch aligns, as before
+                # copied to be aligned as PyTorch aligns, for the same bits as before
                 value = torch.from_numpy(array).to(device, copy=True)
             out["client" if group == "state" else group][short] = value
         return out
 
 
 def stem_of(path: Path) -> str:
-    """Return what the names of a generation's files begin with."""
+    """Return what the names of a checkpoint's files begin with, ROUND.TOKEN."""
     return ".".join(path.name.split(".")[:2])
+
+
+def named(group: str, values: Mapping[str, Any]) -> Named:
+    """Return values with the names that they have in an HDF5 group of a file."""
+    return {f"{group}/{name}": value for name, value in values.items()}
 
 
 def results_of(manifest: Path) -> Path:
     return manifest.with_name(f"{stem_of(manifest)}.results.h5")
 
 
-def image(named: Named, **attributes: Any) -> bytes:
-    """Return the bytes of an HDF5 file, made in memory: HDF5 never meets a failing disk."""
+def image(values: Named, **attributes: Any) -> bytes:
+    """Return the bytes of an HDF5 file, made in memory, so that HDF5 never meets a full disk."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=("v110", "v110")) as file:
         file.attrs.update(attributes)
-        for name, value in named.items():
+        for name, value in values.items():
             store(file, name, value)
     return buffer.getvalue()
 
 
-# values in HDF5 ---------------------------------------------------------------------------------
 def numpy_of(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def store(file: h5py.File, name: str, value: Any) -> None:
-    """Write a tensor, array, graph or scalar; a row is one checksummed chunk."""
+    """Write a tensor, array, graph or scalar. Each row of an array has its own checksum."""
     if isinstance(value, CollaborationGraph):
         file[f"{name}/indptr"], file[f"{name}/senders"] = value.indptr, value.senders
         file[name].attrs["kind"] = "graph"
     elif isinstance(value, torch.Tensor | np.ndarray | np.number | np.bool_):
         array = numpy_of(value)
         rows = (1, *array.shape[1:]) if array.ndim > 1 else array.shape
-        # a single number is no chunk
+        # HDF5 has checksums of chunks, and no chunks of single numbers
         checksums = {"chunks": rows, "fletcher32": True} if rows and array.size else {}
         file.create_dataset(name, data=array, **checksums)
         kind = "array" if isinstance(value, np.ndarray) else "number"
@@ -384,7 +377,7 @@ def stored(item: Any, device: torch.device) -> Any:
         return CollaborationGraph(item["indptr"][()], item["senders"][()])
     if kind == "scalar":
         return json.loads(item.attrs["json"])
-    if kind == "number":  # keeps NumPy's type, which promotes others
+    if kind == "number":  # of NumPy, whose type decides that of a sum
         return item[()]
     array = np.asarray(item[()])  # h5py gives an array of no axes as a number
     return torch.from_numpy(array).to(device, copy=True) if kind == "tensor" else array

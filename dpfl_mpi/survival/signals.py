@@ -1,7 +1,10 @@
-"""Signals, end of the allocation, and hangs: when a run must leave, and how.
+"""When a run must end early, and how: signals, the end of a batch job's time, and hangs.
 
-The ranks leave at the end of a round, with a checkpoint. They end at once where the round would
-outlast `--grace`; the next start replays it, exactly, because every draw is keyed.
+A run is asked to leave by a signal, or shortly before its allocation (the time that the batch
+system gives it) ends. The ranks then leave at the end of the round, with a checkpoint. If the round
+would outlast --grace, a thread of each rank, the `Watch`, ends them at once, and the next start
+computes the round again. The `Watch` also ends a run that hangs (--watchdog). `__main__` calls
+`listen`; the loop over rounds (engine/train.py) makes the `Watch`.
 """
 
 import contextlib
@@ -30,10 +33,10 @@ STALLED_TEXT = (
     "two starts in a row kept no new checkpoint: give more time (--time), "
     "or let a checkpoint come sooner (--checkpoint_every 1)"
 )
-CLEAR_S = 5.0  # of an allocation, left for the launcher to end and the script to requeue the job
-HANGS = 2  # of a batch job after which it is started again
-ABORT_S = 60.0  # that the end of a run that hangs may take: its file system may hang, too
-ROOT_FIRST_S = 1.0  # by which the other ranks let root print and abort first
+CLEAR_S = 5.0  # the last seconds of an allocation are the launcher's and the batch script's
+HANGS = 2  # a batch job that hung more often is not started again
+ABORT_S = 60.0  # time limit for ending a run that hangs: its file system may hang, too
+ROOT_FIRST_S = 1.0  # head start of root, to print and end all ranks
 POLL_MS = 200  # between two looks at the clock; a signal is seen at once
 
 
@@ -41,10 +44,11 @@ class Heard:
     """The first request to leave. Nothing withdraws it: Slurm sends CONT after its warning."""
 
     at = 0.0  # monotonic time of the request, 0 before it
-    name = ""
+    name = ""  # of the signal
 
 
 def hear(name: str) -> None:
+    """Note a request to leave, unless there was one before."""
     if not Heard.at:
         Heard.at, Heard.name = time.monotonic(), name
 
@@ -61,7 +65,7 @@ def listen() -> None:
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], by: Callable[[int, Any], object]) -> Iterator[None]:
-    """Let `by` handle these signals inside; has no effect in other threads than the main one."""
+    """Let `by` handle these signals in the block; does nothing outside of the main thread."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, by) for number in numbers if main}
     try:
@@ -72,10 +76,10 @@ def handled(numbers: Iterable[int], by: Callable[[int, Any], object]) -> Iterato
 
 
 class Watch:
-    """A thread of every rank that ends all ranks where the round would end too late, or never.
+    """A thread of every rank, `_watch`, that ends all ranks if a round ends too late, or never.
 
-    `begin` marks each round. The rank that ends them all calls `on_abort` and, where the run hangs,
-    `count_hang`, which returns how often this job has hung. Making it is collective.
+    The rank that ends them all calls `on_abort` and, if the run hangs, `count_hang`, which returns
+    how often this job has hung. Making a `Watch` is collective.
     """
 
     def __init__(
@@ -88,8 +92,8 @@ class Watch:
         self.job, self.world = job, world
         self.on_abort, self.count_hang = on_abort, count_hang
         self.round = 0
-        self.started = time.monotonic()  # this round
-        self.last = 0.0  # seconds of the round before
+        self.started = time.monotonic()  # when this round began
+        self.last = 0.0  # how many seconds the round before took
         self.grace = job.grace
         self.ends = float("inf")  # monotonic time at which all ranks must be gone
         left = world.decide(batch.seconds_left)
@@ -103,7 +107,8 @@ class Watch:
 
     def __enter__(self) -> Self:
         self._arm()
-        # readable after each signal, also while the main thread is in MPI and runs no handler
+        # a pipe that Python writes each signal's number to, also while the main thread is in MPI
+        # and runs no handler
         self._out, self._into = os.pipe()
         os.set_blocking(self._into, False)
         self._main = threading.current_thread() is threading.main_thread()
@@ -131,19 +136,17 @@ class Watch:
         self._arm()
 
     def _seconds(self) -> float:
-        """Return the seconds since this round began, 0 in preprocessing, which is no round."""
+        """Return the seconds since this round began; 0 in preprocessing, before round 1."""
         return time.monotonic() - self.started if self.round > 0 else 0.0
 
     def _arm(self) -> None:
-        """Let C print this rank's stack and end it where it hangs and Python's threads do, too."""
+        """Let faulthandler, in C, end this rank if it hangs so that no thread of Python runs."""
         if self.job.watchdog:
             faulthandler.dump_traceback_later(self.job.watchdog + 5, exit=True)
 
     def stop(self, more: bool, spare: float) -> bool:
-        """Return whether this rank wishes to leave at the end of this round.
-
-        If `more` rounds follow, none begins that would, with `spare` s, outlast the allocation.
-        """
+        """Return whether this rank wishes to leave at the end of this round."""
+        # it does if `more` rounds follow, and one as long as this and `spare` s ends too late
         if more and time.monotonic() + self._seconds() + spare > self.ends:
             hear(ALLOCATION)
         return self._requested() > 0
@@ -161,18 +164,19 @@ class Watch:
         while not self.leaving:
             now = time.monotonic()
             if requested := self._requested():
+                # the round is too late, or will be if it lasts as long as the one before
                 deadline = min(requested + self.grace, self.ends)
                 if now >= deadline or (self.last and self.started + self.last > deadline):
                     return self._end_round()
             if self.job.watchdog and now >= self.started + self.job.watchdog:
                 return self._end_hang()
             if poll.poll(POLL_MS):
-                for number in os.read(self._out, 64):
+                for number in os.read(self._out, 64):  # signals; 0 from `__exit__`
                     if number in SIGNALS and signal.getsignal(number) is handler:
                         handler(number, None)
 
     def _end_round(self) -> None:
-        """End all ranks in a round that would last too long, unless root or the run's end does."""
+        """End all ranks in a round that would last too long, unless root or the run does first."""
         world = self.world
         if not world.root:
             time.sleep(ROOT_FIRST_S)
@@ -185,7 +189,7 @@ class Watch:
         world.abort(world.code, f"{Heard.name}: {late}; {again}", self.on_abort)
 
     def _end_hang(self) -> None:
-        """Print where this rank stands, and end all ranks: with 75, or 76 the third time."""
+        """Print where this rank stands, and end all ranks with 75, or the third time with 76."""
         faulthandler.cancel_dump_traceback_later()
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file)
