@@ -1,4 +1,7 @@
-"""The directed collaboration graph: who receives from whom."""
+"""`CollaborationGraph`: whose models each client receives, and measures of such graphs.
+
+An edge goes from a sender to a receiver, which averages its own model with its senders' models.
+"""
 
 import itertools
 import math
@@ -11,10 +14,8 @@ import numpy as np
 from dpfl_mpi.errors import UserError
 
 Senders = Sequence[int] | np.ndarray  # clients, in an order that may matter
-# gains of a candidate in the greedy search by adding it (a) and removing it (b), and the decision
+# decisions of the greedy search on a candidate, by its gains when it is added (a) and removed (b)
 CASES = ("a > 0, b = 0: add", "a = 0, b > 0: remove", "a = b = 0: add", "a > 0, b > 0: coin")
-
-
 NAMED = ("ring", "grid", "complete")  # see `named`
 
 
@@ -28,21 +29,20 @@ class CollaborationGraph:
     @classmethod
     def from_lists(cls, lists: Iterable[Senders]) -> Self:
         """Return the graph with these senders of receiver 0, 1, ..., in any order."""
-        each = [np.asarray(senders, np.int64) for senders in lists]
-        receivers = np.repeat(np.arange(len(each)), [len(s) for s in each])
-        return cls.from_edges(len(each), receivers, np.concatenate([np.zeros(0, np.int64), *each]))
+        arrays = [np.asarray(senders, np.int64) for senders in lists]
+        receivers = np.repeat(np.arange(len(arrays)), [len(array) for array in arrays])
+        senders = np.concatenate([np.zeros(0, np.int64), *arrays])
+        return cls.from_edges(len(arrays), receivers, senders)
 
     @classmethod
     def from_edges(cls, n: int, receivers: np.ndarray, senders: np.ndarray) -> Self:
-        """Return the graph of n clients with these edges `[E]`, in any order.
-
-        A sender that is no client is a `UserError`.
-        """
+        """Return the graph of n clients with these edges `[E]`; `UserError` for other senders."""
         if len(senders) and not 0 <= senders.min() <= senders.max() < n:
             wrong = senders[(senders < 0) | (senders >= n)][0]
             raise UserError(f"a graph has the sender {wrong}; clients are 0 to {n - 1}")
         degrees = np.bincount(receivers, minlength=n)
         indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+        # sorted by receiver, then by sender
         return cls(indptr, np.sort(receivers * n + senders) % max(n, 1))
 
     @classmethod
@@ -70,7 +70,7 @@ class CollaborationGraph:
         return self.from_edges(self.n, self.receivers()[edges], self.senders[edges])
 
     def where(self, receivers: np.ndarray, other: Self) -> Self:
-        """Return this graph for receivers that bool `[N]` marks, the other one for the rest."""
+        """Return this graph's edges to `receivers`, bool `[N]`, and the other's to the rest."""
         if receivers.all():
             return self
         return self.only(receivers[self.receivers()]) | other.only(~receivers[other.receivers()])
@@ -81,11 +81,12 @@ class CollaborationGraph:
         return self.from_edges(self.n, receivers, np.concatenate([self.senders, other.senders]))
 
     def within(self, other: Self) -> bool:
-        """Return whether every edge is in the other graph, of which nothing is copied."""
+        """Return whether every edge is in the other graph; it needs no memory for all edges."""
         for k in range(self.n):
             mine, theirs = self.of(k), other.of(k)
             if len(mine) > len(theirs):
                 return False
+            # both ascend: find for each of mine the first of theirs that is not smaller
             if (theirs.take(theirs.searchsorted(mine), mode="clip") != mine).any():
                 return False
         return True
@@ -106,8 +107,8 @@ def named(name: str, n: int) -> CollaborationGraph:
     row, column = np.divmod(k, math.ceil(math.sqrt(n)))
     apart = np.abs(k[:, None] - k)
     steps = np.abs(row[:, None] - row) + np.abs(column[:, None] - column)
-    near = {"ring": (apart == 1) | (apart == n - 1), "grid": steps == 1, "complete": apart > 0}
-    return CollaborationGraph.from_edges(n, *np.nonzero(near[name] & (apart > 0)))
+    edges = {"ring": (apart == 1) | (apart == n - 1), "grid": steps == 1, "complete": apart > 0}
+    return CollaborationGraph.from_edges(n, *np.nonzero(edges[name] & (apart > 0)))
 
 
 def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> CollaborationGraph:
@@ -119,14 +120,14 @@ def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> Collaboratio
     receivers, senders = graph.receivers().tolist(), graph.senders.tolist()
     edges = set(zip(receivers, senders, strict=True))
     count = len(senders)
-    # a generator: a list of all tries takes 160 bytes each
+    # pairs of edges; a generator, as a list of all tries would take 160 bytes each
     tries = (rng.integers(0, max(count, 1), (count, 2)).tolist() for _ in range(20))
     for a, b in itertools.chain.from_iterable(tries):
-        one, two = (receivers[a], senders[b]), (receivers[b], senders[a])
-        if one[0] == one[1] or two[0] == two[1] or one in edges or two in edges:
+        new_a, new_b = (receivers[a], senders[b]), (receivers[b], senders[a])
+        if new_a[0] == new_a[1] or new_b[0] == new_b[1] or new_a in edges or new_b in edges:
             continue
         edges -= {(receivers[a], senders[a]), (receivers[b], senders[b])}
-        edges |= {one, two}
+        edges |= {new_a, new_b}
         senders[a], senders[b] = senders[b], senders[a]
     return CollaborationGraph.from_edges(graph.n, np.array(receivers, int), np.array(senders, int))
 
@@ -138,7 +139,7 @@ def sparsity(adjacency: np.ndarray) -> float:
 
 
 def within(graph: CollaborationGraph, groups: np.ndarray) -> tuple[float, float]:
-    """Return the share of edges, and of all pairs, inside one of the groups `[N]`; nan for none."""
+    """Return which share of edges is inside one of the `groups` `[N]`, and which of all pairs."""
     edges, sizes = len(graph.senders), np.unique(groups, return_counts=True)[1]
     inside = int((groups[graph.receivers()] == groups[graph.senders]).sum())
     pairs = int((sizes * (sizes - 1)).sum())

@@ -1,6 +1,8 @@
-"""Python objects as settings: functions, classes and arrays become files that the ranks read.
+"""Python objects as settings: a function, a class or arrays become a file that all ranks read.
 
-A file lies in a folder named by its content, so the content is part of the Run.
+`api.train(method=my_round, data=(x, y))` calls `as_files`, which returns settings with paths. The
+source of a function or class is written as the file of a method or a model, in a folder named by a
+hash of the content: so settings with other contents are another Run.
 """
 
 import ast
@@ -27,7 +29,7 @@ from dpfl_mpi.settings.command_line import run_and_job
 from dpfl_mpi.storage.files import explained, write
 from dpfl_mpi.storage.foreign import read_bytes, refused_as
 
-INSTALLED = {"site-packages", "dist-packages"}
+INSTALLED = {"site-packages", "dist-packages"}  # folders of installed modules
 # the file of a function round(fed, state, t); a method that declares more is written as a file
 METHOD = """{imports}
 from dpfl_mpi.methods import Method
@@ -46,6 +48,7 @@ def init(fed):
 
 round = {name}
 """
+# the file of a model
 MODEL = """{imports}
 
 {source}
@@ -62,12 +65,9 @@ ARRAYS = "a path, (x, y), (x, y, client) and (x, y, client, group), arrays with 
 
 
 def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with paths in place of modules, functions, classes and arrays.
-
-    The files are written into `given/` in the folder of the results, unless they are there.
-    """
-    _, job = run_and_job(plain({n: value for n, value in settings.items() if n == "results"}))
-    folder = Path(job.results) / "given"
+    """Return settings with paths of files in `given/` of the results in place of objects."""
+    results = {name: plain(value) for name, value in settings.items() if name == "results"}
+    folder = Path(run_and_job(results)[1].results) / "given"
     out = dict(settings)
     for kind in KINDS:
         value = settings.get(kind)
@@ -90,7 +90,7 @@ def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return settings, or one of them, with paths as texts and NumPy's numbers as Python's."""
+    """Return settings, or a value of one, with paths as texts and NumPy's numbers as Python's."""
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, Path):
@@ -99,7 +99,7 @@ def plain(value: Any) -> Any:
 
 
 def put(folder: Path, name: str, content: bytes) -> Path:
-    """Return the path of a file with this content, which is written if it is not there."""
+    """Return the path of the file with this content; write it if it is not there."""
     path = folder / hashlib.sha256(content).hexdigest()[:12] / name
     if not path.exists():
         with explained(f"{path} cannot be written"):
@@ -110,7 +110,7 @@ def put(folder: Path, name: str, content: bytes) -> Path:
 
 
 def file_of(kind: str, given: Any) -> str:
-    """Return the text of a method's or model's file, made of a function or class."""
+    """Return the text of a method's or model's file (`kind`), from a given function or class."""
     name = given.__name__
     if name == "<lambda>":
         raise UserError(f"{kind} is a lambda; write it as a function by def")
@@ -123,7 +123,7 @@ def file_of(kind: str, given: Any) -> str:
 def source_of(kind: str, given: Any) -> str:
     """Return the lines of a function or class, from the cell or file that it was compiled from.
 
-    `inspect.getsource` does not find a class of a notebook's cell.
+    `inspect.getsource` does not find a class of a notebook's cell; one of its methods leads to it.
     """
     for value in (given, *(vars(given).values() if inspect.isclass(given) else ())):
         code = getattr(value, "__code__", None)
@@ -133,6 +133,7 @@ def source_of(kind: str, given: Any) -> str:
         for node in reversed([*ast.walk(ast.parse("".join(lines)))]):  # the innermost first
             if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name != given.__name__:
                 continue
+            # it is the definition around this code, if decorators count as part of it
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             if first <= code.co_firstlineno <= node.end_lineno:
                 return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
@@ -140,10 +141,7 @@ def source_of(kind: str, given: Any) -> str:
 
 
 def imports_of(kind: str, given: Any, source: str) -> Iterator[str]:
-    """Yield the imports of the installed modules that a piece of source code uses.
-
-    Raises `UserError` if it uses any other name from outside.
-    """
+    """Yield imports of the installed modules that a source uses; `UserError` for other names."""
     name = given.__name__
     outside = getattr(given, "__globals__", None) or vars(sys.modules[given.__module__])
     enclosing = getattr(getattr(given, "__code__", None), "co_freevars", ())

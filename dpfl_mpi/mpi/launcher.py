@@ -1,7 +1,9 @@
 """Find the launch line that starts one MPI world here, and start a Run with it in a batch job.
 
-`python -m dpfl_mpi.mpi.launcher` prints the line. With `run FLAGS`, as in slurm/train.sbatch, it
-starts a Run. With `--open_mpi` it prints the settings that Open MPI needs on a single machine.
+A launch line is a command such as `srun --mpi=pmi2`, to which -n, the number of tasks (ranks), and
+a program are added. `python -m dpfl_mpi.mpi.launcher` prints the line. With `run FLAGS`, as in
+slurm/train.sbatch, it starts a Run, tries again where MPI does not start, and has the job requeued
+where the Run is not finished. With `--open_mpi` it prints what Open MPI needs on a single machine.
 """
 
 import contextlib
@@ -16,10 +18,10 @@ from pathlib import Path
 from dpfl_mpi import batch
 from dpfl_mpi.errors import REQUEUE, STALLED, UserError, complain, exit_with
 
-# written in one piece: lines of ranks mix
+# a program for a trial; it writes in one piece, as the outputs of ranks mix
 TRY = "import os; from mpi4py import MPI; os.write(1, b'world of %d\\n' % MPI.COMM_WORLD.size)"
-TRY_S = 60  # a launcher of another MPI may wait for ever
-OPEN_MPI = {  # lets Open MPI start on a single machine as MPICH does, which ignores these
+TRY_S = 60  # time limit of a trial: a launcher of another MPI may wait for ever
+OPEN_MPI = {  # environment in which Open MPI starts on a single machine as MPICH does
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores
@@ -28,23 +30,23 @@ OPEN_MPI = {  # lets Open MPI start on a single machine as MPICH does, which ign
 }
 SRUN = ("pmi2", "pmix", "pmix_v5", "pmix_v4", "pmix_v3", "cray_shasta")
 UNBOUND = "mpirun --bind-to none"  # else Open MPI binds one or two ranks to a core each
-LAUNCHERS = {  # launch lines by batch system, the first choice first; PBS', LSF's, Flux' untried
+# launch lines by batch system, the first choice first; those of PBS, LSF and Flux are untried
+LAUNCHERS = {
     "": ("mpirun",),
     "Slurm": (*(f"srun --mpi={kind} --kill-on-bad-exit=1" for kind in SRUN), UNBOUND),
-    # PALS' mpiexec; others refuse its words
+    # for the mpiexec of PALS; any other refuses these flags
     "PBS": ("mpiexec --ppn {per_node} --depth {threads} --cpu-bind depth", UNBOUND),
     "LSF": ("jsrun --tasks_per_rs 1 --cpu_per_rs {threads}", UNBOUND),  # -n: sets of resources
     "Flux": ("flux run --cores-per-task={threads}", UNBOUND),
 }
 # a start of MPI that takes longer is considered hung
 START_S = float(os.environ.get("DPFL_START_S", "600"))
-STARTS = 3  # of MPI, which fails or hangs once in a while
+STARTS = 3  # how often MPI is started, which fails or hangs once in a while
 IN_ORDER = (0, 2, 3, REQUEUE, STALLED)  # exit codes of a Run that finished, was refused or stopped
 NO_MPI = 3  # exit code where MPI is missing
-ANSWER_S = 60  # that squeue and scontrol have for an answer
+ANSWER_S = 60  # time limit of squeue and scontrol
 
 
-# the launch line ----------------------------------------------------------------------------------
 def candidates() -> list[list[str]]:
     """Return the launch lines that could work here, the first choice first."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
@@ -61,7 +63,7 @@ def mpirun() -> str:
 
 
 def works(line: list[str], tasks: int) -> bool:
-    """Return whether a line starts one world of so many tasks; a wrong one starts each alone."""
+    """Return whether a line starts one world of so many tasks, not as many worlds of one."""
     words = [*line, "-n", str(tasks), sys.executable, "-c", TRY]
     return batch.output(words, TRY_S).count(f"world of {tasks}") == tasks
 
@@ -76,12 +78,11 @@ def find_line() -> list[str]:
     raise UserError(f"{why}; load the module of mpi4py's MPI")
 
 
-# a Run in a batch job -----------------------------------------------------------------------------
 def requeue(failed: str = "submit it again to go on") -> None:
     """Requeue this Slurm job, unless it was cancelled and so is no longer RUNNING.
 
-    If Slurm does not answer, complain in a sentence that ends with `failed`. Other batch systems
-    let no user requeue: they, or the script, start it again for its exit code.
+    If Slurm does not answer, complain in a sentence that ends with `failed`. Under other batch
+    systems users cannot requeue; the exit code lets the system, or the script, start it again.
     """
     if batch.system().name != "Slurm":
         return
@@ -96,11 +97,11 @@ def requeue(failed: str = "submit it again to go on") -> None:
 
 
 class Ranks:
-    """The ranks of a Run, started by srun or mpirun. A warning reaches all of them as USR1."""
+    """The ranks of a Run. A signal to this process, a warning, is passed on to all as USR1."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        self.warned = False  # by a signal
+        self.warned = False
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._warn)
 
@@ -110,7 +111,7 @@ class Ranks:
             self.process.send_signal(signal.SIGUSR1)
 
     def compute(self, command: list[str], report: "Report") -> int:
-        """Start the ranks, wait for their end and return the exit code, as a shell has it."""
+        """Start the ranks; end them if MPI does not start in time. Return their exit code."""
         self.process = subprocess.Popen(command)
         if self.warned:  # before there was a process
             self._warn()
@@ -127,7 +128,7 @@ class Report:
     """The file in which rank 0 says that MPI has started, and with which code all ranks end."""
 
     def __init__(self) -> None:
-        # None: it cannot be written, and MPI is taken to have started
+        # None if it cannot be written: then `started` is always true
         self.path: Path | None = None
         with contextlib.suppress(OSError):
             handle, name = tempfile.mkstemp(prefix="dpfl-")
@@ -138,16 +139,17 @@ class Report:
             os.environ["DPFL_BEGUN"] = name  # where the ranks find it
 
     def started(self) -> bool:
+        """Return whether rank 0 has said that MPI has started."""
         try:
             return self.path is None or self.path.stat().st_size > 0
         except OSError:  # /tmp was cleaned
             return True
 
     def end(self, code: int) -> int:
-        """Remove the file; return the exit code.
+        """Remove the file; return the exit code of the Run, where the launcher's is `code`.
 
-        Where a signal ended the remaining ranks (a code above 128, as srun kills them), return the
-        code that rank 0 noted: REQUEUE or STALLED.
+        When rank 0 ends all ranks, srun may kill the others and end with a code above 128. Then the
+        code is the one that rank 0 reported, if that is REQUEUE or STALLED.
         """
         if self.path is None:
             return code
@@ -162,8 +164,7 @@ class Report:
 def run(flags: list[str]) -> int:
     """Compute a Run in this batch job; return its exit code.
 
-    The job is requeued if the Run left a checkpoint (75), or if the job was warned before the ranks
-    could listen.
+    The job is requeued if the Run left a checkpoint (75), or was warned before it could listen.
     """
     tasks = batch.tasks()
     mixed = int(os.environ.get("SLURM_HET_SIZE", "1")) > 1 or len(set(tasks)) > 1

@@ -18,10 +18,7 @@ ABANDONED_S = 5  # a segment older than this that no process maps was left by a 
 
 
 def node_memory(shared: bool = True) -> tuple[int, str]:
-    """Return how many bytes this node can still give, and the limit in words that says so.
-
-    If they are to be `shared` between ranks, they must fit into /dev/shm, too.
-    """
+    """Return the bytes that this node can give, `shared` in /dev/shm or not, and by which limit."""
     limits = []
     if shared and os.path.isdir("/dev/shm"):
         shm = os.statvfs("/dev/shm")
@@ -90,10 +87,10 @@ def gpus_in(listed: str) -> list[list[str]]:
 
 
 def installed_gpus() -> list[str]:
-    """Return the names of this node's GPUs for CUDA_VISIBLE_DEVICES, ignoring its current value.
+    """Return this node's GPUs as CUDA_VISIBLE_DEVICES would name them, ignoring its present value.
 
-    They are UUIDs, or numbers without nvidia-smi. A GPU that is split into MIG instances is listed
-    as its instances. The list is empty without the driver.
+    They are UUIDs (of MIG instances where a GPU is split), or numbers without nvidia-smi; none
+    without the driver.
     """
     if listed := output(["nvidia-smi", "-L"], ANSWER_S):
         return [name for gpu, *instances in gpus_in(listed) for name in instances or [gpu]]
@@ -103,10 +100,7 @@ def installed_gpus() -> list[str]:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs of CUDA_VISIBLE_DEVICES where it is set, else all of this node.
-
-    A GPU that is split into MIG instances is listed as its instances.
-    """
+    """Return the GPUs, or their MIG instances, of CUDA_VISIBLE_DEVICES, else of this node."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return installed_gpus()
@@ -118,10 +112,7 @@ def visible_gpus() -> list[str]:
 
 
 def parts_of(name: str, gpus: list[list[str]]) -> list[str]:
-    """Return the MIG instances of the GPU with this name, or the name if it is not split.
-
-    The name is the GPU's number or the beginning of its UUID.
-    """
+    """Return the MIG instances of a GPU, named by number or UUID; the name if it has none."""
     for number, (uuid, *instances) in enumerate(gpus):
         if instances and (name == str(number) or uuid.startswith(name)):
             return instances

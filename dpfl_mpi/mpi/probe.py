@@ -18,8 +18,8 @@ ROUNDS = 3  # of a trial
 def choose_transfer(job: Job, world: World, width: int) -> tuple[Transfer, str]:
     """Return how rows of `width` travel, and a line that says why; "" if that was asked for.
 
-    Collective. `auto` takes a window that passes a trial, else messages. A trial that hangs goes
-    on in its thread, and the world is `stuck`: MPI cannot be finalized.
+    Collective. `auto` takes a window that passes a trial, else messages. A trial that hangs goes on
+    in its thread, and the world is `stuck`: MPI cannot be finalized.
     """
     exchange = "rma" if job.exchange == "auto" else job.exchange
     transfer = Transfer(exchange, job.window, job.check_rows)

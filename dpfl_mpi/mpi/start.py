@@ -1,11 +1,9 @@
 """The start of a run on every rank, and how all ranks end when one of them fails.
 
-`start` sets the environment, parses the command line, starts MPI and shares the settings. Root
-(rank 0) parses before MPI starts, so `--help` needs no MPI, and a wrong value is one sentence. The
-other ranks receive the settings and load no parser. A launcher is mpirun, srun or the like; rank
-and number of ranks are known before MPI starts from the environment variables that it sets. A Run
-has the settings that decide the numbers, a Job the others. `__main__` calls `start`, and then the
-engine inside `all_or_none`.
+`__main__` calls `start`, which sets the environment, parses the command line, starts MPI and shares
+the settings; then it calls the engine inside `all_or_none`. Root (rank 0) parses before MPI starts,
+so `--help` needs no MPI, and an error is one sentence. A launcher is mpirun, srun or the like; it
+sets environment variables, such as each rank's number. A Run has what decides the results.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ UCX_MB = 7.4  # of /dev/shm that UCX, MPICH's network layer, takes per rank befo
 LAUNCHER_S = 5  # head start of root to print: some launchers end all ranks with the first
 
 
-# environment ------------------------------------------------------------------------------------
 def whole(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
@@ -77,8 +74,8 @@ def set_environment() -> None:
 def modules_by_name() -> Iterator[None]:
     """Make `import torch` in this block cheaper for a file system shared by thousands of ranks.
 
-    torch calls `inspect.getmodule` for each operator that it registers, which looks up the paths
-    of all modules: 12,000 of the 18,000 look-ups of its import. Here the frame's own name decides.
+    torch calls `inspect.getmodule` for each operator that it registers, which looks up the paths of
+    all modules: 12,000 of the 18,000 look-ups of its import. Here the frame's own name decides.
     """
     import inspect
 
@@ -108,14 +105,6 @@ def check_shm() -> None:
         raise UserError(f"/dev/shm has {size:.1f} MB ({free:.1f} free), {need}; {mend}")
 
 
-# settings ---------------------------------------------------------------------------------------
-def fail(message: str, code: int = 2) -> NoReturn:
-    """Print one sentence on the launcher's rank 0 and end this rank."""
-    if launched(RANK, 0) == 0:
-        complain(f"error: {message}")
-    sys.exit(code)
-
-
 def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
     """Return the Run and the Job of a command line; a mistake ends the program with a sentence."""
     from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
@@ -138,14 +127,13 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
                 sys.exit(0)
         return run, job
     except UserError as error:
-        fail(str(error))
+        if launched(RANK, 0) == 0:
+            complain(f"error: {error}")
+        sys.exit(2)
 
 
 def parse_or_code(arguments: Sequence[str], finished: Finished) -> tuple[Resolved, Job] | int:
-    """Return the settings of a command line, or an exit code after printing why.
-
-    It is 0 if the Run is finished. If root ended here, the others would wait in MPI_Init for ever.
-    """
+    """Return the settings of a command line, or an exit code: 0 if its Run is finished."""
     try:
         settings = parse(arguments)
         # False if this is a rank of unknown many: others may wait in MPI_Init
@@ -192,12 +180,8 @@ def share_settings(
     return on_root[0] if on_root else (Resolved(**received["run"]), Job(**received["job"]))
 
 
-# all ranks --------------------------------------------------------------------------------------
 def start(arguments: Sequence[str], finished: Finished) -> tuple[World, Resolved, Job]:
-    """Return the world and the settings of a command line, or end with an exit code.
-
-    It is 0 where `finished` says that the Run's results are complete.
-    """
+    """Return the world and the settings, or end with an exit code: 0 if a Run is `finished`."""
     alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
     parses = alone or launched(RANK, 0) == 0
     settings = parse_or_code(arguments, finished) if parses else None
@@ -219,10 +203,7 @@ class Singletons(UserError):
 
 
 def end_before_mpi(text: str, code: int, alike: bool = False) -> NoReturn:
-    """Print why MPI does not start on this rank, and end all ranks.
-
-    Only root prints a text that is `alike` on all ranks.
-    """
+    """Print why MPI does not start, a text `alike` on all ranks on root alone; end all ranks."""
     if rank := launched(RANK, 0):
         time.sleep(LAUNCHER_S)
         text = f"rank {rank}: {text}" if code == 1 else text.replace(": ", f": rank {rank}: ", 1)
@@ -236,10 +217,7 @@ def end_before_mpi(text: str, code: int, alike: bool = False) -> NoReturn:
 
 
 def open_world() -> World:
-    """Start MPI and return the world of all ranks.
-
-    Raises `UserError` where no MPI starts, or it sees one rank where several were started.
-    """
+    """Start MPI and return the world of all ranks; `UserError` if there is none."""
     set_environment()
     try:
         import mpi4py
@@ -286,18 +264,15 @@ def ends_with_mpi(world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_or_none(world: World) -> Iterator[None]:
-    """End all ranks where only some leave the block by an error; the others would wait for ever.
-
-    `Leave`, and a `UserError` that all ranks raise, pass through.
-    """
+    """End all ranks if only some leave the block by an error, as others would wait for ever."""
     again = "the same command, without --fresh, goes on from the last checkpoint"
     try:
         with ends_with_mpi(world):
             yield
-    except Leave:
+    except Leave:  # raised on all ranks
         raise
     except UserError as error:
-        if not world.all_stop():
+        if not world.all_stop():  # other ranks did not raise it
             world.abort(2, f"error: {error}")
         raise
     except BrokenPipeError:

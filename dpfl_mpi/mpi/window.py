@@ -91,10 +91,7 @@ def checksum(row: np.ndarray, sender: int, exchange: int) -> int:
 
 
 class Inbox:
-    """The slots of this rank, and the exchange that fills the slots of all ranks.
-
-    With --check_rows, a checksum of 8 bytes travels with each row.
-    """
+    """This rank's slots, and the exchange that fills the slots of all ranks."""
 
     def __init__(
         self, world: World, staging: np.ndarray, slots: int, transfer: Transfer | None = None
@@ -128,8 +125,7 @@ class Inbox:
     def exchange(self, route: Route) -> float:
         """Send the staged rows along the route; return the seconds of waiting for other ranks.
 
-        Collective. If a row arrives wrong on any rank, all are sent once more. If one is wrong
-        again, every rank raises `Damaged`.
+        Collective. If a row arrives wrong, all are sent again; then every rank raises `Damaged`.
         """
         if self.closed:
             raise ValueError("this Inbox is closed")
@@ -173,11 +169,7 @@ class Inbox:
         return waited
 
     def _put(self, route: Route) -> None:
-        """Write rows and checksums into other ranks' windows.
-
-        A Put reads memory that lasts until the last Fence: a temporary array would do within a
-        node, and crash between nodes.
-        """
+        """Put rows and checksums into other ranks' windows, from memory that lasts until Fence."""
         width = self.staging.shape[1]
         for row, rank, slot, _ in route.puts:
             target = [slot * self.row_bytes, width, MPI.FLOAT]
@@ -188,10 +180,7 @@ class Inbox:
         self.window.Fence()
 
     def _send(self, route: Route) -> None:
-        """Send and receive rows and checksums as messages.
-
-        Messages between two ranks keep their order, so both ends go through the slots ascending.
-        """
+        """Exchange rows as messages; those between two ranks keep their order, as slots do."""
         comm, requests = self.world.comm, []
         for slot, rank in enumerate(route.source.tolist()):
             requests.append(comm.Irecv(self.view[slot], rank, ROW))

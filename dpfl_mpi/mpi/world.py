@@ -39,8 +39,7 @@ class World:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.root = comm.rank == 0  # writes files and messages
         self.bytes_collective = 0  # that this rank put into sums and gathers in this round
-        # the exit code where MPI or a signal ends the run; STALLED if starting it again is no use
-        self.code = REQUEUE
+        self.code = REQUEUE  # where MPI or a signal ends the run; STALLED: do not start it again
         self.stuck = False  # whether a thread of a rank hangs in MPI
         try:
             self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -53,9 +52,8 @@ class World:
     def decide(self, choose: Callable[[], Any]) -> Any:
         """Return on every rank what `choose` returns on root, through JSON. Collective.
 
-        Raises:
-            UserError: on every rank, where `choose` raised it on root.
-            RootFailed: on the other ranks, where `choose` raised anything else, which root raises.
+        A `UserError` of `choose` is raised on every rank. If it raises anything else, root raises
+        that, and the other ranks raise `RootFailed`.
         """
         text, bug = "", None
         if self.root:
@@ -75,10 +73,7 @@ class World:
         return answer["value"]
 
     def each_rank(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns on this rank. Collective.
-
-        If it raises `UserError` on some rank, all ranks raise the one of the lowest.
-        """
+        """Return what `make` returns on this rank; all raise the first `UserError`. Collective."""
         result: Any = None
         mistake = ""
         try:
@@ -129,7 +124,7 @@ class World:
     def meet(self, place: str) -> None:
         """Wait until every rank is at this place; raise `UserError` where one is at another."""
         places = self.texts(place)
-        if other := next((r for r, at in enumerate(places) if at != places[0]), 0):
+        if other := next((r for r in range(self.size) if places[r] != places[0]), 0):
             at = f"rank 0 is at {places[0]}, rank {other} at {places[other]}"
             raise UserError(f"{at}: every rank must call the same verbs of fed, in the same order")
 
@@ -146,27 +141,23 @@ class World:
         self.comm.Allreduce(np.ascontiguousarray(values), out, MPI.SUM)
         return out
 
-    def gather(
-        self, rows: np.ndarray, owner: np.ndarray, everywhere: bool = False
-    ) -> np.ndarray | None:
-        """Return the rows `[K, ...]` of all ranks, one rank after the other, `[N, ...]`.
+    def gather(self, rows: np.ndarray, owner: np.ndarray, everywhere: bool = False) -> np.ndarray:
+        """Return the rows `[K, ...]` of all ranks, rank by rank, `[N, ...]`, on root. Collective.
 
-        On root alone, unless `everywhere`. `owner` `[N]` is the rank of each row. Collective.
+        Other ranks get none, unless `everywhere`. `owner` `[N]` is the rank of each row.
         """
         rows = np.ascontiguousarray(rows)
         size = int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.itemsize
         self.bytes_collective += rows.nbytes
-        out: np.ndarray | None = None
-        if everywhere or self.root:
-            out = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
+        receives = everywhere or self.root
+        out = np.empty((len(owner) if receives else 0, *rows.shape[1:]), rows.dtype)
         if size == 0:
             return out
         # counts and offsets are in rows, not bytes: before MPI 4 they are ints of 32 bits
         row = MPI.BYTE.Create_contiguous(size).Commit()
         sent: Any = [as_bytes(rows), len(rows), row]
-        received: Any = None
-        if out is not None:
-            received = [as_bytes(out), np.bincount(owner, minlength=self.size), row]
+        counts = np.bincount(owner, minlength=self.size)
+        received: Any = [as_bytes(out), counts, row] if receives else None
         try:
             if everywhere:
                 self.comm.Allgatherv(sent, received)
@@ -188,10 +179,10 @@ class World:
         return self.texts(MPI.Get_processor_name())
 
     def check_memory(self, need: int, advice: str, shared: bool = True) -> None:
-        """Raise `UserError` if a node lacks the `need` bytes of each of its ranks. Collective.
+        """Raise `UserError`, ending with `advice`, if a node lacks what its ranks need. Collective.
 
-        Its sentence ends with `advice`. Without the check an allocation of `shared` memory would
-        succeed, and the first write to it end the job by SIGBUS.
+        `need` is in bytes, of this rank. If there were less `shared` memory, the first write to it
+        would end the job by SIGBUS.
         """
         total = np.zeros(1, np.int64)
         self.node.Allreduce(np.array([need], np.int64), total)
@@ -218,10 +209,7 @@ class World:
         return True
 
     def abort(self, code: int, text: str = "", last: Callable[[], None] = lambda: None) -> None:
-        """Print a text on stderr, call `last`, and end all ranks with this exit code.
-
-        Of several ranks that fail the lowest prints first, and so ends the others.
-        """
+        """Print a text (lower ranks first), call `last`, and end all ranks with this exit code."""
         if text:
             time.sleep(min(RANK_DELAY_S * self.rank, PATIENCE_S))
             complain(text)

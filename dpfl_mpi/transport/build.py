@@ -1,5 +1,7 @@
 """From settings to what moves models. Nothing else in this room reads settings."""
 
+from functools import partial
+
 import numpy as np
 from torch import Tensor
 
@@ -28,17 +30,11 @@ def transport_of(
     start_W: Tensor,
     ensemble: Ensemble,
 ) -> tuple[Mailroom, Ledger]:
-    """Return what moves `budgets` `[N]` models to clients, and what it costs. Collective.
-
-    Codecs start from the common initial row `start_W`.
-    """
+    """Return what moves `budgets` `[N]` models to clients, and what counts it. Collective."""
     clock, ages = None, Ages(placement, run.staleness)
-    if run.network:
-
-        def speeds() -> dict[str, np.ndarray]:  # root alone has what a file holds
-            return vars(speeds_of(run.network.text, run.network.table, run.clients, run.seed))
-
-        clock = Clock(Speeds(**placement.world.share(speeds)), ages.count)
+    if network := run.network:  # root alone has its table, if that is in a file
+        speeds = partial(speeds_of, network.text, network.table, run.clients, run.seed)
+        clock = Clock(Speeds(**placement.world.share(lambda: vars(speeds()))), ages.count)
     columns, codec = sent_of(run, ensemble)
     if codec:
         packing: Packing = Encoded(codec, ages, start_W, budgets)
@@ -53,12 +49,9 @@ def transport_of(
 
 
 def sent_of(run: Resolved, ensemble: Ensemble) -> tuple[Tensor | None, Int8 | TopK | None]:
-    """Return which columns leave a client, bool `[W]`, None: all; and their codec (--codec).
+    """Return which columns are sent, bool `[W]`, None: all (--send), and their codec (--codec).
 
-    The columns are those of --send, or as the method says. "body" is all but the head.
-
-    Raises:
-        UserError: the model has no such layers.
+    "body" is all but the last layer. Raises `UserError` if the model has no such layers.
     """
     columns, layers = None, run.send.names if run.send else run.found("method").sends
     if layers:

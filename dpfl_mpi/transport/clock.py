@@ -156,16 +156,14 @@ class Clock:
         self.now = last
 
     def server(self, active: np.ndarray, size: int) -> None:
-        """Let active clients, bool `[N]`, send `size` bytes to a server, and wait for as many.
-
-        The server answers when it has all. Its own links take no time.
-        """
+        """Let active clients, bool `[N]`, send `size` bytes to a server and wait for as many."""
         who = np.flatnonzero(active)
         up = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.up[who])
         down = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.down[who])
         left_uplink = np.maximum(self.ready_at[who], self.uplink_free[who]) + up
         self.uplink_free[who] = left_uplink
         at_server = left_uplink + self.latency[who]
+        # the server answers all when it has all; its own links take no time
         answered = at_server.max(initial=0) + self.latency[who] + down
         self.spent["send"][who] += up
         slowest = who[at_server.argmax()] if len(who) else 0

@@ -1,8 +1,8 @@
 """--codec: what a client sends in place of its model. What it leaves out is in the next difference.
 
-All that hold client j's last encoded row x add to it what arrives, as j does itself: x becomes
-x + C(w - x), and x is what they choose and average with (CHOCO-SGD: Koloskova, Stich and Jaggi,
-ICML 2019, with gamma = 1). At first x is the common initial row.
+All that hold client j's last encoded row x add to it what arrives, as j does itself: x becomes x +
+C(w - x), and x is what they choose and average with (CHOCO-SGD: Koloskova, Stich and Jaggi, ICML
+2019, with gamma = 1). At first x is the common initial row.
 """
 
 import numpy as np

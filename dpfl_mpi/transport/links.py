@@ -30,10 +30,7 @@ class Links:
         return np.where(self.table[found, 0] == edges, self.table[found, 1], default)
 
     def trim(self, most: np.ndarray) -> None:
-        """Keep the `most` `[N]` edges of each receiver with the largest last value.
-
-        Of equal values the smallest senders stay.
-        """
+        """Keep for each receiver the `most` `[N]` edges of largest last value, smallest senders."""
         to = self.table[:, 0] // len(most)
         order = np.lexsort((self.table[:, 0], -self.table[:, -1], to))
         rank = np.arange(len(order)) - np.searchsorted(to[order], to[order])  # within its receiver
@@ -41,10 +38,7 @@ class Links:
 
 
 class Ages:
-    """The numbers of rows: j + a N is the row that client j sent a rounds ago.
-
-    Every rank has the same `Ages`.
-    """
+    """The numbers of rows, alike on every rank: j + a N is what client j sent a rounds ago."""
 
     def __init__(self, placement: Placement, staleness: int):
         self.placement, self.n, self.count = placement, placement.n, staleness + 1

@@ -1,11 +1,11 @@
-"""`Mailroom`: sends models between ranks. `Mail` (federation/mail.py) calls it for a method's verbs.
+"""`Mailroom`: sends models between ranks, for the verbs of `Mail` (federation/mail.py).
 
 A row is one client's model. Staged rows are copies in host memory that MPI sends. A window is
 memory of this rank that other ranks write into; a slot is room for one row in it. A route says
-for one graph which rank writes which row into which slot. A sending is one exchange of all ranks
-along a graph: what it brings (`Arrived`) is valid until the next. `Received` brings the models of
-a graph, in several passes (sendings) where they exceed the window. Rows have the numbers of `Ages`
-(links.py): j + a N is the row that client j sent a rounds ago.
+which rank writes which row into which slot. A sending is one exchange of all ranks along a graph:
+what it brings (`Arrived`) is valid until the next. `Received` brings the models of a graph, in
+several passes (sendings) if they exceed the window. Rows have numbers: j + a N is what client j
+sent a rounds ago (`Ages` in links.py).
 """
 
 from __future__ import annotations
@@ -90,10 +90,7 @@ class Mailroom:
         return route(numbered, self.ages.owner, self.ages.row_of, world.rank, world.size)
 
     def plan(self, graph: CollaborationGraph) -> tuple[Route, int | None]:
-        """Return a graph's route, and how many models per client fit in a pass; None: all fit.
-
-        Raises `UserError` if not even one fits.
-        """
+        """Return a graph's route, and how many models per client fit in a pass; None: all."""
         for known, planned in self._plans:
             if known is graph and self.ages.count == 1:  # else its rows have other ages by now
                 return planned
@@ -209,12 +206,11 @@ class Arrived:
         self.unpacked = self.packing.unpacked(route.arriving)
 
     def rows(self, senders: Senders, to: slice | int | None = None) -> Tensor:
-        """Return copies of the senders' models, `[k, W]` on the device.
+        """Return copies of the senders' models, `[k, W]` on the device, until the next sending.
 
-        `to` says which of this rank's clients receive them, by their local numbers; one receives
-        all. It matters under --staleness, where a receiver may get an older row, and under --send,
-        where columns that are not sent are the receiver's. Raises `UserError` if other models were
-        sent since.
+        `to` are their receivers by local number, one for all or one each. They matter under
+        --staleness, where a receiver may get an older row, and under --send, where columns that are
+        not sent are the receiver's.
         """
         if self.ages.count == 1 and self.packing.columns is None:
             return self.copies(senders)

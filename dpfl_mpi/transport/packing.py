@@ -2,9 +2,8 @@
 
 A row is one model: W weights in a line. A window is memory of a rank that other ranks write into.
 At each exchange `Mailroom` lets a `Packing` stage rows, i.e. copy them into host memory that MPI
-sends (`pack`), and read those that arrived in the window (`unpack`). Rows have the numbers of
-`Ages` (links.py): j + a N is the row that client j sent a rounds ago. `Packing` sends columns as
-they are. `Encoded` sends messages of a codec, from which receivers compute their next row.
+sends (`pack`), and read those that arrived in the window (`unpack`). Rows have numbers: j + a N is
+what client j sent a rounds ago (`Ages` in links.py). `Encoded` sends messages instead of columns.
 """
 
 import numpy as np
@@ -43,7 +42,8 @@ class Packing:
             count = len(self._sent_columns)
         self.row_bytes = 4 * count  # of a row that is sent whole, on a network
         self.staged: list[Tensor] = []  # by window: host memory of the rows that MPI sends
-        self._add_window(ensemble.width if self.in_place else count)
+        width = ensemble.width if self.in_place else count
+        self.staged.append(torch.zeros(ages.count * self.k, width, pin_memory=self.on_gpu))
         # the rows that this rank's clients sent in this round, and in earlier ones if --staleness
         # lets them count. Receivers on this rank read them here, as a method may train on before
         # it averages.
@@ -53,10 +53,6 @@ class Packing:
         # the present rows of this rank's clients: they supply the columns that are not sent
         self.local_rows = self.outgoing[: self.k]
         self._store: dict[int, Tensor] = {}  # unpacked rows of other ranks by key
-
-    def _add_window(self, width: int) -> None:
-        rows = self.ages.count * self.k
-        self.staged.append(torch.zeros(rows, width, pin_memory=self.on_gpu))
 
     def begin(self) -> None:
         """Start a round: the rows that were sent in the last one are now a round older."""
@@ -153,7 +149,8 @@ class Encoded(Packing):
     def __init__(self, codec: Int8 | TopK, ages: Ages, start_W: Tensor, budgets: np.ndarray):
         """Encode from the common initial row; a client stores `budgets` `[N]` rows of others."""
         super().__init__(codec.ensemble, ages, codec.columns_W)
-        self._add_window(-(-codec.bytes // 4))  # in float32 numbers, rounded up
+        width = -(-codec.bytes // 4)  # of a message, in float32 numbers, rounded up
+        self.staged.append(torch.zeros(ages.count * self.k, width, pin_memory=self.on_gpu))
         self.codec, self.start, self.budgets = codec, start_W, budgets
         self.known = start_W.repeat(self.k, 1)  # this rank's rows as receivers have them [K, W]
         self.encoded = torch.zeros_like(self.known)  # the true rows at their last encoding [K, W]
@@ -161,8 +158,7 @@ class Encoded(Packing):
         # encoding 0 is the initial row, which every rank has
         self.messages = np.zeros((ages.count, self.k, codec.bytes), np.uint8)
         self.encodings = np.zeros((ages.count, ages.n), np.int64)
-        # by edge: the number of the encoding that the receiver has, and when it arrived
-        self.latest = Links(2)
+        self.latest = Links(2)  # by edge: the encoding that the receiver has, and when it came
         self._rank_keys = NO_KEYS  # rank * N * SPAN + key, of every row that some rank stores
 
     def begin(self) -> None:
@@ -189,23 +185,17 @@ class Encoded(Packing):
         return self.known
 
     def sizes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
-        """Return the bytes that go along edges `[E]`: all messages that the receiver missed.
-
-        Where these are more bytes than the row, the row is sent.
-        """
+        """Return the bytes that go along edges `[E]`: all messages that the receiver missed."""
         if not in_rounds:
             return super().sizes(to, of, in_rounds)
         edges, newest = to * self.placement.n + of, self.encodings[0, of]
         missed = np.maximum(newest - self.latest.get(edges, 0), 1)
         self.latest.set(edges, newest, self.latest.table[:, 2].max(initial=0) + 1)
         self.latest.trim(self.budgets)
-        return np.minimum(missed * self.codec.bytes, self.row_bytes)
+        return np.minimum(missed * self.codec.bytes, self.row_bytes)  # or the row, if it is less
 
     def split(self, graph: CollaborationGraph) -> tuple[list[CollaborationGraph], np.ndarray]:
-        """Return the edges that need whole rows, those that need messages, and what ranks store.
-
-        What they store are keys of rows with their ranks, as in `_rank_keys`.
-        """
+        """Return the edges for whole rows, those for messages, and what `_rank_keys` becomes."""
         n, to, owner = graph.n, graph.receivers(), self.placement.owner
         needed = self._keys(self.ages.numbers(to, graph.senders))
         keys = owner[to] * n * SPAN + needed  # with the receiver's rank, one per edge

@@ -24,32 +24,27 @@ class Placement:
 
     def graph_of(self, senders: Sequence[Senders]) -> CollaborationGraph:
         """Return on every rank the graph of all ranks' lists of senders `[K]`. Collective."""
-        counts = np.array([len(s) for s in senders], np.int64)
-        receivers = np.repeat(self.rank_by_rank, self._rank_by_rank(counts, self.owner))
+        lengths = np.array([len(s) for s in senders], np.int64)
+        degrees = self.world.gather(lengths, self.owner, everywhere=True)
+        receivers = np.repeat(self.rank_by_rank, degrees)
         flat = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, senders)]).astype(np.int64)
-        return CollaborationGraph.from_edges(
-            self.n, receivers, self._rank_by_rank(flat, self.owner[receivers])
-        )
+        flat = self.world.gather(flat, self.owner[receivers], everywhere=True)
+        return CollaborationGraph.from_edges(self.n, receivers, flat)
 
     def to_root(self, rows: np.ndarray, clients: slice | None = None) -> np.ndarray | None:
-        """Return on root `[N, ...]` of these clients from every rank's `[K, ...]`. Collective.
-
-        In client order; None elsewhere.
-        """
+        """Return on root `[N, ...]` of these clients, in order, from all `[K, ...]`. Collective."""
         first, end = (0, self.n) if clients is None else (clients.start, clients.stop)
         order = self.rank_by_rank[(self.rank_by_rank >= first) & (self.rank_by_rank < end)]
         local = rows[(self.ids >= first) & (self.ids < end)]
         gathered = self.world.gather(local, self.owner[first:end])
-        return None if gathered is None else gathered[np.argsort(order)]
+        return gathered[np.argsort(order)] if self.world.root else None
 
     def gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return on root `[N, ...]` from every rank's `[K, ...]`, by name, else {}. Collective.
-
-        They travel together as float64, which holds whole numbers up to 2^53.
-        """
+        """Return on root `[N, ...]` of each name's `[K, ...]`, else {}. Collective."""
         k = len(self.ids)
         widths = [int(np.prod(values.shape[1:], dtype=np.int64)) for values in arrays.values()]
         flat = [values.reshape(k, w) for values, w in zip(arrays.values(), widths, strict=True)]
+        # one message per rank; float64 holds whole numbers up to 2^53
         table = self.to_root(np.concatenate(flat, 1, dtype=np.float64))
         if table is None:
             return {}
@@ -61,9 +56,5 @@ class Placement:
 
     def of_all(self, rows: np.ndarray) -> np.ndarray:
         """Return `[N, ...]` in client order from every rank's `[K, ...]`. Collective."""
-        return self._rank_by_rank(rows, self.owner)[np.argsort(self.rank_by_rank)]
-
-    def _rank_by_rank(self, rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
-        gathered = self.world.gather(rows, owner, everywhere=True)
-        assert gathered is not None
-        return gathered
+        gathered = self.world.gather(rows, self.owner, everywhere=True)
+        return gathered[np.argsort(self.rank_by_rank)]

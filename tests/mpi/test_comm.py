@@ -193,7 +193,7 @@ def counts_fit_into_an_int(world, monkeypatch):
                 if receives:
                     assert np.array_equal(got, table[order]) and got.dtype == table.dtype
                 else:
-                    assert got is None
+                    assert len(got) == 0
                 buffers = filter(None, call.call_args.args) if call.called else ()
                 expected = [len(ids), *([of_ranks] if receives else [])] if table[0].size else []
                 assert [np.asarray(counts).tolist() for _, counts, _ in buffers] == expected
