@@ -132,7 +132,7 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
     frozen = best_rows(parts)
     members.round = parts.run.rounds + parts.run.finetune_epochs + 1
     members.begin_after()
-    parts.training.attack.begin()
+    parts.training.attack.before.clear()
     if method.newcomer:
         how = method.newcomer(parts.fed, state)
     elif method.topology == "server":  # from its model

@@ -150,7 +150,7 @@ def state_after(parts: Parts, method: Method, before: State | None) -> State:
         return before  # there is no mean of nobody
     # names are copied now, because a round may change `before`
     names = before and {part: dict.fromkeys(before[part]) for part in before}
-    generators = global_generators() if parts.own_method else ()
+    generators = global_generators() if parts.mail.mailroom.own_code else ()
     try:
         if before is None:
             state = method.init(parts.fed)
@@ -162,6 +162,6 @@ def state_after(parts: Parts, method: Method, before: State | None) -> State:
         return before  # all that take part have diverged, others have not
     parts.meet(f"the end of {'round' if parts.round else 'init'}")
     check_state(short(parts.run.method), state, parts, names, method.topology == "graph")
-    if parts.own_method:
+    if parts.mail.mailroom.own_code:
         check_own(parts, state, generators)
     return state

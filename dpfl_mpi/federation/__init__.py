@@ -1,9 +1,9 @@
 """`Federation`, which a method knows as `fed`: its verbs, and facts of the run and its clients.
 
 A method (methods/NAME.py) is a federated-learning algorithm. It sees the rows of this rank's
-clients, `w_KW`: float32 `[K, W]`, a model per row. It never sees MPI, files or devices. `Parts`
-has the objects that do the work, each of a class in a file of this folder; a verb such as
-`fed.average` checks its rows and calls the method of the same name of one of them.
+clients, `w_KW`: float32 `[K, W]`, a model per row. It never sees MPI, files or devices. `Parts` has
+the objects that do the work, each of a class in a file of this folder; a verb such as `fed.average`
+checks its rows and calls the method of the same name of one of them.
 
 Axes: N clients in all, K on this rank, k in a block, W row width, S images, C classes.
 """
@@ -34,7 +34,7 @@ from dpfl_mpi.federation.training import Training
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.numerics import sketches
 from dpfl_mpi.numerics.backend import Backend, Gradient, Proximal
-from dpfl_mpi.plugins import shipped, short
+from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.transport.clock import NS
 from dpfl_mpi.transport.log import Log
@@ -77,11 +77,6 @@ class Parts:
     def round(self) -> int:
         return self.members.round
 
-    @property
-    def own_method(self) -> bool:
-        """Whether the method is the user's own, not shipped."""
-        return self.run.method not in shipped("method")
-
     def begin_round(self, number: int) -> None:
         """Begin a round: find who takes part, and empty the notes. Collective."""
         self._drift(number)
@@ -96,7 +91,8 @@ class Parts:
         if self.run.churn:
             self.log.notes |= {name: np.zeros(len(self.ids)) for name in COSTS}
         self.training.begin()
-        self.mail.begin()
+        self.mail.mailroom.begin()
+        self.mail.ledger.begin(self.members.learners)
         self.world.bytes_collective = 0
 
     def _drift(self, number: int) -> None:
@@ -116,10 +112,7 @@ class Parts:
         self.mail.mailroom.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the arrays of a checkpoint by name: of local clients `[K, ...]`, and shared ones.
-
-        They are no copies: `set_state` writes into them.
-        """
+        """Return what a checkpoint stores, not copied: of local clients `[K, ...]`, and shared."""
         scoring, training, members = self.scoring, self.training, self.members
         local = {name: getattr(scoring, name) for name in scoring.IN_CHECKPOINT}
         local |= {"epochs": training.epochs, "steps": training.steps}
@@ -153,8 +146,7 @@ class Parts:
     ) -> None:
         """Go on from the clients of a finished result, which took so many gradient `steps`.
 
-        They have the best weights `[K, D]`, `reached` values `[N, ...]` by names of `state`, and
-        `diverged` rounds `[N]`.
+        By client: best weights `[K, D]`, `reached` values by name in `state`, and `diverged` round.
         """
         self._drift(self.run.rounds)  # as the rounds of that run did
         local, _ = self.state()
@@ -172,8 +164,7 @@ def verb(
 ) -> Callable[Concatenate[Federation, P], T]:
     """Return a verb of `Federation`: it calls this method of the object `Parts.<part>`.
 
-    Its first `rows` arguments are checked to be rows `[K, W]`. Before a collective verb all ranks
-    of a user's method meet.
+    Its first `rows` arguments must be rows `[K, W]`. All ranks meet before a collective verb.
     """
     name = method.__name__
     names_of_rows = [*inspect.signature(method).parameters][1 : rows + 1]
@@ -222,10 +213,9 @@ class Federation:
     clock = verb("log", Log.clock)
 
     def note_received(self, models: int) -> None:
-        """Count so many models as received by every active client, besides those verbs count.
+        """Count so many models as received by every active client, besides those that verbs count.
 
-        For methods that call `every_row`, which counts none: models that it brought and that were
-        counted when they were averaged, are not counted twice.
+        For methods that call `every_row`: a model that it brought, and a verb counted, counts once.
         """
         log = self._parts.log
         self.notes["models_received"] += models * self.active[self.ids] - log.counted_twice
@@ -258,10 +248,7 @@ class Federation:
     descents = verb("backend", Backend.descents)
 
     def proximal(self, towards: Tensor, mu: float) -> Gradient:
-        """Return the gradient of f_i(w_i) + (mu / 2) ||w_i - towards||^2, for `local_opt`.
-
-        `towards`: one row `[W]`, or `[K, W]`.
-        """
+        """Return the gradient of f_i(w_i) + mu / 2 ||w_i - towards||^2, from a row or `[K, W]`."""
         return Proximal(self._parts.backend, towards, mu)
 
     def columns(self, layers: str, option: str = "head") -> Tensor:
@@ -288,24 +275,15 @@ class Federation:
     validation_losses = verb("scoring", Scoring.validation_losses)
 
     def outputs(self, w_kW: Tensor, images: Any) -> tuple[Tensor, Tensor]:
-        """Return the logits of rows on images `[k, S, C]`, and the last layer's input `[k, S, F]`.
-
-        For the `predict` of `evaluate`.
-        """
+        """Return a `predict`'s logits `[k, S, C]`, and the last layer's inputs `[k, S, F]`."""
         return self._parts.backend.outputs(w_kW, images, self._head())
 
     def memory(self, i: int, w_1W: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Return the last layer's inputs `[M, F]` and labels `[M]` of client i's training images.
-
-        These are the first `most` images, or all.
-        """
+        """Return the last layer's inputs and labels of client i's first `most` training images."""
         return self._parts.backend.training_features(i, w_1W, most, self._head())
 
     def sketches(self, moved_KW: Tensor, entries: int) -> np.ndarray:
-        """Return short int8 vectors `[K, entries]` whose cosines are about those of the rows.
-
-        These are count sketches. They are 0 for clients that are not active.
-        """
+        """Return sketches, int8 `[K, entries]`: their cosines are about those of active rows."""
         active, zero = self.active[self.ids], moved_KW.new_zeros(moved_KW.shape[1])
         return sketches.sketches(moved_KW, zero, active, self.run.seed, entries)
 

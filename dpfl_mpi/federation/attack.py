@@ -1,9 +1,9 @@
 """`Attack`: the false rows that liars send (--attack KIND:SHARE), and `backdoor_success`.
 
 A row is one model. Liars train, choose and average as all others do, and use their true row in
-their own average. Everyone else gets the same false row of a liar. In formulas w is the liar's
-true row, and u is how far w has moved since it began to train in this round. `Mail` (mail.py) asks
-for the rows to send, `Training` notes rows before they are trained.
+their own average. Everyone else gets the same false row of a liar. In formulas w is the liar's true
+row, and u is how far w has moved since it began to train in this round. `Mail` (mail.py) asks for
+the rows to send, `Training` notes rows before they are trained.
 """
 
 import math
@@ -33,10 +33,6 @@ class Attack:
         k = len(members.ids) if kind == "stale" else 0
         self.first_sent = ensemble.zeros(k)
         self.first_round = np.full(k, -1)
-
-    def begin(self) -> None:
-        """Begin a round."""
-        self.before.clear()
 
     def note_start(self, rows_KW: dict[str, Tensor]) -> None:
         """Copy the liars' rows, by name, before they are first trained in this round."""
@@ -88,10 +84,7 @@ class Attack:
 
 
 def backdoor_success(scoring: Scoring) -> np.ndarray:
-    """Return how often a mark makes each client's best model predict class 0, float64 `[K]`.
-
-    The mark is put on its test images of other classes; the share is NaN if there are none.
-    """
+    """Return how often a mark turns predictions of each best model to class 0, float64 `[K]`."""
     backend, clients = scoring.backend, scoring.backend.clients
     unmarked = clients.score_x.clone()
     mark(clients.score_x)

@@ -3,8 +3,7 @@
 `bggc` (Algorithm 3) chooses Omega before round 1: client k's Omega_k are at most B_c - 1 others
 among all candidates. `ggc` (Algorithm 2) chooses client k's collaborators C_k in a round, among
 those whose models it received. Line numbers are those of the paper's algorithms. A `Search`
-(search.py) decides on the candidates, one after the other, for the clients of a block, i.e. the
-rows that one call of a kernel takes.
+(search.py) decides on candidates one by one, for the clients of a block, which a kernel takes.
 """
 
 from collections.abc import Callable, Iterable
@@ -58,8 +57,8 @@ class Greedy:
     def bggc(self, w_KW: Tensor, candidates: Candidates | None = None) -> CollaborationGraph:
         """Return Omega_k of every client, among candidates (Algorithm 3). Collective.
 
-        By default these are all clients in reach. They come in phases: in each a client receives
-        as many models as its budget allows, and decides on them.
+        By default these are all clients in reach. They come in phases: in each a client receives as
+        many models as its budget allows, and decides on them.
         """
         candidates = self.neighbours.candidates(w_KW, candidates)
         losses = None
@@ -83,10 +82,7 @@ class Greedy:
         return self.members.collect(chosen)
 
     def _candidate_orders(
-        self,
-        searches: list[Search],
-        candidates: Candidates | CollaborationGraph,
-        losses_KN: Losses,
+        self, searches: list[Search], candidates: Candidates | CollaborationGraph, losses_KN: Losses
     ) -> list[Order]:
         """Return each client's order of its candidates, for the clients of these searches."""
         orders = []

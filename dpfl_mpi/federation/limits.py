@@ -64,8 +64,7 @@ class Limits:
     def present(self, t: int, joined: np.ndarray) -> np.ndarray:
         """Return who takes part in round t, bool `[N]`: in round 0 all that have `joined` `[N]`.
 
-        In later rounds it is a share `participation` of the available clients, at least one. After
-        the table's last round all are available.
+        Later a share of those available, at least one. After the table's rounds all are available.
         """
         out = np.zeros(len(self.most_senders), bool)
         if 0 < t <= len(self.available):
@@ -170,10 +169,7 @@ def graphs_in_result(run: Resolved) -> list[CollaborationGraph]:
 
 
 def graphs_in_text(path: str, n: int, rounds: int) -> tuple[list[CollaborationGraph], np.ndarray]:
-    """Return the graphs in a text file, and which of them each round has, `[T+1]`.
-
-    Its lines are `from to`, or `round from to`: a graph holds until the next round in the file.
-    """
+    """Return the graphs in a text file, and which of them each round has, `[T+1]`."""
     with refused_as(f"--graphs is {path}, which is not a readable text file", (Unreadable,)):
         rows = read_text(Path(path)).splitlines()
     lines = [words for row in rows if (words := row.replace(",", " ").split())]
@@ -186,7 +182,7 @@ def graphs_in_text(path: str, n: int, rounds: int) -> tuple[list[CollaborationGr
         raise UserError(f"--graphs is {path}, {must}")
     # rows of round, from, to; without rounds all are of round 0
     edges = np.unique(np.pad(edges, ((0, 0), (3 - edges.shape[1], 0))), axis=0)
-    begins = np.unique(edges[:, 0])
+    begins = np.unique(edges[:, 0])  # a graph holds until the next round in the file
     parts = (edges[edges[:, 0] == t] for t in begins)
     graphs = [CollaborationGraph.from_edges(n, part[:, 2], part[:, 1]) for part in parts]
     of_round = np.searchsorted(begins, np.arange(rounds + 1), side="right") - 1

@@ -32,16 +32,10 @@ class Mail:
         self.sends = sends
         self.all_arrived = False  # whether the rows that were sent last came to all clients
 
-    def begin(self) -> None:
-        """Start a round."""
-        self.mailroom.begin()
-        self.ledger.begin(self.members.learners)
-
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
-        """Send rows along the graph; return the models that arrive (Algorithm 1, line 9).
+        """Send rows along the graph; return the models received (Algorithm 1, line 9). Collective.
 
-        Collective. Edges of clients that take no part are left out. The models are valid until the
-        next sending.
+        Both ends of an edge must take part. The models are valid until the next sending.
         """
         self.members.check_graph(graph, "the graph of fed.exchange")
         self.members.exclude_diverged(w_KW)
@@ -50,15 +44,13 @@ class Mail:
         return self.send(w_KW, graph, had_all)
 
     def send(self, w_KW: Tensor, graph: CollaborationGraph, had_all: bool = False) -> Received:
-        """Send the rows that were staged by an `exchange` along a graph. Collective.
-
-        If `had_all`, fed.every_row has brought them already, and they do not count again.
-        """
+        """Send the staged rows along a graph; they do not count if `had_all`. Collective."""
         members, log = self.members, self.log
         graph = members.among_active(graph)
         if members.reach is not None and not graph.within(members.reach):
             whom = "its receiver; fed.reachable(k) names its candidates"
             raise UserError(f"the graph of fed.exchange has an edge outside the --reach of {whom}")
+        # `had_all`: fed.every_row has brought these rows to all clients
         if not (had_all and log.received_noted):
             degrees = graph.degrees()[members.ids]
             log.notes["models_received"] += degrees
@@ -75,8 +67,8 @@ class Mail:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, copy of its row [W])` of every active client, in client order. Collective.
 
-        They come to every rank with clients. Nothing else may be sent before the last. On a
-        network only the `candidates` of each client count as sent to it.
+        All ranks with clients get them. Nothing else may be sent meanwhile. On a network the rows
+        of each client's `candidates` count as sent to it.
         """
         self.log.every_row = True
         return self.rows(w_KW, candidates)
@@ -155,10 +147,6 @@ class Mail:
         members = self.members
         return self.packing.leaving(self.attack.sent(w_KW), members.active, members.in_rounds)
 
-    def altered(self) -> np.ndarray:
-        """Return the local clients that may send another row than their own, by local number."""
-        return np.arange(len(self.members.ids)) if self.packing.encodes else self.attack.liars
-
     def had_all(self, w_KW: Tensor) -> bool:
         """Return whether fed.every_row was the last to send, and sent these rows. Collective."""
         if not self.log.every_row:
@@ -169,6 +157,7 @@ class Mail:
         return not self.members.world.agree(not same)
 
     def _stage(self, w_KW: Tensor) -> None:
+        """Copy the rows, as others will receive them, to be sent. Collective."""
         with self.log.clock("exchange"):
             self.mailroom.stage(self.leaving(w_KW))
         if self.packing.columns is not None:

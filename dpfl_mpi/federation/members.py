@@ -25,10 +25,7 @@ from dpfl_mpi.transport.placement import Placement
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The clients whose models each client may ask for, at one moment of a round.
-
-    All ranks have the same.
-    """
+    """Whose models each client may ask for at one moment. All ranks have the same."""
 
     receives: np.ndarray  # bool [N]: who may ask
     sends: np.ndarray  # bool [N]: who may be asked
@@ -218,10 +215,7 @@ class Members(Placement):
         return f"client {k} ({self.names[k]})" if self.names else f"client {k}"
 
     def exclude_diverged(self, w_KW: Tensor) -> None:
-        """Exclude clients whose row is not finite or too large to sum. Collective.
-
-        Raises `UserError` on every rank where divergence ends the run.
-        """
+        """Exclude clients whose row is not finite or beyond LARGEST, or end the run. Collective."""
         finite = self.of_all(largest(w_KW) < LARGEST)  # false for NaN as well
         for k in np.flatnonzero(~finite & self.alive):
             if self.advice:

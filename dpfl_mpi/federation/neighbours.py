@@ -1,8 +1,7 @@
 """`Neighbours`: what clients learn of one another outside of the search for collaborators.
 
-`candidates` leaves each client the most similar others (--candidates). `losses_of_all` scores the
-models of others on a client's validation images. `repaired` gives a graph new edges when clients
-have joined or left (--churn). The last two are verbs of `fed`; greedy.py calls the others.
+`candidates` leaves each client the most similar others (--candidates). The verbs of `fed` are
+`losses_of_all`, on clients' validation images, and `repaired`, after some joined or left (--churn).
 """
 
 import math
@@ -64,8 +63,8 @@ class Neighbours:
     def losses_of_all(self, w_KW: Tensor, candidates: Candidates | None = None) -> np.ndarray:
         """Return the loss of every candidate's model for each local client, `[K, N]`. Collective.
 
-        It is taken on the validation images that the search sees, and NaN for other clients.
-        Counts evaluations, and no models received.
+        It is taken on the validation images that the search sees, and NaN for other clients. Counts
+        evaluations, and no models received.
         """
         return self.losses_of(w_KW, self.candidates(w_KW, candidates))
 

@@ -41,8 +41,7 @@ class Order:
     """The candidates of one client, in random order or by loss (line 9 of Algorithm 3).
 
     Only the next batches are held, since all orders would be N^2 numbers. Of more than `MANY`
-    candidates the first few are drawn alone, as NumPy's shuffle takes 1 ms for 100,000; the others
-    follow once these are used up.
+    candidates the first few are drawn alone, as NumPy's shuffle is slow; the others follow.
     """
 
     def __init__(self, draws: Draws, of: Candidates | CollaborationGraph, k: int, losses: Losses):

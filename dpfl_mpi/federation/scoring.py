@@ -51,9 +51,8 @@ class Scoring:
     def evaluate(self, w_KW: Tensor, series: str = "", predict: Predict | None = None) -> None:
         """Score every learner's row on its validation and test set; keep the best. Collective.
 
-        A row that is not finite excludes the client, or ends the run. A method calls this again
-        with `series` "mixed" after averaging: with --mixed these scores are noted, else nothing is
-        done. If more than the row decides, `predict(rows, w_kW, images)` returns the logits
+        A row that is not finite excludes the client, or ends the run. Averaged rows are the
+        `series` "mixed", for --mixed alone. `predict(rows, w_kW, images)` may return other logits
         `[k, S, C]`.
         """
         if series == "mixed" and not self.mixed:
@@ -65,11 +64,8 @@ class Scoring:
                 self._note(i, w_KW[i], scores, series)
 
     def _note(self, i: int, row_W: Tensor, scores: Sequence[np.ndarray], series: str) -> None:
-        """Note the scores of local client i's row, and keep the row if it is the best so far.
-
-        `scores` are the loss, the predicted class and the label of each validation and test image.
-        """
-        losses, predicted, labels = scores
+        """Note the scores of local client i's row, and keep the row if it is the best so far."""
+        losses, predicted, labels = scores  # of its validation images, then its test images
         clients, notes = self.backend.clients, self.log.notes
         n_val, n_test = int(clients.n_val[i]), int(clients.n_test[i])
         val, test = slice(int(clients.val_start[i]), n_val), slice(n_val, n_val + n_test)
@@ -122,10 +118,7 @@ class Scoring:
         self.best_round[local], self.best_confusion[local] = -1, 0
 
     def losses(self, row_W: Tensor, counted: np.ndarray) -> np.ndarray:
-        """Return one model's loss on the search images of each local client, float64 `[K]`.
-
-        Clients that bool `counted` `[K]` does not mark have NaN. The others count an evaluation.
-        """
+        """Return a model's loss on search images of local clients `counted`, else NaN, `[K]`."""
         self.count(slice(None), counted)
         out = np.full(len(counted), np.nan)
         for b in self.backend.blocks:
@@ -167,10 +160,7 @@ class Scoring:
         return means
 
     def mean(self, values: np.ndarray) -> float:
-        """Return the mean over images, with `metric_batch` that of the means of mini-batches.
-
-        A smaller last one counts as much as the others, as in the authors' code.
-        """
+        """Return the mean over images, or of the means of batches; the last may be smaller."""
         size = self.metric_batch
         if not size:
             return float(values.mean())

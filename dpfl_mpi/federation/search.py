@@ -21,7 +21,7 @@ from dpfl_mpi.transport.mailroom import Arrived
 
 # whether the gains a and b of adding and removing are positive, in the order of `graph.CASES`
 GAINS = [(True, False), (False, True), (False, False), (True, True)]
-# a block of clients, sum p_i w_i over each client's Y, float64 [k, W], and sum p_i, [k]
+# a block, sum p_i w_i over each of its clients' Y, float64 [k, W], and sum p_i, [k]
 Start = tuple[slice, Tensor, np.ndarray]
 
 
@@ -57,7 +57,7 @@ class Search:
         self.averages = averages_k2W  # memory for the two averages that a candidate leads to
         self.ensemble, self.p = scoring.backend.ensemble, scoring.members.p
         self.ids = scoring.members.ids[block]
-        self.models = 1 if rule.search == "forward" else 2  # scored for each candidate
+        self.models = 1 if rule.search == "forward" else 2  # averages scored for each candidate
         self.cases = scoring.log.notes["cases"][block]  # decisions by `graph.CASES`, [k, 4]
         self.x, self.y = w_KW[block].double() * self.ensemble.column(self.p[self.ids]), y_kW.clone()
         self.p_x, self.p_y = self.p[self.ids].copy(), p_y.copy()
@@ -73,11 +73,9 @@ class Search:
             self.chooser = scoring.backend.chooser(block, sums, self.cases)
 
     def is_full(self, i: int) -> bool:
-        """Return whether X of the block's i-th client has B_c members, or its search has stopped.
-
-        This is tested before each candidate. The paper's line 13 tests it after the loop (Algorithm
-        2) or after a decision (Algorithm 3), which would let B_c = 1 add one.
-        """
+        """Return whether the block's i-th client decides on no more candidates, as |X| >= B_c."""
+        # tested before each candidate. Paper: line 13 tests after the loop (Algorithm 2) or after
+        # a decision (Algorithm 3), where B_c = 1 would never be met.
         return len(self.chosen[i]) >= self.room[i] or bool(self.stopped[i])
 
     def consider(self, arrived: Arrived, candidates: list[Senders]) -> None:
@@ -119,10 +117,7 @@ class Search:
             self.y[i], self.p_y[i], self.r_y[i] = y_j[0], self.p_y[i] - p_j[0], r_yj
 
     def _by_rule(self, i: int, gain_x: float, gain_y: float, added: bool) -> bool:
-        """Return whether a rule other than the paper's adds; line 9 said `added`.
-
-        It may also end the client's search.
-        """
+        """Return whether a rule other than the paper's adds, which says `added`; it may stop."""
         rule = self.rule
         if rule.search == "forward":
             added = gain_x >= rule.tolerance * self.r_x[i]  # R is the negative loss

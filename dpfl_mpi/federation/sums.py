@@ -1,10 +1,9 @@
 """`Sums`: sums p_i w_i over clients: averages along a graph, the mean of all, starts of a search.
 
 w_i is the row of client i, i.e. its model of W weights, and p_i its weight in a mean. Local clients
-are those of this rank, i or k in 0 to K - 1. Sums that ranks share are fixed-point: whole numbers,
-whose sum is exact in any order. `native` kernels in C add rows where they lie in memory, given
-their addresses; PyTorch computes the same bits elsewhere. A method calls `average` and `mean` as
-verbs of `fed`; the search (greedy.py) calls the others.
+are those of this rank, i or k in 0 to K - 1. Sums over ranks are fixed-point: whole numbers, whose
+sum is exact in any order. `native` kernels in C add rows where they lie in memory; PyTorch computes
+the same bits. `average` and `mean` are verbs of `fed`; the search (greedy.py) calls the others.
 """
 
 import math
@@ -46,12 +45,11 @@ class Sums:
 
         This is equation 4. `received` models save the exchange. `weights` `[K, N]`, at least 0,
         replace p: row i says how much local client i takes of each client's row. Without a graph a
-        server averages all rows by `weights`. A client that takes no part, or whose weights are 0,
-        keeps its row. Sums are float64 in the order of the clients, so the number of ranks changes
-        no bit.
+        server averages all rows by them. A client that takes no part, or has no weights, keeps its
+        row. Sums are float64 in client order, so the number of ranks changes no bit.
         """
         members = self.members
-        a = self._weights(weights)
+        a = self._weights(weights)  # a[i, j]: how much local client i takes of client j's row
         if graph is None:
             if weights is None or not self.server:
                 alone = "weights alone are for a method of topology='server'"
@@ -65,8 +63,8 @@ class Sums:
         graph = members.among_active(graph)
         members.check_budget(graph, "the graph of fed.average")
         senders = [graph.of(k) for k in members.ids]
-        sent = [received.graph.of(k) for k in members.ids]
-        if members.world.agree(any(map(len, map(np.setdiff1d, senders, sent)))):
+        arrived = [received.graph.of(k) for k in members.ids]
+        if members.world.agree(any(map(len, map(np.setdiff1d, senders, arrived)))):
             lacks = "an edge along which the models received did not come"
             raise UserError(f"the graph of fed.average has {lacks}")
         # the sum of each client's weights; 0 without senders, to keep the client's row
@@ -186,10 +184,9 @@ class Sums:
             return self.ensemble.quotient(total, members.p[members.active].sum()).float()
 
     def over_received(self, received: Received) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
-        """Yield each block of local clients with the start of its search: Y, all models received.
+        """Yield each block with the start of its clients' searches: Y, all models received.
 
-        These are sum p_i w_i and sum p_i over each client and its senders, float64 `[k, W]` and
-        `[k]`.
+        It is sum p_i w_i and sum p_i over each client and its senders, float64 `[k, W]` and `[k]`.
         """
         w_KW, p, graph = received.w, self.members.p, received.graph
         senders = [graph.of(k) for k in self.members.ids]
@@ -214,10 +211,7 @@ class Sums:
         return total
 
     def over_candidates(self, w_KW: Tensor, candidates: Candidates) -> tuple[Tensor, np.ndarray]:
-        """Return sum p_i w_i over each client and its candidates, and sum p_i. Collective.
-
-        They are float64 `[K, W]` and `[K]`: lines 1-7 of Algorithm 3.
-        """
+        """Return sum p_i w_i and sum p_i over each client and its candidates. Collective."""
         members, received = self.members, self.log.notes["models_received"]
         if candidates.unrestricted and members.joined[members.present].all():
             # all clients ask all others: the same sum serves them
@@ -247,8 +241,9 @@ class Sums:
         with self.log.clock("exchange"):
             sent = mail.leaving(w_KW)  # collective, so also on ranks without clients
             sums_KW = self._over_all(sent)[None]
-            altered = mail.altered()
-            if len(altered):  # a client sums its own row as it is, not as it sends it
+            # local clients whose row is sent as another one, but summed as it is by themselves
+            altered = np.arange(len(w_KW)) if mail.packing.encodes else mail.attack.liars
+            if len(altered):
                 sums_KW = sums_KW.expand(len(w_KW), -1).clone()
                 for i in altered[members.active[members.ids[altered]]]:
                     k = members.ids[i]

@@ -25,8 +25,7 @@ from dpfl_mpi.transport.log import Log
 def learning_rate(run: Resolved, t: int) -> float:
     """Return the learning rate of round t: lr, times lr_decay every 10 rounds, times a schedule.
 
-    The schedule runs over rounds 1 to T. Preprocessing (t = 0) and fine-tuning (t > T) train at the
-    rate of its start.
+    The schedule runs over rounds 1 to T. Before (t = 0) and after them the rate is that of round 1.
     """
     eta = run.lr * run.lr_decay ** (t // 10)
     done = t - 1 if 1 <= t <= run.rounds else 0
@@ -52,7 +51,7 @@ class Training:
 
     def begin(self) -> None:
         """Begin a round."""
-        self.attack.begin()
+        self.attack.before.clear()
         if self.members.round and self.reset_momentum:
             for rows in self.momentum.values():
                 rows.zero_()
@@ -92,9 +91,9 @@ class Training:
         """Yield each step of local epochs as a mini-batch and one `Block` per set of rows.
 
         This is the loop of LocalOpt, for methods that write the step: at most `most` per client,
-        none of absent ones. The names of the sets are those of their momentum. Rows are trained in
-        place; /round/train_loss is that of the last set. Unless the epochs `advance`, the next call
-        sees the same batches.
+        none of absent ones. Sets have the names of their momentum and are trained in place. The
+        last one's loss is recorded. Unless the epochs `advance`, the next call sees the same
+        batches.
         """
         backend = self.backend
         for rows in rows_KW.values():
@@ -111,9 +110,8 @@ class Training:
     ) -> tuple[Tensor, Tensor]:
         """Train w, and v so that the mixture alpha v + (1 - alpha) w improves; return both.
 
-        Both are trained in place. Each mini-batch moves w by its gradient, then v by alpha times
-        the mixture's. Before v's step `learn(w, v, mixed)` is given the three `Block`s, and may
-        change `alpha_K1`.
+        In place: each mini-batch moves w by its gradient, then v by alpha times the mixture's.
+        Before v's step `learn(w, v, mixed)` is given the three `Block`s, and may change `alpha_K1`.
         """
         for w, v in self._blocks({"w": w_KW, "v": v_KW}, epochs):
             local = LocalEpochs(epochs, self.epochs, self.lr)

@@ -319,7 +319,7 @@ def test_an_update_counts_from_the_start_of_the_rounds_training():
     with federation(SMALL | {"newcomers": 0.3, "attack": "scale:0.3"}) as fed:
         frozen = fed.local_opt(fed.common_row(), 1)
         fed.members.begin_after(fed.members.limits.newcomers)
-        fed.training.attack.begin()
+        fed.training.attack.before.clear()
         fed.local_opt(fed.common_row(), 0, momentum="newcomer")
         assert torch.equal(fed.training.attack.sent(frozen), frozen)  # u is 0
     with federation(SMALL | {"attack": "scale:0.3", "method": "fedavg"}) as fed:

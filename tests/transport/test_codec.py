@@ -63,7 +63,8 @@ def test_what_a_receiver_missed_is_sent_again():
             ([[1], [], []], [whole, 0, 0]),  # client 0 no longer stores client 1's row
         ):
             w = w + 0.01
-            mail.begin()
+            mail.mailroom.begin()
+            mail.ledger.begin(fed.members.learners)
             fed.exchange(w, fed.collect([np.array((lists + [[]] * 3)[k], int) for k in fed.ids]))
             sent = (mail.ledger.bytes / packing.codec.bytes).tolist()
             assert sent[1:4] == messages
