@@ -86,7 +86,6 @@ class CollaborationGraph:
             mine, theirs = self.of(k), other.of(k)
             if len(mine) > len(theirs):
                 return False
-            # both ascend: find for each of mine the first of theirs that is not smaller
             if (theirs.take(theirs.searchsorted(mine), mode="clip") != mine).any():
                 return False
         return True

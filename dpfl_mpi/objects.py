@@ -65,7 +65,7 @@ ARRAYS = "a path, (x, y), (x, y, client) and (x, y, client, group), arrays with 
 
 
 def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with paths of files in `given/` of the results in place of objects."""
+    """Return settings with paths in place of objects, as files in `given/` of the results."""
     results = {name: plain(value) for name, value in settings.items() if name == "results"}
     folder = Path(run_and_job(results)[1].results) / "given"
     out = dict(settings)

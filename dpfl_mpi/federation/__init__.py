@@ -238,6 +238,7 @@ class Federation:
         """Return one number per row as float64 `[k, 1]`, beside rows `[k, W]`."""
         return self._parts.backend.ensemble.column(values)
 
+    # fed.local_opt calls `Parts.training.local_opt`; so do all verbs, each of its own part
     local_opt = verb("training", Training.local_opt, rows=1)
     mixed_opt = verb("training", Training.mixed_opt, rows=2)
     ahead_opt = verb("training", Training.ahead_opt, rows=1)
@@ -261,6 +262,7 @@ class Federation:
         return self._parts.backend.ensemble.columns(layers, head, flag)
 
     def _head(self) -> str:
+        """Return the name of the model's last layer; `UserError` if its file names none."""
         if not self._parts.head:
             weights = self._parts.backend.ensemble.names
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in weights))
@@ -283,10 +285,11 @@ class Federation:
         return self._parts.backend.training_features(i, w_1W, most, self._head())
 
     def sketches(self, moved_KW: Tensor, entries: int) -> np.ndarray:
-        """Return sketches, int8 `[K, entries]`: their cosines are about those of active rows."""
+        """Return short int8 vectors `[K, entries]`, whose cosines are near those of active rows."""
         active, zero = self.active[self.ids], moved_KW.new_zeros(moved_KW.shape[1])
         return sketches.sketches(moved_KW, zero, active, self.run.seed, entries)
 
+    # fed.exchange calls `Parts.mail.exchange` when all ranks have come to it; so do those below
     exchange = verb("mail", Mail.exchange, collective=True, rows=1)
     tell = verb("mail", Mail.tell, collective=True)
     narrow = verb("mail", Mail.narrow, collective=True)

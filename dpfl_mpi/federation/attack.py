@@ -26,8 +26,7 @@ class Attack:
         """`kind` of attack; "" where all rows that are sent are true."""
         self.members, self.ensemble, self.kind, self.seed = members, ensemble, kind, seed
         self.liars = np.flatnonzero(members.limits.liars[members.ids] & bool(kind))  # local numbers
-        # the liars' rows before this round's training; methods name the rows that they train,
-        # one set ("w") or more
+        # the liars' rows before this round's training, by name: a method may train several sets
         self.before: dict[str, Tensor] = {}
         # the attack `stale` always sends the first row; -1: nothing was sent
         k = len(members.ids) if kind == "stale" else 0

@@ -87,6 +87,7 @@ class Mail:
         members.exclude_diverged(w_KW)
         had_all = self.ledger.counts and self.had_all(w_KW)
         self._stage(w_KW)
+        # on a network each candidate sends its row, or a server all of them if the method has one
         if not had_all and members.stopped_serve:
             self.count_all(candidates or members.candidates())
         elif not had_all:

@@ -218,9 +218,10 @@ class Sums:
             wants = (candidates.room > 0)[members.ids] & members.learners[members.ids]
             received += np.where(wants, int(members.active.sum()) - 1, 0)
             return self._over_everyone(w_KW, candidates)
+        # each local client sums other rows: every row is added, as it comes, to all that ask for it
         sets = [np.union1d(candidates.asked_by(k), k) for k in members.ids]
         received += np.array([len(s) - 1 for s in sets], np.int64)
-        total = self.ensemble.zeros(len(members.ids), torch.int64)
+        total = self.ensemble.zeros(len(members.ids), torch.int64)  # fixed-point [K, W]
         users: list[list[int]] = [[] for _ in range(members.n)]  # local clients that sum a row
         for i, senders in enumerate(sets):
             for j in senders.tolist():

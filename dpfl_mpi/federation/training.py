@@ -91,9 +91,8 @@ class Training:
         """Yield each step of local epochs as a mini-batch and one `Block` per set of rows.
 
         This is the loop of LocalOpt, for methods that write the step: at most `most` per client,
-        none of absent ones. Sets have the names of their momentum and are trained in place. The
-        last one's loss is recorded. Unless the epochs `advance`, the next call sees the same
-        batches.
+        none of absent ones. Sets are named after their momentum; the last one's loss is recorded.
+        Unless the epochs `advance`, the next call sees the same batches.
         """
         backend = self.backend
         for rows in rows_KW.values():

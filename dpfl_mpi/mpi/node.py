@@ -89,8 +89,7 @@ def gpus_in(listed: str) -> list[list[str]]:
 def installed_gpus() -> list[str]:
     """Return this node's GPUs as CUDA_VISIBLE_DEVICES would name them, ignoring its present value.
 
-    They are UUIDs (of MIG instances where a GPU is split), or numbers without nvidia-smi; none
-    without the driver.
+    They are UUIDs (of MIG instances where a GPU is split), numbers without nvidia-smi, or none.
     """
     if listed := output(["nvidia-smi", "-L"], ANSWER_S):
         return [name for gpu, *instances in gpus_in(listed) for name in instances or [gpu]]

@@ -151,8 +151,7 @@ class Lock:
                 return True
             if owner["place"] == me["place"]:
                 return gone(owner["pid"], owner["born"])
-        # a run was killed before it wrote into an empty lock; another text may be unreadable only
-        # now. This comes last, as `time_at` makes a file.
+        # the owner of an empty lock was killed before it wrote (`time_at` makes a file, so last)
         silent = time_at(self.path) - found.st_mtime
         return silent > (UNTOUCHED if found.st_size else PATIENCE)
 

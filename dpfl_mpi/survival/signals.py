@@ -54,6 +54,7 @@ def hear(name: str) -> None:
 
 
 def handler(number: int, _: object) -> None:
+    """Handle a signal: note it as a request to leave."""
     hear(signal.Signals(number).name)
 
 

@@ -4,8 +4,7 @@ A row is one client's model. Staged rows are copies in host memory that MPI send
 memory of this rank that other ranks write into; a slot is room for one row in it. A route says
 which rank writes which row into which slot. A sending is one exchange of all ranks along a graph:
 what it brings (`Arrived`) is valid until the next. `Received` brings the models of a graph, in
-several passes (sendings) if they exceed the window. Rows have numbers: j + a N is what client j
-sent a rounds ago (`Ages` in links.py).
+several passes (sendings) if they exceed the window. Row j + a N is what client j sent a rounds ago.
 """
 
 from __future__ import annotations
