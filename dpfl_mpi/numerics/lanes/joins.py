@@ -1,12 +1,10 @@
 """Handlers of calls on several values: sums, products, parts, attention, recurrent layers.
 
 `layers.py` says how a handler is called and what `recorder`, `out` and `with recorder:` are. Here
-a call on a tensor `input` often becomes simpler calls, each recorded by its own handler. A value
-may also be the same for all samples: a parameter or a constant, which `recorder.sample_view` turns
-into a view like any other.
+a call often becomes simpler calls, each recorded by its own handler. A value may also be the same
+for all samples, a parameter or a constant; `recorder.sample_view` makes a view of it, too.
 """
 
-import functools
 import itertools
 import math
 from collections import defaultdict
@@ -20,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfl_mpi.numerics.dropout import BITS
-from dpfl_mpi.numerics.lanes.layers import HANDLERS as HANDLERS
-from dpfl_mpi.numerics.lanes.layers import add_each, add_pool, flat, handles
+from dpfl_mpi.numerics.lanes.layers import add_each, add_pool, flat
 from dpfl_mpi.numerics.lanes.trace import (
     TRIAL_SAMPLES,
     Geometry,
@@ -30,6 +27,8 @@ from dpfl_mpi.numerics.lanes.trace import (
     Unsupported,
     Use,
     View,
+    dense_strides,
+    handles,
     image,
     move,
     tensors,
@@ -48,6 +47,9 @@ def is_number(value: Any) -> bool:
 
 
 @handles("add", "radd", "iadd")
+@handles("sub", "isub", "subtract", what="sub")
+@handles("mul", "rmul", "imul", "multiply", what="mul")
+@handles("div", "truediv", "true_divide", "itruediv", "divide", what="div")
 def arithmetic(recorder, out, input, other, *, alpha=1, what="add"):
     """Record a sum or product of two values, or of a value and a number or parameter."""
     if what == "add" and out.dtype == torch.bool:
@@ -72,19 +74,10 @@ def arithmetic(recorder, out, input, other, *, alpha=1, what="add"):
     return None
 
 
-handles("sub", "isub", "subtract")(functools.partial(arithmetic, what="sub"))
-handles("mul", "rmul", "imul", "multiply")(functools.partial(arithmetic, what="mul"))
-handles("div", "truediv", "true_divide", "itruediv", "divide")(
-    functools.partial(arithmetic, what="div")
-)
-
-
-@handles("rsub")
-def reversed_arithmetic(recorder, out, input, other, *, alpha=1, what="sub"):
-    arithmetic(recorder, out, other, input, alpha=alpha, what=what)
-
-
-handles("rdiv", "rtruediv")(functools.partial(reversed_arithmetic, what="div"))
+@handles("rsub", what="sub")
+@handles("rdiv", "rtruediv", what="div")
+def reversed_arithmetic(recorder, out, input, other, **settings):
+    arithmetic(recorder, out, other, input, **settings)
 
 
 def add_plus(recorder, out, times, input, parameter):
@@ -93,12 +86,8 @@ def add_plus(recorder, out, times, input, parameter):
     Return whether that layer can do it: the parameter must have a number for each number of the
     input, or for each index of some neighbouring axes, as a bias of channels does.
     """
-    if (
-        recorder.tracked(parameter)
-        or not parameter.requires_grad
-        or recorder.is_shared(parameter)
-        or not parameter.is_contiguous()
-    ):
+    learns = parameter.requires_grad and parameter.is_contiguous()
+    if recorder.tracked(parameter) or not learns or recorder.is_shared(parameter):
         return False
     view = recorder.sample_view(input)
     shape, sizes = list(view.shape), list(parameter.shape)
@@ -156,11 +145,6 @@ def add_join(recorder, out, what, a, b, otherwise=0.0):
     recorder.add_layer(out, "join", uses, geometry, fill=fill, numbers=(otherwise,))
 
 
-def dense_strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of numbers that lie one after the other."""
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-
-
 def merged(shape: Sequence[int], *strides: Sequence[int]) -> list[list[int]]:
     """Return a shape and its strides in several arrays with as few axes as possible.
 
@@ -196,6 +180,7 @@ def geometry_of(shape: tuple[int, ...]) -> Geometry:
 
 
 @handles("pow", "square")
+@handles("rsqrt", exponent=-0.5)
 def power(recorder, out, input, exponent=2):
     if exponent == 2:
         return add_join(recorder, out, "mul", input, input)
@@ -203,9 +188,6 @@ def power(recorder, out, input, exponent=2):
         raise Unsupported(f"the power {exponent}")
     with recorder:
         return input.sqrt() if exponent > 0 else input.sqrt().reciprocal()
-
-
-handles("rsqrt")(functools.partial(power, exponent=-0.5))
 
 
 @handles("where")
@@ -276,6 +258,7 @@ def cat(recorder, out, tensors, dim=0):
 
 
 @handles("sum")
+@handles("mean", mean=True)
 def summed(recorder, out, input, dim=None, *_, mean=False, **settings):
     """Record sums or means over axes."""
     axes = [dim] if isinstance(dim, int) else dim or range(input.dim())
@@ -300,9 +283,6 @@ def summed(recorder, out, input, dim=None, *_, mean=False, **settings):
         numbers=(1 / size[3] if mean else 1.0,), keeps=False,
     )  # fmt: skip
     return None
-
-
-handles("mean")(functools.partial(summed, mean=True))
 
 
 @handles("pad")
@@ -360,6 +340,7 @@ def matmul(recorder, out, input, other):
 
 
 @handles("softmax")
+@handles("log_softmax", of="log_softmax")
 def softmax(recorder, out, input, dim=None, *_, of="softmax", **settings):
     if dim is None or dim % input.dim() == 0:
         raise Unsupported("softmax over samples, or over an axis that is not named")
@@ -372,9 +353,6 @@ def softmax(recorder, out, input, dim=None, *_, of="softmax", **settings):
     size = [int(of == "log_softmax")]
     recorder.add_layer(out, "softmax", [Use(view, geometry)], geometry, size=size, in_place=True)
     return None
-
-
-handles("log_softmax")(functools.partial(softmax, of="log_softmax"))
 
 
 @handles("scaled_dot_product_attention")
@@ -405,8 +383,7 @@ def multi_head(
     """Record nn.MultiheadAttention, whose samples are its second axis and masks are added."""
     added = key_bias is not None or value_bias is not None or add_zeros
     mask, keys = settings["attn_mask"], settings["key_padding_mask"]
-    of_samples = mask is not None and mask.dim() > 2
-    if added or of_samples:
+    if added or (mask is not None and mask.dim() > 2):
         raise Unsupported("attention with added keys or a mask for each sample")
     p = dropout if settings["training"] else 0.0
     biases = [None] * 3 if bias is None else bias.chunk(3)
@@ -469,6 +446,7 @@ def recurrent(
 
 # tokens and dropout --------------------------------------------------------------------------
 @handles("gt")
+@handles("remainder", "mod", remainder=True)
 def token(recorder, out, input, other, remainder=False):
     """Record 1.0 where a token is above a number, else 0.0; or its remainder, which is a token."""
     view = recorder.sample_view(input, tokens=True)
@@ -477,9 +455,6 @@ def token(recorder, out, input, other, remainder=False):
     geometry, below = view.slot.geometry, other if remainder else 0
     uses, slot = [Use(view, geometry)], Slot(geometry, 0, remainder)
     recorder.add(out, Op("token", uses, slot, [int(remainder), other], below=below))
-
-
-handles("remainder", "mod")(functools.partial(token, remainder=True))
 
 
 @handles("ne")

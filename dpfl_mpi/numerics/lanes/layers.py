@@ -1,37 +1,22 @@
 """Handlers: each turns the calls of one PyTorch function into an op, a layer of the kernels.
 
-Here are the handlers of layers with one input; `joins.py` has the others. `Recorder.call` of
-`trace.py` finds them in `HANDLERS` by the function's name and calls them with the recorder, the
-result `out` that PyTorch computed on three samples of zeros, and the call's own arguments, by
-PyTorch's names. Inside `with recorder:` a handler's own calls are recorded in place of this one,
-and it returns their result.
-
+Here are those of layers with one input; `joins.py` has the others. `Recorder.call` (trace.py) finds
+a handler by the name in its `@handles`, and calls it with the recorder, the result `out` that
+PyTorch computed on three samples of zeros, and the call's own arguments, by PyTorch's names. Inside
+`with recorder:` a handler's own calls are recorded in place of this one; it returns their result.
 A geometry is (planes, lines, units): channels, height and width of an image.
 """
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from dpfl_mpi.numerics.lanes.trace import Fill, Geometry, Unsupported, Use, image
+from dpfl_mpi.numerics.lanes.trace import Fill, Geometry, Unsupported, Use, handles, image
 
-HANDLERS: dict[str, Callable[..., Any]] = {}
 # outputs of a channel in one piece of a weight's gradient: inputs of four channels and as many
 # gradients then stay in the first cache (48 KiB with 16 lanes)
 PIECE = 96
-
-
-def handles(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function the handler of the calls of these names."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        HANDLERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
 
 
 def pair(value: Any, axes: int, first: int) -> tuple[int, int]:
@@ -74,9 +59,8 @@ def conv(recorder, out, input, weight, bias=None, stride=1, padding=0, dilation=
     shape = image(view.shape)
     kernel, stride, dilation = (pair(v, axes, 1) for v in (weight.shape[2:], stride, dilation))
     if isinstance(padding, str):
-        total = [0, 0]
-        if padding == "same":
-            total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        same = padding == "same"  # else "valid"
+        total = [same * d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         if any(n % 2 for n in total):
             raise Unsupported("padding='same' of an even kernel")
         padding = [n // 2 for n in total]
@@ -95,11 +79,8 @@ def conv(recorder, out, input, weight, bias=None, stride=1, padding=0, dilation=
 
 
 def work_space(weight: Any, groups: int) -> dict[str, int]:
-    """Return how many vectors a convolution works in.
-
-    Each thread needs the weights of a group in vectors, of which the shortest has four floats.
-    """
-    of_thread = -(-weight.numel() // groups // 4)
+    """Return how many vectors a convolution works in, as fields of `Op`."""
+    of_thread = -(-weight.numel() // groups // 4)  # a group's weights: a vector has four or more
     return {"scratch": weight.numel() + len(weight), "thread_scratch": of_thread}
 
 
@@ -119,11 +100,11 @@ def back_margin(
 def correlations(sizes: list[tuple[int, ...]], outputs: int, inputs: int, groups: int) -> Fill:
     """Return the `fill` of a convolution; `sizes` are the arguments of `back_margin`, by axis.
 
-    Its table has correlations, each as a `Correlation` of conv.h: rows and columns that are
-    written, where the first one lies, the steps between rows and columns that are written and
-    between those that are read, the number of taps, and where each tap reads and has its weight.
-    The first goes forward. On the way back, with strides sy and sx, the inputs (top + n sy,
-    left + m sx) of all n and m meet the same taps: each (top, left) has a correlation.
+    Its table has correlations (`Correlation` in conv.h): how many rows and columns are written,
+    where the first lies, the steps between those that are written and those that are read, the
+    number of taps, and where each tap reads and has its weight. The first correlation goes forward.
+    Back, with strides sy and sx, the inputs (top + n sy, left + m sx) of all n and m meet the same
+    taps: each (top, left) has a correlation.
     """
 
     def fill(x: Any, y: Any) -> tuple[list[int], list[int]]:
@@ -166,20 +147,20 @@ def flat(shape: tuple[int, ...]) -> Geometry:
     return 1, 1, math.prod(shape)
 
 
-def plain(kind: str, *numbers: float, overwrites: bool = False) -> Callable[..., None]:
-    """Return the handler of a function without settings, or whose settings change no number."""
-    return lambda recorder, out, input, inplace=False, **settings: add_each(
-        recorder, out, kind, input, *numbers, overwrites=overwrites
-    )
-
-
-# "line" is a x + b of the constants a and b
-HANDLERS |= {"tanh": plain("squash"), "sigmoid": plain("sigmoid"), "silu": plain("silu")}
-HANDLERS |= {"relu": plain("relu", overwrites=True), "relu6": plain("hardtanh", 0.0, 6.0)}
-HANDLERS |= {"neg": plain("line", -1.0, 0.0), "logical_not": plain("line", -1.0, 1.0)}
-HANDLERS |= {"zeros_like": plain("line", 0.0, 0.0), "ones_like": plain("line", 0.0, 1.0)}
-HANDLERS |= {"sqrt": plain("root"), "reciprocal": plain("inverse")}
-HANDLERS["invert"] = HANDLERS["bitwise_not"] = HANDLERS["logical_not"]
+@handles("tanh", kind="squash")
+@handles("sigmoid", kind="sigmoid")
+@handles("silu", kind="silu")
+@handles("relu", kind="relu", overwrites=True)
+@handles("relu6", kind="hardtanh", numbers=(0.0, 6.0))
+@handles("sqrt", kind="root")
+@handles("reciprocal", kind="inverse")
+@handles("neg", kind="line", numbers=(-1.0, 0.0))  # a x + b
+@handles("logical_not", "invert", "bitwise_not", kind="line", numbers=(-1.0, 1.0))
+@handles("zeros_like", kind="line", numbers=(0.0, 0.0))
+@handles("ones_like", kind="line", numbers=(0.0, 1.0))
+def plain(recorder, out, input, inplace=False, *, kind, numbers=(), overwrites=False, **settings):
+    """Record a function whose settings, if any, change no number."""
+    add_each(recorder, out, kind, input, *numbers, overwrites=overwrites)
 
 
 @handles("leaky_relu")
@@ -272,6 +253,7 @@ def windows(out, input, kernel, stride, padding, counts_padding):
 
 
 @handles("adaptive_avg_pool1d", "adaptive_avg_pool2d")
+@handles("adaptive_max_pool1d", "adaptive_max_pool2d", kind="max_pool")
 def adaptive_pool(recorder, out, input, *_, kind="mean_pool", **settings):
     table = []
     for size, outputs in zip(image(input.shape[1:])[1:], image(out.shape[1:])[1:], strict=True):
@@ -279,11 +261,6 @@ def adaptive_pool(recorder, out, input, *_, kind="mean_pool", **settings):
             start, end = i * size // outputs, -(-(i + 1) * size // outputs)
             table += [start, end, end - start]
     add_pool(recorder, out, kind, input, table)
-
-
-handles("adaptive_max_pool1d", "adaptive_max_pool2d")(
-    functools.partial(adaptive_pool, kind="max_pool")
-)
 
 
 # norms ---------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """Turn the ops of a traced module (`trace.py`) into the structures that the kernels in C read.
 
-The arena is one block of memory for all numbers of a client's training pass, counted in vectors. A
-vector has the same number of each of several samples. A `Value` of net.h says where the output of
-an op and its gradient lie in the arena; a `Layer` is an op, and a `Net` is all of both. `Arena`
-decides where values lie. `kernels.describe` calls `plan`.
+The arena is the memory for a client's training pass, counted in vectors, which have the same number
+of each of several samples. A `Value` of net.h says where in it the output of an op and its gradient
+lie; a `Layer` is an op, and a `Net` is all of both. `kernels.describe` calls `plan`.
 """
 
 from collections import Counter, defaultdict
@@ -28,8 +27,7 @@ class Plan:
     layers: Any  # an array of CLayer
     tables: list[Any]  # an array of int32 for each layer
     pieces: list[tuple[int, int]]  # of the arena: where each starts, and its vectors
-    # the number of the value that a dense layer reads, by the column where its weight starts
-    features: dict[int, int]
+    features: dict[int, int]  # the value that a dense layer reads, by its weight's first column
     vocabulary: int  # tokens must be below; 0: there are none, or they may be any
 
 
@@ -75,31 +73,29 @@ def with_stages(ops: list[Op], logits: Slot) -> list[Op]:
 class Arena:
     """Decides where in the arena each value and its gradient lie.
 
-    Some values have zeros around them, as the padding of a convolution. A value or a gradient may
-    lie where another one was that nobody reads any more.
+    Some have a margin: zeros around them, as the padding of a convolution. Some share a place with
+    a value that nobody reads any more.
     """
 
     gap = 0  # vectors between two places, which no layer may touch: the sanitizers' tests use some
 
     def __init__(self, ops: list[Op], logits: View, classes: int):
-        # the logits must be a value of their own, one number after the other
+        # the logits must be one number after the other
         self.logits = Use(logits, (1, 1, classes))
         if not logits.whole or all(op.out is not logits.slot for op in ops):
             ops = [*ops, move(logits, (1, 1, classes))]
             self.logits = Use(whole(ops[-1].out), (1, 1, classes))
         # what is read in another geometry or order cannot have zeros around it
-        uses = [self.logits, *(use for op in ops for use in op.uses)]
-        self.without_margin = {
-            use.view.slot
-            for use in uses
-            if use.geometry != use.view.slot.geometry or not use.view.whole
-        }
+        self.without_margin = set()
+        for use in (self.logits, *(use for op in ops for use in op.uses)):
+            if use.geometry != use.view.slot.geometry or not use.view.whole:
+                self.without_margin.add(use.view.slot)
         self.margins: dict[Slot, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self.ops = self.with_copies(ops)
         self.makers = {op.out: op for op in self.ops}
         uses = [self.logits, *(use for op in self.ops for use in op.uses)]
         self.readers = Counter(use.view.slot for use in uses)
-        # Values that share a place need equal margins: pass them on along chains, both ways.
+        # values that share a place need equal margins: pass them on along chains, both ways
         for op in [*self.ops, *reversed(self.ops)]:
             source = op.uses[0].view.slot
             if self.may_share(op) and not {source, op.out} & self.without_margin:
@@ -108,14 +104,13 @@ class Arena:
         self.end = 0  # vectors that are taken so far
         self.pieces: list[tuple[int, int]] = []
         self.values: list[Any] = []  # each a CValue
-        # A value's number is its place in `values`. A slot has one for each geometry it is read in.
-        self.numbers: dict[tuple[Slot, Geometry], int] = {}
+        # the number of a value in `values`, by its slot and the geometry in which it is read
+        self.numbers: dict[Any, int] = {}
 
     def with_copies(self, ops: list[Op]) -> list[Op]:
         """Return the ops, and copies where an op cannot read or write a slot as it is.
 
-        It cannot read as planes, lines and units what lies apart, nor find zeros around a slot that
-        has none. `widen` notes the zeros that an op needs.
+        That is what lies apart but is read as planes, and what has no margin but needs one.
         """
         out = []
         for op in ops:
@@ -162,8 +157,7 @@ class Arena:
         line = units + 2 * left
         plane = (lines + 2 * top) * line
         first = top * line + left  # the first number, after the zeros before it
-        shape = {"planes": planes, "lines": lines, "units": units, "plane": plane, "line": line}
-        value = CValue(**shape, upstream=slot.upstream, d=-1)
+        value = CValue(-1, -1, slot.upstream, planes, lines, units, plane, line)
         source = None  # the value whose place is taken over
         replaces = False  # not only the gradient's place: the source itself is not read again
         if op and self.may_share(op):
@@ -174,9 +168,9 @@ class Arena:
         value.x = source.x if source and replaces else self.take(planes * plane) + first
         if slot.upstream:
             value.d = source.d if source else self.take(planes * plane) + first
-        return self.append(key, value)
+        return self.append(value, key)
 
-    def append(self, key: tuple[Slot, Geometry], value: Any) -> int:
+    def append(self, value: Any, key: Any = None) -> int:
         self.numbers[key] = len(self.values)
         self.values.append(value)
         return self.numbers[key]
@@ -184,11 +178,8 @@ class Arena:
     def part(self, number: int, geometry: Geometry, plane: int, unit: int) -> int:
         """Return the number of a new value: part of another one, from a plane and unit on."""
         of = self.values[number]
-        start = plane * of.plane + unit
-        self.values.append(
-            CValue(of.x + start, of.d + start, of.upstream, *geometry, of.plane, of.line)
-        )
-        return len(self.values) - 1
+        x, d = of.x + plane * of.plane + unit, of.d + plane * of.plane + unit
+        return self.append(CValue(x, d, of.upstream, *geometry, of.plane, of.line))
 
     def number(self, use: Use) -> int:
         """Return the number of the value that an op reads, in the geometry in which it does."""
@@ -197,14 +188,14 @@ class Arena:
             return self.numbers[slot, geometry]
         of = self.values[self.numbers[slot, slot.geometry]]
         steps = geometry[1] * geometry[2], geometry[2]
-        return self.append((slot, geometry), CValue(of.x, of.d, of.upstream, *geometry, *steps))
+        return self.append(CValue(of.x, of.d, of.upstream, *geometry, *steps), (slot, geometry))
 
 
 def adding(ops: list[Op]) -> list[Op]:
-    """Return the ops, told in `adds` to which inputs' gradients they add, where others write.
+    """Return the ops, and set their `adds`: to which inputs' gradients they add.
 
-    On the way back, which takes the last op first, the first reader of a slot writes its gradient
-    and the others add to it. A gradient that no op writes as a whole is set to 0 by an op "clear".
+    On the way back, the last op first, the first reader of a slot writes its gradient and others
+    add to it. A gradient that no op writes as a whole is first set to 0 by an op "clear".
     """
     written: set[Slot] = set()
     out: list[Op] = []  # the last op first
@@ -238,7 +229,7 @@ def plan(
     if len(shape) == 1:
         arena.values[0].plane = 1  # a vector is read as one pixel of F channels
     layers, tables, features, vocabulary = [], [], {}, 0
-    # the vectors that the layers work in are the most that one needs: they run one after the other
+    # layers run one after the other: they need as many vectors as the one that needs most
     scratch, thread_scratch = 0, 2 * ((w * c + 3) // 4)
     for op in adding(arena.ops):
         inputs = [arena.number(use) for use in op.uses]

@@ -1,13 +1,11 @@
 """Record a module's forward as a list of `Op`, from one run on three samples of zeros.
 
 An `Op` is a layer of the kernels in C. A `Slot` is memory for what one op makes of one sample, a
-`View` is some of a slot's numbers, by shape and strides, and a `Use` is a view as an op reads it.
-A client's parameters lie one after the other in a row; a column is a place in that row.
-
-While the module runs, `Recorder` sees each call of PyTorch. One that only rearranges numbers (view,
-permute, chunk, ...) needs no op: its result lies in the memory of its input. Every other call needs
-a handler, a function of `layers.py` or `joins.py`, which appends ops. `kernels.describe` calls
-`trace`, and `plan` then gives each slot its place in memory.
+`View` is some of a slot's numbers, by shape and strides. A client's parameters lie one after the
+other in a row; a column is a place in it. While the module runs, `Recorder` sees each call of
+PyTorch. One that only rearranges numbers (view, permute, chunk, ...) needs no op: its result lies
+in the memory of its input. Others need a handler, a function of `layers.py` or `joins.py`, which
+appends ops. `kernels.describe` calls `trace`; `plan` then gives each slot its place in memory.
 """
 
 import copy
@@ -17,7 +15,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from traceback import walk_stack, walk_tb
 from typing import Any
 
@@ -29,6 +27,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpfl_mpi.errors import own_line
 from dpfl_mpi.numerics.dropout import Draws, KeyedAttention, KeyedDropout, keyed
 
+# what records a call, by the name of PyTorch's function; `handles` fills it
+HANDLERS: dict[str, Callable[..., Any]] = {}
 TRIAL_SAMPLES = 3  # the samples' axis is known by this size and the stride of a whole sample
 MAX_AXES = 7  # of a sample
 Geometry = tuple[int, int, int]  # planes, lines, units: channels, height, width of an image
@@ -37,9 +37,18 @@ Fill = Callable[..., tuple[list[int], list[int]]]
 QUESTIONS = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "stride"}
 QUESTIONS |= {"is_contiguous", "is_floating_point", "is_complex", "get_device", "storage_offset"}
 QUESTIONS |= {"element_size", "data_ptr"}
-
 # calls whose samples may be along any axis but the last
 ROWWISE = {"linear", "layer_norm", "rms_norm", "add", "sub", "mul", "relu", "gelu", "elu", "silu"}
+
+
+def handles(*names: str, **arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function, with these further arguments, the handler of the calls of these names."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        HANDLERS.update(dict.fromkeys(names, functools.partial(function, **arguments)))
+        return function
+
+    return register
 
 
 class Unsupported(Exception):
@@ -52,11 +61,7 @@ class Unsupported(Exception):
 
 
 class UsedTwice(Unsupported):
-    """A parameter that two ops would read from the row."""
-
-    def __init__(self, column: int):
-        super().__init__("a weight that is used twice")
-        self.column = column  # where the parameter starts
+    column: int  # where the parameter starts that two ops would read from the row
 
 
 @dataclass(eq=False)
@@ -86,16 +91,19 @@ class View:
     @property
     def whole(self) -> bool:
         """Whether the view is all of the slot, in its order."""
-        steps = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
-        axes = zip(self.shape, self.strides, steps, strict=True)
+        axes = zip(self.shape, self.strides, dense_strides(self.shape), strict=True)
         dense = all(n == 1 or stride == step for n, stride, step in axes)
         return self.offset == 0 and math.prod(self.shape) == self.slot.size and dense
 
 
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of numbers that lie one after the other."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
 def whole(slot: Slot) -> View:
     """Return all of a slot as a view."""
-    _, lines, units = slot.geometry
-    return View(slot, slot.geometry, (lines * units, units, 1))
+    return View(slot, slot.geometry, dense_strides(slot.geometry))
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,8 @@ class Use:
 class Op:
     """A layer of the network. docs/kernels.md explains `in_place`, `overwrites`, `keeps`, `margin`.
 
-    `size` and `table` are integers whose meaning the kind of layer defines, beside its function in
-    C. `fill(*inputs, output)` computes both once `plan` knows where the values lie in memory.
+    The integers `size` and `table` are explained beside the kind's function in C.
+    `fill(*inputs, output)` computes both where they depend on places in memory.
     """
 
     kind: str  # the name of the layer's function in C
@@ -156,8 +164,8 @@ def move(view: View, geometry: Geometry) -> Op:
 def copies(shape: Sequence[int], strides: Sequence[int], y: Any) -> tuple[int, list[int]]:
     """Return how many numbers a view reads, and where each one's copies lie in the value `y`.
 
-    Where a number is read several times, its gradient is the sum over its copies, which move.h
-    takes from these lists. They are (0, []) for a view that reads each number once.
+    The gradient of a number that is read several times is the sum over its copies (move.h). For a
+    view that reads each number once the lists are (0, []).
     """
     span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     read = torch.arange(span).as_strided(tuple(shape), tuple(strides)).flatten()
@@ -175,25 +183,16 @@ class Recorder(TorchFunctionMode):
     """Appends to `ops` what is called on tracked tensors, those that depend on the sample.
 
     PyTorch sends each call inside `with recorder:` to `__torch_function__`, but none while that
-    runs. A handler records the calls that it makes itself by another `with recorder:`.
+    runs: a handler that wants its own calls recorded makes them in another `with recorder:`.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        handlers: dict[str, Callable[..., Any]],
-        sample: Slot,
-        shared: frozenset[int],
-    ):
-        """Take a module, and the columns of its `shared` parameters, which several ops read.
-
-        Each of these is copied to a slot by an op "given", and its gradients add up there.
-        """
+    def __init__(self, module: nn.Module, sample: Slot, shared: frozenset[int]):
+        """`shared`: columns of parameters that ops read from a slot, where gradients add up."""
         super().__init__()
-        self.handlers, self.sample, self.shared = handlers, sample, shared
+        self.sample, self.shared = sample, shared
         self.ops: list[Op] = []
         self.slots: dict[int, Slot] = {}  # of each tracked tensor, by the address of its memory
-        self.given: dict[Any, Slot] = {}  # parameters and constants that ops "given" have copied
+        self.given: dict[Any, Slot] = {}  # parameters and constants that ops "given" copy to slots
         self.kept_alive: list[Tensor] = []  # so that no address is given out twice
         self.layer_names = [""]  # of the layers that are being called, the innermost last
         self.dropping: KeyedDropout | None = None  # the layer whose dropout is called next
@@ -220,7 +219,7 @@ class Recorder(TorchFunctionMode):
         made = tensors(out)
         changed = versions != [t._version for t in inputs]  # the call worked in place
         if not inputs:  # a few calls on parameters alone have handlers, such as expand
-            handler = self.handlers.get(f"{name} of a parameter")
+            handler = HANDLERS.get(f"{name} of a parameter")
             instead = handler(self, out, *args, **kwargs) if handler and out.requires_grad else None
             return out if instead is None else instead
         # calls that need no op
@@ -233,7 +232,7 @@ class Recorder(TorchFunctionMode):
         if made and not changed and all(self.slot(t) for t in made):
             return out  # a view
         # the others go to their handler
-        handler = self.handlers.get(plain_name)
+        handler = HANDLERS.get(plain_name)
         into_argument = any(t is made[0] for t in tensors((args, kwargs))) if made else False
         if handler is None or not made or ((changed or into_argument) and made[0] is not inputs[0]):
             raise Unsupported(plain_name)
@@ -289,13 +288,13 @@ class Recorder(TorchFunctionMode):
         slot = self.slot(tensor) if isinstance(tensor, Tensor) else None
         if slot is None:
             raise Unsupported("a layer that works with constants")
-        shape, strides = list(tensor.shape), list(tensor.stride())
-        of_size = [i for i, n in enumerate(shape) if n == TRIAL_SAMPLES]
-        samples = [i for i in of_size if strides[i] == slot.size]
+        axes = [*zip(tensor.shape, tensor.stride(), strict=True)]
+        samples = [i for i, axis in enumerate(axes) if axis == (TRIAL_SAMPLES, slot.size)]
         if len(samples) != 1:
             raise Unsupported("a view across samples")
-        del shape[samples[0]], strides[samples[0]]
-        return View(slot, tuple(shape), tuple(strides), tensor.storage_offset(), samples[0])
+        del axes[samples[0]]
+        shape, strides = (tuple(axis[i] for axis in axes) for i in range(2))
+        return View(slot, shape, strides, tensor.storage_offset(), samples[0])
 
     def sample_view(self, tensor: Any, tokens: bool = False) -> View:
         """Return what a tensor, with the samples' axis first, has of one sample, as a view.
@@ -316,8 +315,7 @@ class Recorder(TorchFunctionMode):
 
         The first axis is that of the samples, which all must have the same numbers.
         """
-        alike = tensor.dim() and len(tensor) == TRIAL_SAMPLES and (tensor == tensor[:1]).all()
-        if not alike:
+        if not tensor.dim() or len(tensor) != TRIAL_SAMPLES or (tensor != tensor[:1]).any():
             raise Unsupported("numbers that differ between samples")
         numbers = one = tensor[0]
         for axis in range(one.dim()):  # copy an expanded axis once
@@ -340,8 +338,7 @@ class Recorder(TorchFunctionMode):
             self.given[key] = Slot((1, 1, numbers.numel()), upstream)
             use = Use(whole(self.sample))  # each op has an input; this one does not read it
             op = Op("given", [use], self.given[key], table=table, weight=column, keeps=False)
-            op.location = self.location()
-            self.ops.append(op)
+            self.ops.append(replace(op, location=self.location()))
         return View(self.given[key], tuple(one.shape), strides, offset)
 
     def is_shared(self, tensor: Tensor) -> bool:
@@ -370,14 +367,15 @@ class Recorder(TorchFunctionMode):
     def claim(self, *weights: Tensor | None) -> list[range]:
         """Return the columns of an op's weight and bias, and note that they are taken.
 
-        A parameter has one such op. The gradients of two would be added in an order that depends
-        on the width of vectors.
+        The gradients of two ops would be added in an order that depends on the width of vectors.
         """
         present = [t for t in weights if t is not None]
         columns = [range(start := self.column(t), start + t.numel()) for t in present]
         for a, t in zip(columns, present, strict=True):
             if any(a.start < b.stop and b.start < a.stop for b in self.claimed):
-                raise UsedTwice(self.parameter(t)[1])
+                error = UsedTwice("a weight that is used twice")
+                error.column = self.parameter(t)[1]
+                raise error
         self.claimed += columns
         return columns
 
@@ -388,22 +386,16 @@ class Recorder(TorchFunctionMode):
         self.assign(out, op.out)
 
     def add_layer(
-        self,
-        out: Tensor,
-        kind: str,
-        uses: list[Use],
-        geometry: Geometry,
-        *weights: Any,
-        **fields: Any,
+        self, out: Tensor, kind: str, uses: list[Use], shape: Geometry, *weights: Any, **fields: Any
     ) -> None:
-        """Append an op whose output, in a new slot of this geometry, is the tensor `out`.
+        """Append an op whose output, in a new slot of this shape, is the tensor `out`.
 
         `weights` are its weight and bias, `fields` other fields of the `Op`.
         """
         weight, bias = [*map(self.column, weights), -1, -1][:2]
         upstream = [use.view.slot.upstream for use in uses]
         upstream += [columns.stop for columns in self.claim(*weights)]
-        slot = Slot(geometry, max(upstream))
+        slot = Slot(shape, max(upstream))
         self.add(out, Op(kind, uses, slot, weight=weight, bias=bias, **fields))
 
 
@@ -416,22 +408,19 @@ def trace(
     module: nn.Module,
     shape: tuple[int, ...],
     dtype: str,
-    handlers: dict[str, Callable[..., Any]],
     training: bool,
     shared: frozenset[int] = frozenset(),
 ) -> tuple[list[Op], View, Slot]:
     """Return a module's ops on samples of a shape and dtype, its logits, and the sample's slot.
 
     `shared` are the columns of parameters that an earlier try found to be used twice.
-
-    Raises:
-        Unsupported: a call has no handler, or the module cannot be followed; the text names it.
+    `Unsupported`: a call has no handler, or the module cannot be followed.
     """
     original, module = module, copy.deepcopy(module)
     module = keyed(module.train(), Draws()) if training else module.eval()
     h, w, c = shape if len(shape) == 3 else (1, shape[0], 1)
     sample = Slot((c, h, w), 0, dtype == "int32")
-    recorder = Recorder(module, handlers, sample, shared)
+    recorder = Recorder(module, sample, shared)
     names = recorder.layer_names
     for name, part in module.named_modules():
         part.register_forward_pre_hook(lambda *_, name=name: names.append(name))  # type: ignore[misc]
@@ -452,7 +441,7 @@ def trace(
     except UsedTwice as error:
         if error.column in shared:
             raise
-        return trace(original, shape, dtype, handlers, training, shared | {error.column})
+        return trace(original, shape, dtype, training, shared | {error.column})
     except Unsupported:
         raise
     except Exception as error:
