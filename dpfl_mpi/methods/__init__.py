@@ -1,6 +1,7 @@
 """The methods, one file each (docs/extend-methods.md). `load` checks what a file declares.
 
-Axes: N clients in all, K on this rank, W row width, T rounds.
+The engine calls a file's functions with a `Federation`, `fed`, whose verbs train, send and average.
+Axes: K clients on this rank, W row width.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ else:
     Candidates = Federation = Gradient = Predict = Received = Tensor = Any
 State = dict[str, dict[str, Any]]
 Topology = Literal["none", "server", "graph"]
-PARAMETERS = {
+PARAMETERS = {  # of the functions that a method's file defines
     "init": "fed",
     "round": "fed, state, t",
     "finetune_gradient": "fed, start",
@@ -59,7 +60,7 @@ class Method:
     # between whom models move: nobody, clients and a server, or clients along a graph
     topology: Topology = "graph"
     searches: bool = True  # of a graph: the greedy search chooses it, so ggc_* are read
-    asks_all: bool = False  # of a graph: a choice receives and scores every model in reach, whole
+    asks_all: bool = False  # of a graph: to choose, a client receives and scores all in reach
     ignores: tuple[str, ...] = ()  # of a graph: settings of OWN_GRAPH that it does not read
     given: bool = False  # of a graph: that of --graphs, so the budget is what it takes
     preprocesses: bool = False  # init trains tau_init epochs, and a run has two rounds fewer

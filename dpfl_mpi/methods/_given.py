@@ -1,4 +1,4 @@
-"""DPFL's schedule along a graph that is given: by chance, by a rule, or by another run."""
+"""DPFL's rounds along a graph that is not searched: a method's own `choose` returns it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -48,8 +48,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     x, w = state["client"]["x"], state["client"]["w"]
     select(fed, x, w)  # Client-Selection
     fed.note_received(2)  # x_i up, sum_k w_ik x_k down
-    total = x.double() * 0
-    degree = np.zeros(len(x))
+    total, degree = x.double() * 0, np.zeros(len(x))  # as in `pulled_gradient`
     for k, row in fed.every_row(x):
         for i in np.flatnonzero((w[:, k] > 0) & (fed.ids != k)).tolist():
             total[i] += w[i, k] * row.double()
@@ -57,10 +56,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     gradient = partial(pulled_gradient, fed, total.float(), fed.column(degree).float())
     x = fed.local_opt(x, epochs=fed.run.tau_train, gradient=gradient)
     fed.evaluate(x)
-    collaborators = []
-    for i, client in enumerate(fed.ids):
-        others = fed.active & (np.arange(fed.n) != client)
-        collaborators.append(np.flatnonzero((w[i] > 0) & others))
+    linked = (w > 0) & fed.active & (np.arange(fed.n) != fed.ids[:, None])
+    collaborators = [np.flatnonzero(row) for row in linked]
     return {"client": {"x": x, "w": w}, "shared": {"chosen": fed.collect(collaborators)}}
 
 
@@ -75,14 +72,18 @@ def pulled_gradient(fed: Federation, total: Tensor, degree: Tensor, block, batch
 
 
 def select(fed: Federation, x: Tensor, w: np.ndarray) -> None:
-    """Update the weights `w` `[K, N]` of this round's pairs in place. Collective."""
+    """Update the weights `w` `[K, N]` of this round's pairs in place. Collective.
+
+    A weight grows where both clients' gradients at their midpoint agree. `gradients[t]` are every
+    client's at the midpoint with its partner number t.
+    """
     partners = draw_pairs(fed)
     local = [partners[k] for k in fed.ids]
     gradients = midpoint_gradients(fed, x, local, turns=max(map(len, partners)))
     for turn, g in enumerate(gradients):
         for j, g_j in fed.every_row(g):
             for i, partners_i in enumerate(local):
-                if partners[j][turn : turn + 1] == [fed.ids[i]]:
+                if partners[j][turn : turn + 1] == [fed.ids[i]]:  # g_j is at i's midpoint with j
                     g_i = gradients[partners_i.index(j)][i]
                     # one product at a time: the same bits on any number of ranks
                     product = float(g_i.double().dot(g_j.double()))
@@ -94,11 +95,11 @@ def select(fed: Federation, x: Tensor, w: np.ndarray) -> None:
 def midpoint_gradients(
     fed: Federation, x: Tensor, partners: list[list[int]], turns: int
 ) -> list[Tensor]:
-    """Return the gradients `[K, W]` at the midpoints with each client's first partner, second, ...
+    """Return, for each turn, the gradients `[K, W]` at the midpoint with that turn's partner.
 
     One mini-batch of a client serves all its midpoints. Collective.
     """
-    rows: dict[tuple[int, int], Tensor] = {}
+    rows: dict[tuple[int, int], Tensor] = {}  # the models of the partners j of local clients i
     for j, row in fed.every_row(x):
         for i, partners_i in enumerate(partners):
             if j in partners_i:

@@ -51,9 +51,9 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
-    """Return the state after round t.
+    """Return the state after round t; `s` are the similarities, `met` who sent to whom before.
 
-    `weigh(fed, w, s)` returns weights `[K, N]` of the averages, in place of p.
+    With `weigh(fed, w, s)` (FedSim), the averages have the weights `[K, N]` that it returns.
     """
     w, s, met = state["client"]["w"], state["client"]["s"].copy(), state["client"]["met"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
@@ -62,13 +62,13 @@ def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
     chosen = fed.collect([draw_senders(fed, k, tau * s[i]) for i, k in enumerate(fed.ids)])
     received = fed.exchange(w, chosen)
     s_of_senders = fed.tell(s, chosen)
-    senders = [chosen.of(k) for k in fed.ids]
     for i, j, w_mW in received.models():
         s[i, j] = similarity(fed, i, w[i], w_mW)
-    for i, j in enumerate(senders):
-        met[i, j] = True
-        unknown = ~met[i] & (np.arange(fed.n) != fed.ids[i])
-        second_hop(s[i], unknown, s_of_senders[j], s[i, j])
+    for i, k in enumerate(fed.ids):
+        senders = chosen.of(k)
+        met[i, senders] = True
+        unknown = ~met[i] & (np.arange(fed.n) != k)
+        second_hop(s[i], unknown, s_of_senders[senders], s[i, senders])
     w = fed.average(w, chosen, received, weights=weigh and weigh(fed, w, s))
     return {"client": {"w": w, "s": s, "met": met}, "shared": {"chosen": chosen}}
 
@@ -81,7 +81,7 @@ def temperature(a: float, t: int) -> float:
 def draw_senders(fed: Federation, k: int, log_weight: np.ndarray) -> np.ndarray:
     """Return B_c - 1 reachable clients, drawn without replacement by exp(log_weight `[N]`).
 
-    The largest weights after adding Gumbel noise are such a draw.
+    Such a draw are those with the largest log weights after Gumbel noise was added.
     """
     stream = streams.stream(fed.run.seed, streams.PEERS, int(k), fed.round)
     noise = stream.gumbel(size=fed.n)
@@ -109,10 +109,10 @@ def similarity(fed: Federation, i: int, w_W: Tensor, w_mW: Tensor) -> np.ndarray
 def second_hop(
     s_N: np.ndarray, unknown: np.ndarray, s_of_senders: np.ndarray, s_n: np.ndarray
 ) -> None:
-    """Fill the similarities of the `unknown` clients, bool `[N]`, in place.
+    """Fill in the similarities `s_N` of the `unknown` clients, bool `[N]`, in place.
 
-    A similarity is that of the most similar of the n senders that knows the client: `s_n` `[n]` are
-    the senders' similarities, `s_of_senders` `[n, N]` are those that they sent.
+    Of the n senders that know such a client, the most similar one (`s_n` `[n]`) says how similar
+    it is: `s_of_senders` `[n, N]` are the similarities that the senders sent.
     """
     if not len(s_n):
         return

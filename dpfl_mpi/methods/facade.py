@@ -64,6 +64,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     received = fed.exchange(w, chosen)
     cluster_N = fed.tell(cluster, chosen)
     core = fed.average(w, chosen, received, weights=np.ones((len(w), fed.n)))
+    # average each head with those of the senders that trained the head of the same number
     for number in range(heads.shape[1]):
         own = w.clone()
         own[:, head] = heads[:, number]

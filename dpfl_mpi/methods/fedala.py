@@ -75,15 +75,16 @@ def mixture(columns: Tensor, w: Tensor, w_i: Tensor, weight: Tensor) -> Tensor:
 
 
 def learn(fed: Federation, w: Tensor, w_i: Tensor, weight: Tensor, learned: np.ndarray) -> None:
-    """Learn the weights W_i `[K, W]` in place.
+    """Learn the weights W_i, `weight` `[K, W]`, in place, by gradients at the mixture.
 
-    A client makes one pass over its sample, and passes until convergence the first time.
+    A client makes one pass over its sample, but passes until convergence the first time, while it
+    is not yet in `learned`, bool `[K]`.
     """
     columns = fed.columns(fed.options["layers"])
     batches = -(-fed.n_train // fed.run.batch_size)  # of an epoch
     sample = np.ceil(np.round(fed.options["share"] * batches, 9))  # 0.7 of 10 is 7
     going_on = fed.active[fed.ids]
-    losses: list[list[float]] = [[] for _ in fed.ids]
+    losses: list[list[float]] = [[] for _ in fed.ids]  # of each pass's last batch
     for _ in range(fed.options["passes"]):
         last = np.zeros(len(fed.ids))
         for batch, mixed in fed.batches(1, {"w": w_i.clone()}, advance=False):

@@ -4,9 +4,9 @@ Shared: nothing; models move along a graph.
 Personal: w_i.
 Scored: w_i after training, before averaging.
 
-u_i sums what client i's own training has moved, without averages. After preprocessing, and in
-each round up to `until`, every client sends a sketch of u_i, a byte per entry; later changes say
-more of a client's own images than of its kind.
+u_i is the sum of what client i's own training has moved its model, without what averages did.
+After preprocessing, and in each round up to `until`, every client sends a sketch of u_i, a byte per
+entry; later changes say more of a client's own images than of its kind.
 
 Client i prefers the largest cos_ij - r_j / 2, where r_j is the mean of client j's own B_c - 1
 largest cosines. Without r_j a few hubs would be in very many averages (Radovanovic et al., JMLR
@@ -45,13 +45,13 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     start, u = state["client"]["w"].clone(), state["client"]["u"]
 
-    def graph(w: Tensor) -> CollaborationGraph:
+    def of_round(w: Tensor) -> CollaborationGraph:
         u.add_(w - start)
         if t > fed.options["until"]:
             return state["shared"]["chosen"]
         return choose(fed, u, fed.candidates())
 
-    state = _given.round(fed, state, graph, lambda _, candidates: choose(fed, u, candidates))
+    state = _given.round(fed, state, of_round, lambda _, candidates: choose(fed, u, candidates))
     return {"client": {"u": u, **state["client"]}, "shared": state["shared"]}
 
 
@@ -62,16 +62,16 @@ def choose(fed: Federation, u: Tensor, candidates: Candidates) -> CollaborationG
     r = options["hubs"] * fed.tell(hub_scores(fed, cosine_KN))
     senders = []
     for k, cosine in zip(fed.ids, cosine_KN, strict=True):
-        j, room = candidates.of(k), candidates.room[k]
-        j = j[cosine[j] >= options["alike"] * cosine[j].max(initial=0)]
-        pool = j[np.argsort(r[j] - cosine[j], kind="stable")][: options["pool"] * room]
-        senders.append(fed.shuffle(k, pool, 0)[:room])
+        others, room = candidates.of(k), candidates.room[k]
+        alike = others[cosine[others] >= options["alike"] * cosine[others].max(initial=0)]
+        best_first = alike[np.argsort(r[alike] - cosine[alike], kind="stable")]
+        senders.append(fed.shuffle(k, best_first[: options["pool"] * room], 0)[:room])
     return fed.collect(senders)
 
 
 def hub_scores(fed: Federation, cosine_KN: np.ndarray) -> np.ndarray:
     """Return r `[K]`: the mean of each client's largest cosines with those that send to it."""
-    # all that send: also clients that have stopped, or do not choose now (--churn)
+    # Clients that have stopped, or do not choose now (--churn), still send.
     active = np.flatnonzero(fed.active)
     r = np.zeros(len(fed.ids))
     for i, k in enumerate(fed.ids):
@@ -87,6 +87,6 @@ def cosines(ids: np.ndarray, sketch_N: np.ndarray) -> np.ndarray:
 
     The products are whole numbers, exact in any order.
     """
-    whole = sketch_N.astype(np.float64)
-    length = np.sqrt(np.maximum((whole**2).sum(1), 1))
-    return (whole[ids] @ whole.T) / length / length[ids, None]
+    entries = sketch_N.astype(np.float64)
+    length = np.sqrt(np.maximum((entries**2).sum(1), 1))
+    return (entries[ids] @ entries.T) / length / length[ids, None]

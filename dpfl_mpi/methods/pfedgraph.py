@@ -49,8 +49,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     w, u = aggregate(fed, w, u, x)
     fed.note_received(2)  # one up, one down
     senders = [np.setdiff1d(np.flatnonzero(x_i), [k]) for k, x_i in zip(fed.ids, x, strict=True)]
-    chosen = fed.collect([j.tolist() for j in senders])
-    return {"client": {"w": w, "u": u}, "shared": {"chosen": chosen}}
+    return {"client": {"w": w, "u": u}, "shared": {"chosen": fed.collect(senders)}}
 
 
 def local_objective(fed: Federation, u: Tensor, block, batch) -> Tensor:
@@ -66,7 +65,7 @@ def local_objective(fed: Federation, u: Tensor, block, batch) -> Tensor:
 def infer(fed: Federation, w: Tensor) -> np.ndarray:
     """Return the weights x of all models for each local client, `[K, N]`. Collective.
 
-    An absent client's weights are 0, as is everyone's weight of it.
+    An absent client's weights are 0, and so are the others' weights of it.
     """
     w_0 = fed.initial_row()
     update = (w - w_0).double()
@@ -77,7 +76,7 @@ def infer(fed: Federation, w: Tensor) -> np.ndarray:
         other_norm = other.dot(other).sqrt()
         for i in range(len(w)):  # one product at a time: the same bits for any number of ranks
             cosine[i, j] = update[i].dot(other) / (norm[i] * other_norm).clamp(min=1e-12)
-    d = -cosine.cpu().numpy()
+    d = -cosine.cpu().numpy()  # the distances
     d[d < ALIKE] = -1
     d[np.arange(len(w)), fed.ids] = -1
     x = np.zeros((len(w), fed.n))
@@ -108,10 +107,10 @@ def aggregate(fed: Federation, w: Tensor, u: Tensor, x: np.ndarray) -> tuple[Ten
 def weights(d: np.ndarray, p: np.ndarray, alpha: float) -> np.ndarray:
     """Return argmin_x alpha ||x||^2 + (d - 2 alpha p) x over {x >= 0, sum x = 1}, `[N]`.
 
-    That is p - d / (2 alpha), projected (Duchi et al., ICML 2008, figure 1).
+    That is p - d / (2 alpha), projected on the simplex (Duchi et al., ICML 2008, figure 1).
     """
     v = p - d / (2 * alpha)
-    u = np.sort(v)[::-1]
-    excess = (np.cumsum(u) - 1) / np.arange(1, len(v) + 1)
-    rho = np.flatnonzero(u > excess)[-1]
+    descending = np.sort(v)[::-1]
+    excess = (np.cumsum(descending) - 1) / np.arange(1, len(v) + 1)
+    rho = np.flatnonzero(descending > excess)[-1]
     return np.maximum(v - excess[rho], 0)

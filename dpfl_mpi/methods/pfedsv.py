@@ -65,11 +65,9 @@ def round(fed: Federation, state: State, t: int) -> State:
         relevant.append(highest(candidates, r_i, fed.most_senders[k]))
     chosen = fed.collect(relevant)
     received, senders = fed.exchange(w, chosen), [chosen.of(k) for k in fed.ids]
-    models = [w[i : i + 1].repeat(1 + len(j), 1) for i, j in enumerate(senders)]  # own first
-    filled = [1] * len(w)
-    for i, j, w_mW in received.models():
-        models[i][filled[i] : filled[i] + len(j)] = w_mW
-        filled[i] += len(j)
+    models = [[row] for row in w]  # in each local client's game: its own, then its senders'
+    for i, _, w_mW in received.models():
+        models[i].extend(w_mW.clone())
     weights = np.zeros((len(w), fed.n))
     for i, k in enumerate(fed.ids):
         if len(senders[i]):
@@ -81,9 +79,9 @@ def round(fed: Federation, state: State, t: int) -> State:
     return {"client": {"w": w, "r": r}, "shared": {"chosen": chosen}}
 
 
-def values(fed: Federation, i: int, w_mW: Tensor) -> np.ndarray:
+def values(fed: Federation, i: int, models: list[Tensor]) -> np.ndarray:
     """Return the Shapley value of each of m models for local client i, float64 `[m]`."""
-    m, repeats = len(w_mW), fed.options["orders"]
+    m, repeats = len(models), fed.options["orders"]
     if repeats:
         players = np.arange(m)
         drawn = [fed.shuffle(int(fed.ids[i]), players, 1 + repeat) for repeat in range(repeats)]
@@ -92,9 +90,9 @@ def values(fed: Federation, i: int, w_mW: Tensor) -> np.ndarray:
         orders = [list(order) for order in itertools.permutations(range(m))]
 
     def worth(coalitions: Sequence[frozenset[int]]) -> np.ndarray:
-        means = w_mW[:1].repeat(len(coalitions), 1)
+        means = models[0].repeat(len(coalitions), 1)
         for row, coalition in zip(means, coalitions, strict=True):
-            row.copy_(sum(w_mW[j].double() for j in sorted(coalition)) / len(coalition))
+            row.copy_(sum(models[j].double() for j in sorted(coalition)) / len(coalition))
         return -np.asarray(fed.training_losses(i, means))
 
     classes = fed.class_counts.shape[1]
@@ -108,14 +106,16 @@ def shapley(
 ) -> np.ndarray:
     """Return what each of m players adds to those before it, mean over orders, float64 `[m]`.
 
-    Castro et al., 2009. The worth of a coalition is computed once; `nobody` is that of none.
+    Castro et al., 2009. `worth` is called once, with all coalitions of at least one player;
+    `nobody` is the worth of the empty one.
     """
-    before = [[frozenset(order[:n]) for n in range(len(order) + 1)] for order in orders]
-    coalitions = list(dict.fromkeys(s for row in before for s in row[1:]))
+    # of each order the coalitions of its first 0, 1, ..., m players
+    growing = [[frozenset(order[:n]) for n in range(len(order) + 1)] for order in orders]
+    coalitions = list(dict.fromkeys(s for row in growing for s in row[1:]))
     worths = dict(zip(coalitions, worth(coalitions).tolist(), strict=True))
     worths[frozenset()] = nobody
     phi = np.zeros(len(orders[0]))
-    for order, row in zip(orders, before, strict=True):
+    for order, row in zip(orders, growing, strict=True):
         for j, smaller, larger in zip(order, row, row[1:], strict=False):
             phi[j] += worths[larger] - worths[smaller]
     return phi / len(orders)

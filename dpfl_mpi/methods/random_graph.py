@@ -32,12 +32,12 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int) -> State:
-    def graph(w: Tensor) -> CollaborationGraph:
+    def choose(w: Tensor) -> CollaborationGraph:
         if fed.options["redraw"] or fed.graphs:
             return draw(fed, t, fed.candidates())
         return state["shared"]["chosen"]
 
-    return _given.round(fed, state, graph, lambda w, candidates: draw(fed, t, candidates))
+    return _given.round(fed, state, choose, lambda w, candidates: draw(fed, t, candidates))
 
 
 def draw(fed: Federation, t: int, candidates: Candidates) -> CollaborationGraph:

@@ -57,7 +57,7 @@ def graph_of(fed: Federation, t: int) -> CollaborationGraph:
 
 def check(fed: Federation, graph: CollaborationGraph, what: str) -> None:
     degrees = graph.degrees()
-    k = int(np.argmax((degrees - fed.most_senders) * fed.active))
+    k = int(np.argmax((degrees - fed.most_senders) * fed.active))  # who is furthest above
     if fed.active[k] and degrees[k] > fed.most_senders[k]:
         allowed = f"--budget lets client {k} receive {fed.most_senders[k]} models"
         needed = f"{what} has {degrees[k]} for it: raise --budget, or set it to inf"

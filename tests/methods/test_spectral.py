@@ -27,7 +27,7 @@ def twin(sketch: np.ndarray, kinds: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kinds(sketch: np.ndarray) -> tuple[np.ndarray, float]:
-    return spectral.places(sketch, np.random.default_rng(3))
+    return spectral.positions(sketch, np.random.default_rng(3))
 
 
 @pytest.mark.parametrize("groups", [2, 4, 10])
