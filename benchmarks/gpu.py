@@ -53,7 +53,7 @@ from dpfl_mpi.numerics import gpu
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.device import pick_device
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.gpu import MOST_BLOCKS, SCORING, TEAM, TRAINING, USUAL, Gpu
+from dpfl_mpi.numerics.gpu import SCORING, SCORING_BLOCKS, TEAM, TRAINING, USUAL, Gpu
 from dpfl_mpi.numerics.kernels import describe
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.native_backend import NativeBackend
@@ -157,7 +157,7 @@ def needed(args: Args, arch: str) -> list[Job]:
 def usual(arch: str, network: str, verb: str) -> Job:
     """Return a kernel for a client of as many blocks as it may have."""
     clusters = int(arch[3:]) >= 90 and verb in TRAINING + SCORING
-    return arch, network, verb, TEAM, MOST_BLOCKS if clusters else 1
+    return arch, network, verb, TEAM, SCORING_BLOCKS if clusters else 1
 
 
 @torch.no_grad()

@@ -1,8 +1,11 @@
-"""The kernels of `lanes/` on an NVIDIA GPU: one network as a program, its compiler and launches.
+"""The kernels of `lanes/` on an NVIDIA GPU: a network as a program, its compiler, its launches.
 
-The program is C++: constants of the network, from its `Plan`, and the sources that a CPU has, too.
-NVRTC compiles it for the GPU that is here; CUDA's toolkit is not needed. The result is kept in the
-user's cache folder.
+A kernel is a function that runs on the GPU; each verb (train, score, search, ...) has one, compiled
+for one network. Its program is C++: the network's constants, from its `Plan`, and the sources that
+a CPU has, too. NVRTC compiles it for the GPU that is here, without CUDA's toolkit, and the result
+is kept in the user's cache folder. A block is a group of threads on one of the GPU's
+multiprocessors. A team is the threads that compute a client together: those of a block or, in a
+GPU's "cluster", of a few neighbouring blocks.
 """
 
 import functools
@@ -14,6 +17,7 @@ import struct
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from ctypes import Array, Structure
 from itertools import repeat
 from pathlib import Path
@@ -30,14 +34,14 @@ from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.lanes.plan import Plan
 
 TEAM = 512  # threads of a block, a multiple of 32: 128 registers for each
-UNROLLED = 24  # most layers of a network whose loops over layers are unrolled
-SHARE = 0.8  # of the memory that is free, for the teams' work
-DIGEST_BYTES = 32  # before a program in its file
-USUAL = "team_bytes", "gradient", "score", "train", "search"  # kernels that most runs need
-TRAINING = "train", "mix", "ahead"  # kernels whose time is that of a client's steps,
-SCORING = "search", "score"  # and of its images, of which each block of a cluster has some
-STEP_TIMES = {1: 1.0, 2: 0.8, 4: 0.5}  # of a team of so many blocks, measured on an H200
-MOST_BLOCKS = 4  # of a client: with 8, a few clusters too many are left over
+UNROLLED = 24  # the loop over layers is unrolled for networks of at most so many
+MEMORY_SHARE = 0.8  # of the memory that is free, for the teams' work
+DIGEST_BYTES = 32  # SHA-256 of a program, before it in its file
+USUAL = "team_bytes", "gradient", "score", "train", "search"  # verbs that most runs need
+TRAINING = "train", "mix", "ahead"  # verbs whose time is that of a client's steps
+SCORING = "search", "score"  # verbs in which each block of a client has some of its images
+STEP_TIMES = {1: 1.0, 2: 0.8, 4: 0.5}  # of a step by so many blocks, measured on an H200
+SCORING_BLOCKS = 4  # of a client: with 8, a few clusters too many are left over
 CLUSTERS_SINCE = 9, 0  # compute capability
 IMPORTING = Lock()  # while one thread imports cuda.core, another one finds half of it
 INSTALL = "pip install 'dpfl_mpi[gpu]'"
@@ -49,13 +53,13 @@ def plan_header(plan: Plan, width: int, scale: Tensor, shift: Tensor) -> str:
 
     A sample's n enters as n * scale + shift, of each channel `[C]`.
     """
+    # the constants that the addresses in the structures of C become
     names = {"value": "VALUES", "layer": "LAYERS", "scale": "SCALE", "shift": "SHIFT"}
-    tables = [f"TABLE_{i}" for i in range(len(plan.tables))]
-    layers = [
-        literal(layer, {"table": table}) for layer, table in zip(plan.layers, tables, strict=True)
-    ]
-    arrays = [
-        *(f"int32_t {name}[] = {literal(t)}" for name, t in zip(tables, plan.tables, strict=True)),
+    arrays, layers = [], []
+    for i, (layer, table) in enumerate(zip(plan.layers, plan.tables, strict=True)):
+        arrays.append(f"int32_t TABLE_{i}[] = {literal(table)}")
+        layers.append(literal(layer, {"table": f"TABLE_{i}"}))
+    arrays += [
         f"Value VALUES[] = {literal(plan.values)}",
         f"Layer LAYERS[] = {{{', '.join(layers)}}}",
         f"float SCALE[] = {literal(scale.tolist())}",
@@ -70,11 +74,10 @@ def plan_header(plan: Plan, width: int, scale: Tensor, shift: Tensor) -> str:
 def literal(value: Any, names: dict[str, str] | None = None) -> str:
     """Return a number, a sequence or a structure of ctypes as C++, to the last bit.
 
-    `names` are what is written for the fields of these names.
+    A field of a structure whose name is in `names` is written as what they say.
     """
     if isinstance(value, Structure):
-        fields = [field[0] for field in value._fields_]
-        known = names or {}
+        fields, known = [field[0] for field in value._fields_], names or {}
         return f"{{{', '.join(known.get(f) or literal(getattr(value, f)) for f in fields)}}}"
     if isinstance(value, Array | list):
         return f"{{{', '.join(map(literal, value))}}}"
@@ -87,7 +90,7 @@ def literal(value: Any, names: dict[str, str] | None = None) -> str:
 
 
 def program(header: str, verb: str, team: int = TEAM, cluster: int = 1) -> str:
-    """Return the program of one kernel for a network, as one text.
+    """Return the program of one verb for a network, as one text without #include.
 
     A client has a `cluster` of blocks of `team` threads; `header` is `plan_header`'s.
     """
@@ -102,7 +105,7 @@ def program(header: str, verb: str, team: int = TEAM, cluster: int = 1) -> str:
 
     settings = {"GPU": 1, "TEAM": team, "TEAMS" if verb in SCORING else "CLUSTER": cluster}
     defines = "".join(f"#define {name} {value}\n" for name, value in settings.items())
-    # one verb alone: a program of all takes as long as all take together
+    # verbs are compiled at the same time, each without the lines VERB(...) of the others
     others = rf"^VERB\((?!{verb},).*\n"
     return defines + re.sub(others, "", expanded(texts["lanes.c"]), flags=re.MULTILINE)
 
@@ -130,8 +133,8 @@ def compiled(text: str, arch: str, log: Any = None) -> bytes:
         if code is None:
             if not log:
                 announce(arch)
-            described = ProgramOptions(**options, ptxas_options=["-v"] if log else None)
-            code = bytes(Program(text, "c++", described).compile("cubin", logs=log).code)
+            all_options = ProgramOptions(**options, ptxas_options=["-v"] if log else None)
+            code = bytes(Program(text, "c++", all_options).compile("cubin", logs=log).code)
             keep(path, code)
         return code
     except Exception as error:  # a driver, a compiler or an architecture of another time
@@ -162,87 +165,82 @@ def read(path: Path) -> bytes | None:
 
 
 def keep(path: Path, code: bytes) -> None:
-    """Write a program into its file, at once: other ranks read and write it, too."""
-    try:
+    """Write a program into its file in one step: other ranks read and write it, too."""
+    with suppress(OSError):  # where the folder is full or read-only, the next run compiles again
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(hashlib.sha256(code).digest() + code)
         os.replace(file.name, path)
-    except OSError:  # a folder that is full or cannot be written to: the next run compiles again
-        return
 
 
 # launches ------------------------------------------------------------------------------------
 class Gpu:
-    """The kernels of a network on a GPU, launched on PyTorch's stream."""
+    """The kernels of a network on a GPU, launched on PyTorch's stream of work.
+
+    A launch starts some teams. Each takes the largest client that none has taken, until all are
+    done, and works in a piece of `memory` of its own.
+    """
 
     def __init__(
-        self,
-        plan: Plan,
-        ensemble: Ensemble,
-        most: int,
-        clusters: dict[str, int] | None = None,
-        team: int = TEAM,
+        self, plan: Plan, ensemble: Ensemble, most: int, clusters: Any = None, team: int = TEAM
     ):
-        """Compile a network, for at most so many clients at once.
+        """Compile the usual verbs of a network, for calls of at most `most` clients.
 
-        A client has a block of `team` threads, or as many as `clusters` says of a verb.
+        A client has a block of `team` threads, or as many blocks as `clusters` says of a verb.
         `UserError`: there is no such program here.
         """
         self.header = plan_header(plan, ensemble.width, ensemble.scale, ensemble.shift)
         self.device, self.put, self.most, self.team = ensemble.device, ensemble.put, most, team
-        self.clusters = clusters or {}
-        self._kernels: dict[str, Any] = {}
-        self._codes: list[Any] = []  # in which they lie
+        self.clusters: dict[str, int] = clusters or {}
+        self._kernels: dict[str, Any] = {}  # by verb
+        self._codes: list[Any] = []  # the loaded code of the kernels, which must stay alive
         self.load(USUAL)
-        space = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.launch("team_bytes", 1, space)
-        self.team_bytes = int(space)
+        team_bytes = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.launch("team_bytes", 1, team_bytes)
+        self.team_bytes = int(team_bytes)
         self.memory = torch.zeros(0, self.team_bytes, dtype=torch.uint8, device=self.device)
 
-    def run(self, verb: str, each: np.ndarray, sizes: np.ndarray | None = None) -> Tensor:
+    def run(self, verb: str, structs: np.ndarray, sizes: np.ndarray | None = None) -> Tensor:
         """Compute a task for each client, the largest of `sizes` `[k]` first.
 
-        Return them as they are left on the device, uint8 `[k, bytes]`.
+        Return the tasks as the kernel leaves them on the device, uint8 `[k, bytes]`.
         """
-        count = len(each)
+        count = len(structs)
         order = np.arange(count) if sizes is None else np.argsort(-sizes, kind="stable")
-        here = self.put(each[order].view(np.uint8).reshape(count, -1))
-        if len(self.memory) == 0:  # zeros: what lies around padded values stays so
-            of_one = max(map(self.spaces, SCORING))
-            most = min(self.most * of_one, self.blocks(), self.room())
-            self.memory = self.memory.new_zeros(max(most, of_one), self.team_bytes)
-        following = torch.zeros(1, dtype=torch.int32, device=self.device)
-        at_once = self.blocks() // self.clusters.get(verb, 1), len(self.memory) // self.spaces(verb)
-        clients = max(1, min(count, *at_once))
-        self.launch(verb, clients, here, count, following, self.memory, self.team_bytes)
-        return here if sizes is None else here[self.put(np.argsort(order))]
+        tasks = self.put(structs[order].view(np.uint8).reshape(count, -1))
+        if len(self.memory) == 0:  # zeros, as the padding around values must be
+            most_spaces = max(map(self.spaces, SCORING))  # that one client needs
+            teams = min(self.most * most_spaces, self.blocks(), self.teams_in_memory())
+            self.memory = self.memory.new_zeros(max(teams, most_spaces), self.team_bytes)
+        next_client = torch.zeros(1, dtype=torch.int32, device=self.device)  # not yet taken
+        by_blocks = self.blocks() // self.clusters.get(verb, 1)
+        by_memory = len(self.memory) // self.spaces(verb)
+        clients = max(1, min(count, by_blocks, by_memory))  # at once
+        self.launch(verb, clients, tasks, count, next_client, self.memory, self.team_bytes)
+        return tasks if sizes is None else tasks[self.put(np.argsort(order))]
 
     def spaces(self, verb: str) -> int:
-        """Return how many teams compute a client, each in a work space of its own."""
+        """Return how many pieces of memory a client needs: in scoring, each block works alone."""
         return self.clusters.get(verb, 1) if verb in SCORING else 1
 
     def blocks(self) -> int:
-        """Return how many blocks compute at once: each has a multiprocessor's registers."""
+        """Return how many blocks compute at once: each fills a multiprocessor's registers."""
         return multiprocessors(self.device)
 
-    def room(self) -> int:
-        """Return for how many teams there is memory, 1 or more."""
+    def teams_in_memory(self) -> int:
+        """Return for how many teams there is memory, at least 1."""
         free, _ = torch.cuda.mem_get_info(self.device)
-        return max(1, int(SHARE * free) // self.team_bytes)
+        return max(1, int(MEMORY_SHARE * free) // self.team_bytes)
 
     def load(self, verbs: Iterable[str]) -> None:
-        """Compile kernels, at the same time, and load them.
+        """Compile the kernels of these verbs at the same time, and load them.
 
         `UserError`: the compiler is not there, or the driver cannot load them.
         """
         missing = [verb for verb in verbs if verb not in self._kernels]
         major, minor = torch.cuda.get_device_capability(self.device)
-        blocks = [self.clusters.get(verb, 1) for verb in missing]
-        texts = [
-            program(self.header, verb, self.team, of)
-            for verb, of in zip(missing, blocks, strict=True)
-        ]
+        clusters = [self.clusters.get(verb, 1) for verb in missing]
+        texts = map(program, repeat(self.header), missing, repeat(self.team), clusters)
         with ThreadPoolExecutor() as pool:
             codes = [*pool.map(compiled, texts, repeat(f"sm_{major}{minor}"))]
         from cuda.core import Device, ObjectCode
@@ -265,17 +263,17 @@ class Gpu:
         shape: dict[str, int] = {"grid": clients, "block": self.team}
         if self.clusters.get(verb, 1) > 1:
             shape["cluster"] = self.clusters[verb]  # the grid then counts clusters
-        given = [a.data_ptr() if isinstance(a, Tensor) else np.int64(a) for a in arguments]
-        stream = Current(torch.cuda.current_stream(self.device).cuda_stream)
+        values = [a.data_ptr() if isinstance(a, Tensor) else np.int64(a) for a in arguments]
+        stream = Stream(torch.cuda.current_stream(self.device).cuda_stream)
         try:
-            launch(stream, LaunchConfig(**shape), self._kernels[verb], *given)
+            launch(stream, LaunchConfig(**shape), self._kernels[verb], *values)
         except Exception as error:
             why = " ".join(str(error).split())
             raise UserError(f"the GPU does not start the kernels ({why})") from error
 
 
-class Current:
-    """PyTorch's stream as cuda.core takes streams."""
+class Stream:
+    """PyTorch's current stream, in the form in which cuda.core takes streams."""
 
     def __init__(self, handle: int):
         self.handle = handle
@@ -287,17 +285,18 @@ class Current:
 def clusters_of(sizes: np.ndarray, device: torch.device) -> dict[str, int]:
     """Return how many blocks each verb should give a client, for these training sizes, `[k]`.
 
-    The last client is done when the largest one is, or when all are, whichever takes longer.
+    More blocks finish one client sooner, but fewer clients run at once. The time of a choice is
+    that of the largest client, or of all clients on all multiprocessors, whichever is longer.
     """
     if not len(sizes) or torch.cuda.get_device_capability(device) < CLUSTERS_SINCE:
         return {}
-    most = multiprocessors(device)
-    seconds = {
-        blocks: step * max(sizes.max(), sizes.sum() / max(1, most // blocks))
-        for blocks, step in STEP_TIMES.items()
-    }
-    team = min(seconds, key=lambda blocks: seconds[blocks])
-    return dict.fromkeys(TRAINING, team) | dict.fromkeys(SCORING, MOST_BLOCKS)
+
+    def duration(blocks: int) -> float:
+        at_once = max(1, multiprocessors(device) // blocks)
+        return float(STEP_TIMES[blocks] * max(sizes.max(), sizes.sum() / at_once))
+
+    fastest = min(STEP_TIMES, key=duration)
+    return dict.fromkeys(TRAINING, fastest) | dict.fromkeys(SCORING, SCORING_BLOCKS)
 
 
 def multiprocessors(device: torch.device) -> int:

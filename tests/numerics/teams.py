@@ -62,7 +62,7 @@ class Emulated(Gpu):
     def blocks(self):
         return 2
 
-    def room(self):
+    def teams_in_memory(self):
         return 2
 
     def launch(self, verb, teams, *arguments):
