@@ -54,10 +54,11 @@ def searching(backend: NativeBackend) -> Calls:
     share = 1 / (models + 1)
     pair, total = w[:2].clone(), w.double().sum(0)
     n = backend.clients.n_search
-    tasks = kernels.tasks(SCORING, backend._scored, slice(0, 1), n)
-    losses, each = torch.empty(1, 2 * n[0]), tasks.each
-    each["rows"], each["stride"], each["r"] = tasks.rows(pair[None]), kernels.width, len(pair)
-    each["losses"] = tasks.rows(losses, width=losses.shape[1])
+    tasks = kernels.tasks(SCORING, backend._scored_images, slice(0, 1), n)
+    losses, structs = torch.empty(1, 2 * n[0]), tasks.structs
+    structs["rows"] = tasks.row_addresses(pair[None])
+    structs["stride"], structs["r"] = kernels.width, len(pair)
+    structs["losses"] = tasks.row_addresses(losses, width=losses.shape[1])
 
     def search() -> None:
         shares = np.array([share]), np.array([1.0])
@@ -66,7 +67,7 @@ def searching(backend: NativeBackend) -> Calls:
         backend.chooser(slice(0, 1), start, np.zeros((1, 4))).decide(*candidates, count, count)
 
     def evaluate(images: int) -> None:
-        each["n"] = images
+        structs["n"] = images
         for _ in range(models + 1):
             kernels.run("score", tasks)
 
@@ -107,7 +108,7 @@ def main() -> None:
             )
     sums, out = pair.double(), pair.clone()
     shares = np.array([0.01]), np.array([0.3]), np.array([0.7])
-    candidate = sums[:, 0], sums[:, 1], pair[:, 0], *shares, out
+    candidate = sums[:, 0], sums[:, 1], pair[:, 0], shares, out
     calls: Calls = {}
     for name, b in backends.items():
         calls[name] = lambda b=b: b.validation_losses(slice(0, 1), pair)  # type: ignore[misc]

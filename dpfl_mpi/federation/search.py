@@ -102,7 +102,8 @@ class Search:
         p_j = self.p[[j]]
         w_1W = arrived.rows([j], self.block.start + i)
         # the sums of X and j and of Y without j, whose quotients are written to `pair`
-        x_j, y_j = self.scoring.backend.candidate(x, y, w_1W, p_j, p_x + p_j, p_y - p_j, pair)
+        shares = p_j, p_x + p_j, p_y - p_j
+        x_j, y_j = self.scoring.backend.candidate(x, y, w_1W, shares, pair)
         r_xj, r_yj = self._rewards(i)  # R(X and j), R(Y without j): lines 4, 6
         gain_x, gain_y = r_xj - self.r_x[i], r_yj - self.r_y[i]
         a, b = max(gain_x, 0.0), max(gain_y, 0.0)  # lines 7, 8

@@ -1,7 +1,7 @@
-"""`Backend`: what computes a rank's clients, here in PyTorch: training, scores, the search's sums.
+"""`Backend`: what trains and scores a rank's clients, and computes the sums of their searches.
 
-PyTorch computes one client after the other, on any device. `NativeBackend` computes the same by the
-native kernels, a block of clients in a call.
+Here PyTorch does, one client after the other, on any device; `NativeBackend` does the same by the
+kernels in C, a block of clients in a call. The verbs of `Federation` call these functions.
 
 Axes: K clients on this rank, k of them in a block, m models scored on one client's images, S
 images, W row width, H W C an image, C classes, F what the last layer reads, M training samples.
@@ -24,8 +24,8 @@ SCORED_IMAGES = 50  # of a client at once on a CPU: the widest layer stays in a 
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]
 # called with the rows w, v and their mixture, after the gradient at the mixture
 Learn = Callable[[Block, Block, Block], None]
-# of a block's searches: the sums of p_i w_i over X and over Y, float64 [k, W], where their averages
-# are scored next [k, 2, W], and their sums of p_i, float64 [k]
+# the start of a block's greedy searches: the sums of p_i w_i over the sets X and Y, float64 [k, W],
+# memory for both averages [k, 2, W], and the sums of p_i over X and Y, float64 [k]
 Starts = tuple[Tensor, Tensor, Tensor, np.ndarray, np.ndarray]
 # (which rows of this rank, these rows [k, W], images for `Backend.outputs`) -> logits [k, S, C]
 Predict = Callable[[slice, Tensor, Any], Tensor]
@@ -41,14 +41,14 @@ class LocalEpochs(NamedTuple):
 
 class Backend:
     name = "torch"
-    warning = ""  # why it computes in the place of the kernels
-    native: Any = None  # the CPU kernels, where they compute
+    warning = ""  # why PyTorch computes in place of the kernels
+    native: Any = None  # the kernels of a CPU (`Cpu`), where they compute
 
     def __init__(self, ensemble: Ensemble, clients: Clients, optimiser: SGD, block_size: int = 1):
         """Compute `block_size` clients in one call."""
         self.ensemble, self.clients, self.optimiser = ensemble, clients, optimiser
-        k, size = len(clients), block_size
-        self.blocks = [slice(i, min(i + size, k)) for i in range(0, k, size)]
+        starts = range(0, len(clients), block_size)
+        self.blocks = [slice(i, min(i + block_size, len(clients))) for i in starts]
 
     def groups(self, chosen: np.ndarray) -> Iterator[Rows]:
         """Yield the rows of the chosen clients, bool `[K]`, that are computed together."""
@@ -68,15 +68,16 @@ class Backend:
         A `Gradient` may replace that of the loss. Columns not `trained` (bool `[W]`) are frozen.
         """
         for batch in self.batches(block.rows, epochs.number, epochs.first):
-            block = block.first(batch.k)
+            block = block.first(batch.k)  # clients with fewer samples are done earlier
             self.step(block, (gradient or self.gradient)(block, batch), epochs.lr, trained)
 
     def train_mixed(
         self, w: Block, v: Block, alpha_K1: Tensor, epochs: LocalEpochs, learn: Learn | None
     ) -> None:
-        """Train w as `train_epochs` does, v by alpha (gradient at alpha v + (1 - alpha) w).
+        """Train w as `train_epochs` does, and v by alpha times the gradient at their mixture.
 
-        Each mini-batch moves w before v. `learn(w, v, mixture)` may change alpha for the next one.
+        The mixture is alpha v + (1 - alpha) w. Each mini-batch moves w before v. Then
+        `learn(w, v, mixture)` may change alpha `[K, 1]` for the next one.
         """
         for batch in self.batches(w.rows, epochs.number, epochs.first):
             w, v = w.first(batch.k), v.first(batch.k)
@@ -90,9 +91,10 @@ class Backend:
             self.step(v, loss, epochs.lr)
 
     def train_ahead(self, block: Block, inner: float, epochs: LocalEpochs) -> None:
-        """Train as `train_epochs` does, by pairs of mini-batches.
+        """Train by pairs of mini-batches.
 
-        A step follows the gradient of the second at w - inner (gradient of the first at w).
+        The first one's gradient leads to a row ahead, w - inner * gradient. The step from w follows
+        the second one's gradient at that row.
         """
         for batch in self.batches(block.rows, epochs.number, epochs.first):
             block = block.first(batch.k)
@@ -108,7 +110,7 @@ class Backend:
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Any]:
         """Yield the mini-batches of `epochs` local epochs of these rows, for `gradient`.
 
-        In step `step` of a mini-batch, the first `k` rows still train.
+        In each, only the first `k` rows still train.
         """
         i = client_of(rows)
         return self.clients.batches(i, epochs, int(first_epoch[i]), self.optimiser.batch_size)
@@ -155,17 +157,19 @@ class Backend:
     def scores(
         self, w_KW: Tensor, chosen: np.ndarray, predict: Predict | None = None
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield each chosen client's local number, and what `score` says of its images, `[S]`."""
-        for b in self.blocks:
-            if chosen[b].any():
-                scored = self.score(b, w_KW[b], predict)
-                each = zip(range(b.start, b.stop), *scored, strict=True)
-                yield from (of_client for of_client in each if chosen[of_client[0]])
+        """Yield each chosen client's local number, and its part `[S]` of what `score` returns."""
+        for block in self.blocks:
+            if chosen[block].any():
+                scores = self.score(block, w_KW[block], predict)
+                numbers = range(block.start, block.stop)
+                for i, losses, predicted, labels in zip(numbers, *scores, strict=True):
+                    if chosen[i]:
+                        yield i, losses, predicted, labels
 
     def score(
         self, rows: slice, w_kW: Tensor, predict: Predict | None = None
     ) -> tuple[np.ndarray, ...]:
-        """Return loss, predicted class and label of each scored image, `[k, S]` each.
+        """Return the loss, predicted class and label of each scored image, each `[k, S]`.
 
         A client's validation images come first, then its test images, then padding.
         """
@@ -211,30 +215,23 @@ class Backend:
 
     # the greedy search --------------------------------------------------------------------------
     def candidate(
-        self,
-        x_kW: Tensor,
-        y_kW: Tensor,
-        w_kW: Tensor,
-        p: np.ndarray,
-        p_x: np.ndarray,
-        p_y: np.ndarray,
-        pair: Tensor,
+        self, x_kW: Tensor, y_kW: Tensor, w_kW: Tensor, shares: Any, averages: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the sums x + p w and y - p w, float64 `[k, W]`.
+        """Return the sums of a candidate w in X, x + p w, or out of Y, y - p w, float64 `[k, W]`.
 
-        Their averages, over p_x and p_y `[k]`, are written into `pair` `[k, 2, W]`.
+        `shares` are p `[k]`, and the sums of p over these X and Y. Both averages are written into
+        `averages` `[k, 2, W]`.
         """
-        column = self.ensemble.column
-        w, share = w_kW.double(), column(p)
-        x, y = x_kW.addcmul(w, share), y_kW.addcmul(w, share, value=-1)
-        torch.div(x, column(p_x), out=pair[:, 0])
-        torch.div(y, column(p_y), out=pair[:, 1])
+        p, p_x, p_y = map(self.ensemble.column, shares)
+        x, y = x_kW.addcmul(w_kW.double(), p), y_kW.addcmul(w_kW.double(), p, value=-1)
+        torch.div(x, p_x, out=averages[:, 0])
+        torch.div(y, p_y, out=averages[:, 1])
         return x, y
 
     def chooser(self, rows: slice, start: Starts, cases: np.ndarray) -> Any:
-        """Return what decides many candidates of these clients in one call; None: nothing does.
+        """Return what decides many candidates of these clients in one call, as `Searches` does.
 
-        It counts them in `cases`, float64 `[k, 4]`, by which of their two gains is above 0.
+        None: nothing does, so each candidate is decided by `candidate` and `validation_losses`.
         """
         return None
 

@@ -1,8 +1,9 @@
 """This rank's clients: their samples on the device, and the random draws of their training.
 
-The order and augmentation of mini-batches are drawn from a key of the client and its local epoch,
-so every method sees the same mini-batches in the same epoch. Samples are images `[H, W, C]`,
-vectors `[F]` or tokens `[L]`; the comments speak of images.
+The order and the crops of mini-batches are drawn by a key of the client and its local epoch, so
+every method sees the same mini-batches in the same epoch. A client's scored samples are those of
+validation, then those of the test. Samples are images `[H, W, C]`, vectors `[F]` or tokens `[L]`;
+the comments speak of images.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from dpfl_mpi.numerics.ensemble import Ensemble, Rows
 
 TARGET = 0  # the class that a backdoor leads to
 Images = TypeVar("Images", np.ndarray, Tensor)
-GATHERED_IMAGES = 256  # fetched at once for training: what fits a core's cache
+GATHERED_IMAGES = 256  # fetched at once for training: they fit a core's cache
 
 
 class Batch(NamedTuple):
@@ -51,40 +52,39 @@ class Clients:
         """Read this rank's samples.
 
         Args:
-            flipped: clients, bool `[N]`, whose training and validation labels are C - 1 - y.
+            flipped: clients, bool `[N]`, whose training and validation labels y become C - 1 - y.
             n_search: how many of its validation images a client's greedy search sees, `[N]`; its
                 best round is chosen on the others, if any. None: all.
-            marked: clients, bool `[N]`, with a backdoor: every second training image has the mark
-                and the label `TARGET`.
+            marked: clients with a backdoor, bool `[N]`: every second one of their training images
+                gets the mark and the label `TARGET`.
         """
         self.ids, self.seed, self.augment, self.ensemble = ids, seed, augment, ensemble
         self.n_train, self.n_val, self.n_test = (partition.sizes(part)[ids] for part in PARTS)
         self.n_search = self.n_val if n_search is None else n_search[ids]
         # the first validation image that a client's best round is chosen on
         self.val_start = np.where(self.n_search < self.n_val, self.n_search, 0)
-        self.start = np.concatenate([[0], np.cumsum(self.n_train)])  # of training samples
-        self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])  # of the others
-        none = np.zeros(0, np.int64)  # of a rank without clients
+        # where each client's training samples start in `x`, and its scored ones in `score_x`
+        self.start = np.concatenate([[0], np.cumsum(self.n_train)])
+        self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])
+        none = np.zeros(0, np.int64)  # a rank may have no clients
         train, val, test = (
             np.concatenate([none, *(partition.of(part, k) for k in ids)]) for part in PARTS
         )
-        n, pool = len(train), np.concatenate([train, val])
+        n, pool = len(train), np.concatenate([train, val])  # both of the source's training part
         images, labels = source.images("train", pool), source.labels["train"][pool]
         if flipped is not None:
             client = np.concatenate([np.repeat(ids, sizes) for sizes in (self.n_train, self.n_val)])
             labels = np.where(flipped[client], source.classes - 1 - labels, labels)
         if marked is not None and marked[ids].any():
-            place = np.arange(n) - np.repeat(self.start[:-1], self.n_train)
-            poisoned = np.flatnonzero(np.repeat(marked[ids], self.n_train) & (place % 2 == 0))
+            number = np.arange(n) - np.repeat(self.start[:-1], self.n_train)  # in its client
+            poisoned = np.flatnonzero(np.repeat(marked[ids], self.n_train) & (number % 2 == 0))
             images[poisoned] = mark(images[poisoned])
             labels = labels.copy()
             labels[poisoned] = TARGET
         border = (BORDER, BORDER)
         x = np.pad(images[:n], ((0, 0), border, border, (0, 0))) if augment else images[:n]
-        client = np.concatenate(
-            [np.repeat(np.arange(len(ids)), m) for m in (self.n_val, self.n_test)]
-        )
-        by_client = np.argsort(client, kind="stable")
+        owners = [np.repeat(np.arange(len(ids)), m) for m in (self.n_val, self.n_test)]
+        by_client = np.argsort(np.concatenate(owners), kind="stable")
         score_x = np.concatenate([images[n:], source.images("test", test)])[by_client]
         score_y = np.concatenate([labels[n:], source.labels["test"][test]])[by_client]
         arrays = (np.ascontiguousarray(x), labels[:n], score_x, score_y)
@@ -103,14 +103,15 @@ class Clients:
         """
         one, first = np.array([i]), np.full(len(self), first_epoch)
         order, crops = self.schedules(one, epochs, first).of(0)
-        step, stride = 0, max(1, GATHERED_IMAGES // batch_size) * batch_size
+        step, gathered = 0, max(1, GATHERED_IMAGES // batch_size) * batch_size
         if self.ensemble.draws.layers:
             keys = self.dropout_keys(one, epochs, first, batch_size)[0]
         for e in range(epochs):
-            for at in range(0, order.shape[1], stride):
-                now = slice(at, at + stride)
-                parts = self._gather(order[e, now], crops[:, e, now])
-                for x, y in zip(*(part.split(batch_size) for part in parts), strict=True):
+            for start in range(0, order.shape[1], gathered):  # several batches at once
+                some = slice(start, start + gathered)
+                images, labels = self._gather(order[e, some], crops[:, e, some])
+                batches = images.split(batch_size), labels.split(batch_size)
+                for x, y in zip(*batches, strict=True):
                     key = keys[step] if self.ensemble.draws.layers else None
                     yield Batch(step, self.ensemble.normalise(x), y, key)
                     step += 1
@@ -118,10 +119,8 @@ class Clients:
     def schedules(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Schedules:
         """Return what these rows train on, from `first_epoch` `[K]` on, drawn in one call."""
         rows = np.arange(len(self))[rows]
-        places = self.start[rows], self.n_train[rows]
-        return schedules(
-            self.seed, self.ids[rows], first_epoch[rows], *places, epochs, self.augment
-        )
+        of_rows = self.ids[rows], first_epoch[rows], self.start[rows], self.n_train[rows]
+        return schedules(self.seed, *of_rows, epochs, self.augment)
 
     def dropout_keys(
         self, rows: np.ndarray, epochs: int, first_epoch: np.ndarray, batch_size: int
@@ -141,12 +140,16 @@ class Clients:
                 y[was_a], y[was_b] = b, a
 
     def _gather(self, sample: np.ndarray, crop: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return stored images `[n, H, W, C]`, cropped and flipped, and their labels."""
+        """Return stored images `[n, H, W, C]` by their numbers `sample`, and their labels.
+
+        `crop` `[3, n]` has the first row and column of each one's window, and whether to flip it.
+        """
         index = self.ensemble.put(sample).long()
         if not self.augment:
             return self.x[index], self.y[index]
         dy, dx, flipped = self.ensemble.put(crop).long()
         h, w, c = self.shape
+        # a view [M, dy, dx, h, w * c] of all windows
         line, offsets = (w + 2 * BORDER) * c, 2 * BORDER + 1
         strides = (h + 2 * BORDER) * line, line, c, line, 1
         windows = self.x.as_strided((len(self.x), offsets, offsets, h, w * c), strides)
@@ -166,13 +169,13 @@ class Clients:
     def scored_samples(
         self, i: int, search_only: bool, most: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield normalised images `[S, H, W, C]` of local client i, and their labels.
+        """Yield local client i's scored images, normalised, `[S, H, W, C]`, and their labels.
 
-        They are its validation and test images, or with `search_only` those that the search sees,
-        in parts of at most `most`.
+        With `search_only` they are only those that the greedy search sees. They come in equal
+        parts of at most `most`: a small part would cost no less.
         """
         count = int((self.n_search if search_only else self.n_val + self.n_test)[i])
-        size = -(-count // max(1, -(-count // most)))  # equal parts: a small one costs no less
+        size = -(-count // max(1, -(-count // most)))
         first = int(self.scored[i])
         for start in range(first, first + count, max(size, 1)):
             rows = slice(start, min(start + size, first + count))

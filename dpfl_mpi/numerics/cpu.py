@@ -1,4 +1,7 @@
-"""The kernels of `lanes/` on a CPU: the library, and one network's calls."""
+"""The kernels of `lanes/` on a CPU: the library, and one network's calls.
+
+The library has its functions in several forms, one for each width of the processor's vectors.
+"""
 
 import ctypes
 import functools
@@ -15,7 +18,7 @@ from dpfl_mpi.numerics.lanes.declared import FUNCTIONS, SOURCES
 from dpfl_mpi.numerics.lanes.plan import Plan
 
 LIBRARY = SOURCES / "_lanes.so"
-FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; all give the same results
+FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; results are the same
 
 
 @functools.cache
@@ -51,12 +54,7 @@ class Cpu:
     """The kernels of a network in one form, with the work space of one client."""
 
     def __init__(
-        self,
-        plan: Plan,
-        ensemble: Ensemble,
-        form: str = "",
-        members: int = 1,
-        path: Path = LIBRARY,
+        self, plan: Plan, ensemble: Ensemble, form: str = "", members: int = 1, path: Path = LIBRARY
     ):
         """Take a network in the form that is named, or in the fastest.
 
@@ -75,28 +73,29 @@ class Cpu:
             call.restype, call.argtypes = result, arguments
         self.net, self.width = plan.net, ensemble.width
         self.net.width = ensemble.width
-        self._held = plan, ensemble.scale, ensemble.shift  # the library knows their addresses
+        # the library knows the addresses of these, which must stay alive
+        self._kept_alive = plan, ensemble.scale, ensemble.shift
         if ensemble.dtype != "int32":
-            self.net.scale, self.net.shift = (t.data_ptr() for t in self._held[1:])
-        # zeros: what lies around padded values stays so
+            self.net.scale = ensemble.scale.data_ptr()
+            self.net.shift = ensemble.shift.data_ptr()
+        # the work space of one client: zeros, as the padding around values must be
         self.memory = np.zeros(self.calls["space"](self.net, members) + 64, np.uint8)
-        self._work = -(-self.memory.ctypes.data // 64) * 64
+        self._aligned = -(-self.memory.ctypes.data // 64) * 64  # its first cache line
 
-    def run(self, verb: str, each: np.ndarray, sizes: Any = None) -> np.ndarray:
-        """Compute a task for each client, in place, one after the other; return them."""
-        self.calls[verb](self.net, each.ctypes.data, len(each), 1, self.members, self._work)
-        return each
+    def run(self, verb: str, structs: np.ndarray, sizes: Any = None) -> np.ndarray:
+        """Compute a task for each client, one after the other, in place; return the tasks."""
+        count = len(structs)
+        self.calls[verb](self.net, structs.ctypes.data, count, 1, self.members, self._aligned)
+        return structs
 
     def means(
         self, models: np.ndarray, p: np.ndarray, ends: np.ndarray, whole: np.ndarray, out: Tensor
     ) -> None:
-        """Write each row's average, sum p w / whole in float64, into `out` `[k, W]`.
+        """Write k weighted averages of models, sum p w / whole in float64, into `out` `[k, W]`.
 
-        Args:
-            models: where each model's row lies in memory, uint64 `[E]`.
-            p: its weight, float64 `[E]`.
-            ends: which models are a row's: from one of these to the next, int64 `[k + 1]`.
-            whole: float64 `[k]`; a row whose whole is 0 stays.
+        `models` are the addresses of the models' rows, uint64 `[E]`, and `p` their weights, float64
+        `[E]`. Average i is of the models from number ends[i] to ends[i + 1], int64 `[k + 1]`. Where
+        `whole`, float64 `[k]`, is 0, the row stays.
         """
         k, e = len(whole), int(ends[-1])
         lists = address(models, "uint64", e), address(p, "float64", e)

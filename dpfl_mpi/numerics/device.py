@@ -10,7 +10,7 @@ from dpfl_mpi.mpi.node import installed_gpus, visible_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LISTED = 8  # devices of one line
-TAIL = r"(-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # of a UUID; nvidia-smi and CUDA know it by what is before
+TAIL = r"(-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # of a UUID: a GPU is known by what is before
 
 
 def place_of(local_rank: int, ranks: int, devices: int) -> int:

@@ -1,6 +1,7 @@
-"""The keyed draws of clients' local epochs, in C (`lanes/draws.h`).
+"""The random draws of clients' local epochs: orders of samples, crops, and keys of dropout.
 
-Without the library NumPy draws the same numbers, more slowly.
+Each is drawn by a key: the run's seed, the client and the epoch. C draws them (`lanes/draws.h`);
+without that library NumPy draws the same numbers, more slowly. `Clients` calls these functions.
 """
 
 import functools
@@ -18,13 +19,14 @@ CORNERS = 2 * BORDER + 1  # rows, and columns, where a crop can start
 
 
 class Schedules(NamedTuple):
-    """What k clients train on, one after the other: samples, and their crops (dy, dx, flip)."""
+    """What k clients train on, client after client: samples, and their crops (dy, dx, flip).
 
-    order: np.ndarray  # int32 [epochs * sum of n]
+    Client j, of n samples, has `epochs * n` numbers of `order` and three times as many of `crops`.
+    """
+
+    order: np.ndarray  # the samples' numbers, int32 [epochs * sum of n]
     crops: np.ndarray  # uint8 [3 * epochs * sum of n], 0 without augmentation
-    # int64 [k + 1]: the sum of n before a client; its order starts at `epochs` times that, and its
-    # crops at three times as many
-    before: np.ndarray
+    before: np.ndarray  # the sum of n of the clients before each one, int64 [k + 1]
     epochs: int
 
     def of(self, j: int) -> tuple[np.ndarray, np.ndarray]:
@@ -55,9 +57,9 @@ def schedules(
     out = Schedules(order, crops, before, epochs)
     if library := _library():
         words, drawn = _words(seed), _columns(clients, first, n, start)
-        keyed = words.ctypes.data, len(words), ORDER, AUGMENT, CORNERS
-        where = order.ctypes.data, crops.ctypes.data if augment else None
-        library.schedules(*keyed, drawn.ctypes.data, len(clients), epochs, *where)
+        key = words.ctypes.data, len(words), ORDER, AUGMENT, CORNERS
+        outputs = order.ctypes.data, crops.ctypes.data if augment else None
+        library.schedules(*key, drawn.ctypes.data, len(clients), epochs, *outputs)
         return out
     for j, client in enumerate(clients.tolist()):
         order, crops = out.of(j)
@@ -79,10 +81,10 @@ def dropout_keys(
     """
     out = np.zeros((len(clients), epochs * int(steps.max(initial=0))), np.int64)
     if library := _library():
-        at = out.shape[1] * np.arange(len(clients))
-        words, drawn = _words(seed), _columns(clients, first, steps, at)
-        keyed = words.ctypes.data, len(words), DROPOUT
-        library.keys(*keyed, drawn.ctypes.data, len(clients), epochs, out.ctypes.data)
+        row_starts = out.shape[1] * np.arange(len(clients))
+        words, drawn = _words(seed), _columns(clients, first, steps, row_starts)
+        key = words.ctypes.data, len(words), DROPOUT
+        library.keys(*key, drawn.ctypes.data, len(clients), epochs, out.ctypes.data)
         return out
     for j, client in enumerate(clients.tolist()):
         for e in range(epochs):

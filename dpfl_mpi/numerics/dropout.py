@@ -1,8 +1,9 @@
 """Dropout with masks keyed by client, epoch, step and layer.
 
 PyTorch's masks come from one generator, which all clients of a rank would share. Here a mask is a
-hash of its key and of each element's place: the same bits on any number of ranks, on a CPU and on a
-GPU. The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+hash of a step's key and of each element's place: the same bits on any number of ranks, on a CPU and
+on a GPU. The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014). `keyed` replaces the dropout
+layers of a module; its `Draws` then gets a new key for each step.
 """
 
 import math
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# as int64 holds them; its products wrap as those of 64 bits without a sign do
+# The constants of splitmix64 as int64, whose products wrap as unsigned ones do.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, odd
 FACTORS = (30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)
 BITS = 24  # of a draw: a float32 holds them exactly
@@ -28,7 +29,7 @@ def mix(z: Tensor) -> Tensor:
 
 
 def shift_right(z: Tensor, bits: int) -> Tensor:
-    """Return z >> bits of numbers without a sign; int64's own shift copies the sign."""
+    """Return z >> bits of unsigned numbers; int64's own shift copies the sign."""
     return (z >> bits) & (2 ** (64 - bits) - 1)
 
 
@@ -36,9 +37,9 @@ class Draws:
     """What a model's dropout layers share: the key of this step, and the masks drawn with it."""
 
     def __init__(self) -> None:
-        self.layers = 0
+        self.layers = 0  # keyed layers of the model
         self.key: Tensor | None = None
-        self.drawn = 0
+        self.drawn = 0  # masks in this step so far
 
     def begin(self, key: Tensor | None) -> None:
         self.key, self.drawn = key, 0
@@ -47,10 +48,10 @@ class Draws:
         """Return the next mask's draws, int64 `shape`, uniform in 0 to 2^24 - 1."""
         assert self.key is not None, "a training step of a model with dropout needs a key"
         self.drawn += 1
-        skipped = (GOLDEN * self.drawn + 2**63) % 2**64 - 2**63
-        start = mix(self.key + skipped)
-        place = torch.arange(1, math.prod(shape) + 1, device=self.key.device).view(shape)
-        return shift_right(mix(start + place * GOLDEN), 64 - BITS)
+        offset = (GOLDEN * self.drawn + 2**63) % 2**64 - 2**63  # wrapped to int64
+        start = mix(self.key + offset)
+        number = torch.arange(1, math.prod(shape) + 1, device=self.key.device).view(shape)
+        return shift_right(mix(start + number * GOLDEN), 64 - BITS)
 
 
 class KeyedDropout(nn.Module):
@@ -96,11 +97,12 @@ class KeyedAttention(nn.MultiheadAttention):
         """
         first = self.batch_first
         inputs = (t if first else t.transpose(0, 1) for t in (query, key, value))
-        own = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        weights = own if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
+        separate = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        weights = separate if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        made = map(functional.linear, inputs, weights, biases)
-        q, k, v = (t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in made)
+        projected = map(functional.linear, inputs, weights, biases)
+        # [samples, heads, words, width of a head]
+        q, k, v = (t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in projected)
         scores = (q @ k.transpose(2, 3)) * (1 / math.sqrt(self.head_dim))
         if attn_mask is not None and attn_mask.dim() == 3:
             attn_mask = attn_mask.unflatten(0, (-1, self.num_heads))
@@ -114,14 +116,8 @@ class KeyedAttention(nn.MultiheadAttention):
         shares = self.drop(scores.softmax(3))
         joint = (shares @ v).transpose(1, 2).flatten(2)
         y = functional.linear(joint, self.out_proj.weight, self.out_proj.bias)
-        given = (shares.mean(1) if average_attn_weights else shares) if need_weights else None
-        return y if first else y.transpose(0, 1), given
-
-
-def drops_weights(part: Any) -> bool:
-    """Return whether a layer is attention with dropout that `KeyedAttention` can compute."""
-    plain = type(part) is nn.MultiheadAttention and part.bias_k is None and not part.add_zero_attn
-    return plain and part.dropout > 0
+        returned = (shares.mean(1) if average_attn_weights else shares) if need_weights else None
+        return y if first else y.transpose(0, 1), returned
 
 
 def keyed(module: nn.Module, draws: Draws) -> nn.Module:
@@ -131,9 +127,10 @@ def keyed(module: nn.Module, draws: Draws) -> nn.Module:
     for name, part in parts:
         if type(part) in TRAILING:
             setattr(module, name, KeyedDropout(part.p, TRAILING[type(part)], draws))
-        elif drops_weights(part):
-            part.__class__ = KeyedAttention  # with its parameters, by their names
-            part.drop = KeyedDropout(part.dropout, 0, draws)
+        elif type(part) is nn.MultiheadAttention and part.dropout > 0:
+            if part.bias_k is None and not part.add_zero_attn:  # else `check_module` refuses it
+                part.__class__ = KeyedAttention  # with its parameters, by their names
+                part.drop = KeyedDropout(part.dropout, 0, draws)
         elif part is not None:
             keyed(part, draws)
     return module

@@ -1,11 +1,12 @@
 """`Ensemble`: many models of one network, each a row of a tensor.
 
-The K models of a rank are one float32 tensor `w_KW`. W is D, the number of parameters, rounded up
-to 64 bytes; the padding stays zero. An average is a weighted sum of rows, a message is a row.
+The K models of a rank are one float32 tensor `w_KW`. Its width W is the number of parameters,
+rounded up to 64 bytes; the padding stays zero. An average is a weighted sum of rows, a message is a
+row. Here PyTorch computes a row's logits and gradient; `Backend` trains and scores with them.
 Samples are images `[H, W, C]`, vectors `[F]` or tokens `[L]`; the comments speak of images.
 
 Axes: k rows of a block, W row width, S images of a mini-batch or scored at once, H W C an image,
-m models scored on one client's images, C classes. PyTorch computes one row after the other.
+m models scored on one client's images, C classes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
 from dpfl_mpi.numerics.normalising import scaling
 
-# attention as matrix products: the fused forms have other bits, some at each call
+# attention as matrix products: PyTorch's fused forms have other bits, some at each call
 torch.backends.mha.set_fastpath_enabled(False)
 torch.backends.cuda.enable_flash_sdp(False)
 torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -45,18 +46,17 @@ DENSE = (nn.Linear, nn.modules.conv._ConvNd)  # what Kaiming's rule initialises
 
 
 class Block:
-    """k rows in training; `loss` and `steps` `[k]` add up what their steps did."""
+    """k rows in training, by their numbers `rows`; `loss` and `steps` `[k]` sum their steps'."""
 
     def __init__(
         self, ensemble: Ensemble, w_kW: Tensor, m_kW: Any = None, rows: Rows = slice(None)
     ):
-        """Take rows and, where they are trained, their momentum rows; `rows` are their numbers."""
         self.ensemble, self.w, self.momentum, self.rows = ensemble, w_kW, m_kW, rows
         self.loss, self.steps = w_kW.new_zeros(len(w_kW)), np.zeros(len(w_kW), np.int64)
 
-    # made when first asked for: the native kernels train a client's epochs without them
     @functools.cached_property
     def g(self) -> Tensor:
+        """The rows' gradients, made when first asked for: the kernels train epochs without them."""
         return torch.zeros_like(self.w)
 
     def first(self, k: int) -> Block:
@@ -77,12 +77,12 @@ class Block:
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
-    """Return the first name of each parameter by every name that it has.
+    """Return, for every name of a parameter, that parameter's first name: layers may share one.
 
-    PyTorch's own search (2.13) leaves parameters in a layer that is used twice.
+    PyTorch's own search for such ties (2.13) misses parameters of a layer that is used twice.
     """
     first, names = dict[Tensor, str](), dict[str, str]()
-    for prefix, part in module.named_modules():  # each once
+    for prefix, part in module.named_modules():  # a layer that is used twice comes once
         for name, p in part.named_parameters(prefix, recurse=False):
             names[name] = first.setdefault(p, name)
     return names
@@ -95,9 +95,9 @@ def call(module: nn.Module, names: dict[str, str], layers: Layers, x: Tensor) ->
 
 
 def with_safe_norms(module: nn.Module) -> nn.Module:
-    """Have the GroupNorm layers of a module copy an input without gradient; return the module.
+    """Let the GroupNorm layers of a module copy an input that has no gradient; return the module.
 
-    PyTorch (2.13) crashes in their gradient on a CPU where images lie channels last in memory.
+    In their gradient PyTorch (2.13) crashes on a CPU where images lie channels last in memory.
     """
 
     def copy_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -123,8 +123,8 @@ class Ensemble:
     ):
         """Take the layers of a module that passed `model_check.check_module`.
 
-        `scaling` says what mean, std and dtype are. With the precision "bf16" the factors of matrix
-        products are rounded to bfloat16.
+        `scaling` normalises samples by mean, std and dtype. With the precision "bf16" the factors
+        of matrix products are rounded to bfloat16.
         """
         self.module = with_safe_norms(module).to(device).eval()  # scores
         self.device, self.dtype, self.draws = device, dtype, Draws()
@@ -177,7 +177,7 @@ class Ensemble:
         return self.put(np.asarray(values, np.float64))[:, None]
 
     def quotient(self, total: Tensor, by: float) -> Tensor:
-        """Return float64 total / by: PyTorch on a GPU multiplies by 1 / by where it is a number."""
+        """Return float64 total / by; by a plain number PyTorch on a GPU multiplies by 1 / by."""
         return total / self.column(np.array([by]))[0]
 
     def columns(self, layers: str, head: str, flag: str = "--options.head") -> Tensor:
@@ -191,8 +191,8 @@ class Ensemble:
             norms = [name for name, part in self.module.named_modules() if isinstance(part, NORMS)]
             weighted = [norm for norm in norms if any(n.startswith(f"{norm}.") for n in self.names)]
             layers = ",".join(weighted) or "none"
-        row = self.zeros(1)
-        views = self.layers(row)
+        mask = self.zeros(1)
+        views = self.layers(mask)  # of the mask, by the parameters' names
         for name in [] if layers == "none" else layers.split(","):
             layer = head if name == "head" else name
             inside = [n for n in views if name == "all" or n == layer or n.startswith(f"{layer}.")]
@@ -202,25 +202,25 @@ class Ensemble:
                 raise UserError(f"{flag} is {layers}; allowed are {allowed}")
             for n in inside:
                 views[n].fill_(1)
-        return row[0] > 0
+        return mask[0] > 0
 
     def initial_row(self, init: str, rng: np.random.Generator) -> Tensor:
-        """Return an initial row `[W]`.
+        """Return an initial row `[W]`, drawn as --init says.
 
-        Weights of dense and convolutional layers are U(+-sqrt(6 / fan_in)) and biases 0; with
-        "torch" both are U(+-1 / sqrt(fan_in)). Everything else is as built; with "own" all is.
+        By "kaiming" the weights of dense and convolutional layers are U(+-sqrt(6 / fan_in)), their
+        biases 0; by "torch" both are U(+-1 / sqrt(fan_in)). All else, by "own" all, is as built.
         """
         row, built = self.zeros(1), dict(self.module.named_parameters())
-        for name, layer in self.layers(row).items():
+        for name, values in self.layers(row).items():
             parent, _, kind = name.rpartition(".")
-            part: Any = self.module.get_submodule(parent)
-            if init == "own" or kind not in ("weight", "bias") or not isinstance(part, DENSE):
-                layer[0] = built[name].detach()
+            layer: Any = self.module.get_submodule(parent)
+            if init == "own" or kind not in ("weight", "bias") or not isinstance(layer, DENSE):
+                values[0] = built[name].detach()
             elif kind == "weight" or init == "torch":
-                scale, fan_in = 6 if init == "kaiming" else 1, part.weight[0].numel()
+                scale, fan_in = 6 if init == "kaiming" else 1, layer.weight[0].numel()
                 bound = math.sqrt(scale / fan_in) if kind == "weight" else 1 / math.sqrt(fan_in)
-                values = rng.uniform(-bound, bound, layer.shape[1:])
-                layer[0] = torch.from_numpy(values.astype(np.float32))
+                drawn = rng.uniform(-bound, bound, values.shape[1:])
+                values[0] = torch.from_numpy(drawn.astype(np.float32))
         return row[0]
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -239,8 +239,8 @@ class Ensemble:
         return torch.stack([self._call(self.module, self.row_layers(w), images) for w in w_mW])
 
     def features(self, w_W: Tensor, x_SHWC: Tensor, head: str) -> Tensor:
-        """Return what the layer named `head` reads of a row's images, `[S, F]`."""
-        inputs = list[Tensor]()
+        """Return the input of the layer named `head` under a row's model, `[S, F]`."""
+        inputs = list[Tensor]()  # a hook catches it
         layer = self.module.get_submodule(head)
         with layer.register_forward_pre_hook(lambda _, values: inputs.append(values[0])):
             images = self.module_input(x_SHWC)
@@ -252,7 +252,7 @@ class Ensemble:
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient `[W]` of a mini-batch's mean loss, and that loss.
 
-        Dropout draws from the `key`, int64.
+        Dropout draws its masks from the `key`, int64.
         """
         layers = self.row_layers(w_W)
         leaves = {name: layer.detach().requires_grad_() for name, layer in layers.items()}
@@ -278,7 +278,7 @@ def cross_entropy(logits_kSC: Tensor, y_kS: Tensor) -> Tensor:
 
 
 def fixed_point(w_kW: Tensor, p_k: Tensor) -> Tensor:
-    """Return round(p_i w_i 2^50), int64 `[k, W]`: in any order and grouping their sum is exact."""
+    """Return round(p_i w_i 2^50), int64 `[k, W]`: their sum is exact in any order."""
     return (w_kW.double() * (p_k[:, None] * FIXED_POINT)).round_().to(torch.int64)
 
 

@@ -1,7 +1,9 @@
 """`Kernels`: the kernels of one network in `lanes/`, for many clients, on a CPU or a GPU.
 
-A structure of lanes/net.h describes what a call does for one client. An array of these structures
-is filled field by field, and one call computes all of them, so many small models train at once.
+A task is a structure of lanes/net.h: `Training`, `Scoring` or `Search`. It describes what a call
+does for one client, by numbers and by addresses of memory. `NativeBackend` fills an array of tasks,
+field by field, and one call computes all of them, so many small models train at once. A verb names
+what a call does: train, mix, ahead, gradient, step, descents, score, search, candidate.
 
 Axes: W row width, k clients of a call, m models scored on one client's samples, S samples of the
 client that has most, M all samples, C classes, F what the head reads.
@@ -20,8 +22,8 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.backend import Starts
 from dpfl_mpi.numerics.draws import Schedules
 from dpfl_mpi.numerics.ensemble import Ensemble
+from dpfl_mpi.numerics.lanes import joins, layers  # noqa: F401  they register handlers
 from dpfl_mpi.numerics.lanes.declared import STRUCTURES
-from dpfl_mpi.numerics.lanes.joins import HANDLERS
 from dpfl_mpi.numerics.lanes.plan import Plan, plan
 from dpfl_mpi.numerics.lanes.trace import Unsupported, trace
 
@@ -29,54 +31,62 @@ TRAINING, SCORING, SEARCH = (np.dtype(STRUCTURES[n]) for n in ("Training", "Scor
 
 
 class Tasks:
-    """The structures of one call, `[k]`, and the arrays on the device that they point to."""
+    """The tasks of one call, `[k]`, and the arrays whose addresses are in them."""
 
-    def __init__(self, each: np.ndarray, width: int, held: Iterable[Any] = ()):
-        self.each, self.width, self.held = each, width, list(held)
-        self._numbers = np.arange(len(each))
+    def __init__(self, structs: np.ndarray, width: int, kept_alive: Iterable[Any] = ()):
+        """Take structures and the row width W; arrays in `kept_alive` are not freed before."""
+        self.structs, self.width, self.kept_alive = structs, width, list(kept_alive)
+        self._numbers = np.arange(len(structs))
 
     def first(self, k: int) -> "Tasks":
-        """Return copies of the first k structures."""
-        each = self.each[:k].view(np.uint8).copy()  # as bytes: four times as fast
-        return Tasks(each.view(self.each.dtype), self.width, self.held)
+        """Return copies of the first k tasks."""
+        structs = self.structs[:k].view(np.uint8).copy()  # as bytes: four times as fast
+        return Tasks(structs.view(self.structs.dtype), self.width, self.kept_alive)
 
-    def rows(
+    def row_addresses(
         self, rows: Tensor, dtype: torch.dtype = torch.float32, width: int | None = None
     ) -> np.ndarray:
-        """Return where each of the rows `[k, ..., width]`, by default W, lies, int64 `[k]`.
+        """Return the address of each task's row of `[k, ..., width]`, by default W, int64 `[k]`.
 
-        They are held. `ValueError`: they have another type, shape or gaps.
+        `ValueError`: the rows have another type, shape or gaps.
         """
-        k, now, gaps = len(self.each), rows.shape, rows.numel() and rows.stride(-1) != 1
+        k, now, gaps = len(self.structs), rows.shape, rows.numel() and rows.stride(-1) != 1
         width = self.width if width is None else width
         if rows.dtype is not dtype or now[0] != k or now[-1] != width or gaps:
             was = f"{rows.dtype} {tuple(now)} with strides {rows.stride()}"
             raise ValueError(f"rows that are {was}, not {k} of {width} {dtype} without gaps")
-        return self.parts(rows, rows.stride(0) * self._numbers)
+        return self.addresses(rows, rows.stride(0) * self._numbers)
 
-    def parts(self, array: Tensor, starts: np.ndarray) -> np.ndarray:
-        """Return where these numbers `[k]` of an array lie, int64 `[k]`; it is held."""
-        self.held.append(array)
+    def addresses(self, array: Tensor, starts: np.ndarray) -> np.ndarray:
+        """Return the addresses of these numbers `[k]` of an array, int64 `[k]`; keep it alive."""
+        self.kept_alive.append(array)
         return array.data_ptr() + array.element_size() * starts
+
+    def set_sums(self, x: Tensor, y: Tensor, averages: Tensor, p_x: Any, p_y: Any) -> None:
+        """Set the fields of `Search` that `Starts` describes."""
+        structs, pairs = self.structs, averages.view(len(self.structs), -1)
+        structs["x"] = self.row_addresses(x, torch.float64)
+        structs["y"] = self.row_addresses(y, torch.float64)
+        structs["pair"] = self.row_addresses(pairs, width=2 * self.width)
+        structs["p_x"], structs["p_y"] = p_x, p_y
 
 
 class Images(NamedTuple):
     """The samples of clients, as they are stored."""
 
-    each: np.ndarray  # [K] `Images` in lanes/net.h: a client's, in the order in which they lie
-    n: np.ndarray  # of each client [K]
-    border: int  # around an image: its first and last lines and columns
-    held: tuple[Tensor, ...]  # samples, labels and the numbers of that order
+    structs: np.ndarray  # [K] `Images` in lanes/net.h: a client's, in the order in which they lie
+    n: np.ndarray  # samples of each client [K]
+    border: int  # pixels around an image, on both sides together, for crops
+    arrays: tuple[Tensor, ...]  # samples, labels and the numbers of that order
 
 
 class Kernels:
     """The kernels of one network, on tensors of a device."""
 
     def __init__(self, ensemble: Ensemble, shape: tuple[int, ...], make: Callable[..., Any]):
-        """Plan the network for samples of `shape`.
+        """Plan the network for samples of `shape`; `make(plan, ensemble)` returns a `Cpu` or `Gpu`.
 
-        `make(plan, ensemble)` returns the `Cpu` or `Gpu` that computes. Raises `UserError` if the
-        network cannot be computed there.
+        `UserError`: the network cannot be computed there.
         """
         self.plan, self.classes = describe(ensemble.module, shape, ensemble.dtype)
         self.ensemble, self.shape, self.width = ensemble, shape, ensemble.width
@@ -84,7 +94,7 @@ class Kernels:
 
     def run(self, verb: str, tasks: Tasks, sizes: np.ndarray | None = None) -> Any:
         """Compute tasks, the largest of `sizes` `[k]` first; return them as `field` reads them."""
-        return self.machine.run(verb, tasks.each, sizes)
+        return self.machine.run(verb, tasks.structs, sizes)
 
     def read_by(self, column: int) -> int:
         """Return which value is the input of the dense layer whose weight starts at this column."""
@@ -96,10 +106,7 @@ class Kernels:
     def images(self, pixels: Tensor, labels: Tensor, starts: np.ndarray, n: np.ndarray) -> Images:
         """Return the samples of clients: n `[K]` of each, from the numbers `starts` on.
 
-        Args:
-            pixels: `[M, *shape]`, images with or without a border.
-            labels: int64 `[M]`.
-
+        `pixels` are `[M, *shape]`, images with or without a border, and `labels` int64 `[M]`.
         `ValueError`: they are not what the kernels would read.
         """
         m, border, stored, dtype = len(pixels), 0, self.shape, self.ensemble.dtype
@@ -120,33 +127,29 @@ class Kernels:
             raise ValueError(f"a token that is not below {most}")
         if (starts < 0).any() or (starts + n > m).any():
             raise ValueError(f"an image that is not among the {m} there are")
-        each, order = np.zeros(len(n), TRAINING["images"]), torch.arange(m, dtype=torch.int32)
-        order = order.to(pixels.device)
-        each["pixels"], each["labels"] = pixels.data_ptr(), labels.data_ptr()
+        structs = np.zeros(len(n), TRAINING["images"])
+        order = torch.arange(m, dtype=torch.int32).to(pixels.device)
+        structs["pixels"], structs["labels"] = pixels.data_ptr(), labels.data_ptr()
         rows, columns = pixels.shape[1:3] if len(self.shape) == 3 else (1, self.plan.net.wide)
-        each["rows"], each["columns"], each["corner"] = rows, columns, border // 2
-        each["order"] = order.data_ptr() + order.element_size() * starts
-        return Images(each, n, border, (pixels, labels, order))
+        structs["rows"], structs["columns"], structs["corner"] = rows, columns, border // 2
+        structs["order"] = order.data_ptr() + order.element_size() * starts
+        return Images(structs, n, border, (pixels, labels, order))
 
-    def tasks(
-        self, kind: np.dtype, samples: Images, rows: slice, most: np.ndarray | None = None
-    ) -> Tasks:
-        """Return structures of clients, which see their first `most` `[k]` samples, or all."""
+    def tasks(self, kind: np.dtype, samples: Images, rows: slice, most: Any = None) -> Tasks:
+        """Return tasks of clients, which see their first `most` `[k]` samples, or all."""
         n = samples.n[rows] if most is None else np.minimum(samples.n[rows], most)
-        tasks = Tasks(np.zeros(len(n), kind), self.width, samples.held)
-        tasks.each["images"], tasks.each["n"] = samples.each[rows], n
+        tasks = Tasks(np.zeros(len(n), kind), self.width, samples.arrays)
+        tasks.structs["images"], tasks.structs["n"] = samples.structs[rows], n
         return tasks
 
-    def schedule(
-        self, samples: Images, drawn: Schedules, batch: int, keys: Tensor | None = None
-    ) -> Tasks:
-        """Return structures of clients that train on what was drawn, in mini-batches.
+    def schedule(self, samples: Images, drawn: Schedules, batch: int, keys: Any = None) -> Tasks:
+        """Return tasks of clients that train on what was `drawn`, in mini-batches of size `batch`.
 
         `keys` are of dropout, for each mini-batch, int64 `[k, most steps]`. None: nothing is
         dropped. `ValueError`: numbers that lead out of the samples.
         """
         order, crops, before, epochs = drawn
-        n, size, m = before[1:] - before[:-1], epochs * int(before[-1]), len(samples.held[0])
+        n, size, m = before[1:] - before[:-1], epochs * int(before[-1]), len(samples.arrays[0])
         for array, dtype, numbers in ((order, np.int32, size), (crops, np.uint8, 3 * size)):
             if array.dtype != dtype or array.shape != (numbers,):
                 raise ValueError(f"an order or crops of {array.dtype} {array.shape}")
@@ -154,23 +157,24 @@ class Kernels:
             raise ValueError(f"an image that is not among the {m} there are")
         if crops.max(initial=0) > samples.border:
             raise ValueError(f"a crop beyond the border of {samples.border}")
-        tasks, put = Tasks(np.zeros(len(n), TRAINING), self.width, samples.held), self.ensemble.put
-        each, first = tasks.each, epochs * before[:-1]
-        seen = each["images"]
-        each["images"], each["n"] = samples.each[:1], n
-        each["epochs"], each["batch"] = epochs, batch
-        seen["order"] = tasks.parts(put(order), first)
+        tasks = Tasks(np.zeros(len(n), TRAINING), self.width, samples.arrays)
+        structs, put, first = tasks.structs, self.ensemble.put, epochs * before[:-1]
+        # what clients share (where samples lie, and their size), then the order of each
+        structs["images"], structs["n"] = samples.structs[:1], n
+        structs["epochs"], structs["batch"] = epochs, batch
+        images = structs["images"]
+        images["order"] = tasks.addresses(put(order), first)
         if samples.border:
-            seen["crop"], seen["stride"] = tasks.parts(put(crops), 3 * first), epochs * n
+            images["crop"], images["stride"] = tasks.addresses(put(crops), 3 * first), epochs * n
         if keys is not None:
             if keys.shape[1] < (steps := epochs * -(-int(n.max(initial=0)) // batch)):
                 raise ValueError(f"{keys.shape[1]} keys; a mini-batch each needs {steps}")
-            seen["keys"] = tasks.rows(keys, torch.int64, keys.shape[1])
+            images["keys"] = tasks.row_addresses(keys, torch.int64, keys.shape[1])
         return tasks
 
     def gradient(self, tasks: Tasks, w: Tensor, g: Tensor) -> Tensor:
         """Write the gradients at rows w of mini-batches' mean losses into g; return the losses."""
-        tasks.each["w"], tasks.each["g"] = tasks.rows(w), tasks.rows(g)
+        tasks.structs["w"], tasks.structs["g"] = tasks.row_addresses(w), tasks.row_addresses(g)
         return field(self.run("gradient", tasks), TRAINING, "loss").float()
 
     def sample(
@@ -178,7 +182,7 @@ class Kernels:
     ) -> tuple[Tensor, Tensor]:
         """Return a row's gradient `[W]` of the mean loss of samples, and their logits `[S, C]`.
 
-        The start compares them with PyTorch's. `key` is of dropout.
+        `check_against_pytorch` compares them. `key` is of dropout.
         """
         put, g, n = self.ensemble.put, row[None].clone(), len(y)
         samples = self.images(put(x), put(y), np.zeros(1, np.int64), np.array([n]))
@@ -198,32 +202,30 @@ class Kernels:
     ) -> dict[str, Tensor]:
         """Score one model of each client, `[k, W]`, or m, `[k, m, W]`, on samples as of `tasks`.
 
-        Return "losses" and classes "predicted", `[k, m S]`, "logits" `[k, m S, C]` where asked
-        for, and the value number `read` as "features", `[k, m S, F]`. A client's are the first
-        m n, model after model.
+        Return "losses" and the classes "predicted", `[k, m S]`, with `logits` also those,
+        `[k, m S, C]`, and with the number of a value, `read`, that value as "features",
+        `[k, m S, F]`. A client with n samples has the first m n of its row, model after model.
         """
         tasks, m = self.tasks(SCORING, samples, rows, most), w.shape[1] if w.dim() == 3 else 1
-        each, n = tasks.each, tasks.each["n"]
-        each["rows"], each["stride"], each["r"] = tasks.rows(w), w.stride(-2), m
+        structs, n = tasks.structs, tasks.structs["n"]
+        structs["rows"], structs["stride"], structs["r"] = tasks.row_addresses(w), w.stride(-2), m
         shape, device = (len(n), m * int(n.max(initial=0))), w.device
-        out = {
-            "losses": torch.zeros(shape, device=device),
-            "predicted": torch.zeros(shape, dtype=torch.int64, device=device),
-        }
+        out = {"losses": torch.zeros(shape, device=device)}
+        out["predicted"] = torch.zeros(shape, dtype=torch.int64, device=device)
         if logits:
             out["logits"] = torch.zeros(*shape, self.classes, device=device)
         if read is not None:
-            each["read"], units = read, self.plan.values[read].units
+            structs["read"], units = read, self.plan.values[read].units
             out["features"] = torch.zeros(*shape, units, device=device)
         for name, part in out.items():
-            each[name] = tasks.rows(part, part.dtype, part.shape[-1])
+            structs[name] = tasks.row_addresses(part, part.dtype, part.shape[-1])
         self.run("score", tasks, n)
         return out
 
 
 def field(done: Any, kind: np.dtype, name: str) -> Tensor:
     """Return a field of tasks after their call, as numbers on the device, `[k]` or `[k, ...]`."""
-    if isinstance(done, np.ndarray):
+    if isinstance(done, np.ndarray):  # on a CPU; on a GPU the tasks are bytes [k, bytes]
         return torch.from_numpy(done[name])
     of, start = kind.fields[name][:2]  # type: ignore[index]
     dtype = {"f4": torch.float32, "f8": torch.float64}[of.base.str[1:]]
@@ -232,29 +234,28 @@ def field(done: Any, kind: np.dtype, name: str) -> Tensor:
 
 
 class Searches:
-    """X and Y of the greedy searches of a block's clients (`Search` in lanes/net.h).
+    """The greedy searches of a block's clients (`Search` in lanes/net.h).
 
-    The sums of its `start` are changed in place.
+    A client's search has two sets of models: X grows from its own, Y shrinks from all. A candidate
+    joins X or leaves Y, by a coin that their gains in validation loss weigh.
     """
 
     def __init__(self, kernels: Kernels, tasks: Tasks, start: Starts, cases: np.ndarray):
-        """Score on the samples of `tasks`.
+        """Score on the samples of `tasks`; change the sums of `start` in place.
 
         `cases`, float64 `[k, 4]`, counts candidates by which of their two gains is above 0.
         """
-        x, y, averages, p_x, p_y = start
         self.kernels, self.tasks, self.cases = kernels, tasks, cases
-        each, n = tasks.each, int(tasks.each["n"].max(initial=0))
-        each["x"], each["y"] = (tasks.rows(sums, torch.float64) for sums in (x, y))
-        losses = torch.zeros(len(each), max(2 * n, 1), device=x.device)
-        each["pair"] = tasks.rows(averages.view(len(each), -1), width=2 * tasks.width)
-        each["losses"] = tasks.rows(losses, width=losses.shape[1])
-        each["p_x"], each["p_y"], each["cases"] = p_x, p_y, cases
+        tasks.set_sums(*start)
+        structs, n = tasks.structs, int(tasks.structs["n"].max(initial=0))
+        losses = torch.zeros(len(structs), max(2 * n, 1), device=start[0].device)
+        structs["losses"] = tasks.row_addresses(losses, width=losses.shape[1])
+        structs["cases"] = cases
 
     @property
     def rewards(self) -> np.ndarray:
         """R(X), float64 `[k]`."""
-        return self.tasks.each["r_x"].copy()
+        return self.tasks.structs["r_x"].copy()
 
     def decide(
         self,
@@ -264,32 +265,26 @@ class Searches:
         counts: np.ndarray,
         most: np.ndarray,
     ) -> list[np.ndarray]:
-        """Decide candidates in their order until a client has added its `most`.
+        """Decide each client's candidates in their order, until it has added its `most`.
 
-        Args:
-            models: where each one's row of float32 `[W]` lies, uint64 `[c]`, client after client.
-            p: their weights, float64 `[c]`.
-            coins: in [0, 1), float64 `[c]`.
-            counts: how many of them are a client's, int64 `[k]`.
-            most: how many it may add, int64 `[k]`.
-
-        Returns:
-            Of each client's candidates that were decided, which were added, bool.
+        The c candidates lie client after client, `counts` of each, int64 `[k]`: the addresses
+        `models` of their rows, float32 `[W]`, are uint64 `[c]`; their weights `p` and `coins`, from
+        0 to 1, float64 `[c]`. Return, for each client, which of those decided were added, bool.
         """
-        put, each, total = self.kernels.ensemble.put, self.tasks.each, int(counts.sum())
-        now = Tasks(each, self.tasks.width, self.tasks.held)
+        put, structs, total = self.kernels.ensemble.put, self.tasks.structs, int(counts.sum())
+        now = Tasks(structs, self.tasks.width, self.tasks.kept_alive)
         added, first = put(np.zeros(total, bool)), np.cumsum(counts) - counts
         for name, of, dtype in (("models", models, "u8"), ("p", p, "f8"), ("coins", coins, "f8")):
             if of.dtype != dtype or of.shape != (total,):
                 raise ValueError(f"{name} that are {of.dtype} {of.shape}, not {dtype} {(total,)}")
-            each[name] = now.parts(put(of.view("i8")), first)
-        each["added"], each["count"] = now.parts(added, first), counts
-        each["most"], each["decided"] = most, 0
-        done = self.kernels.run("search", now, counts * each["n"])
-        if isinstance(done, Tensor):  # else they are `each`
-            each[:] = done.cpu().numpy().view(SEARCH)[:, 0]
-        self.cases[:] = each["cases"]
-        which, ends = added.cpu().numpy(), first + each["decided"]
+            structs[name] = now.addresses(put(of.view("i8")), first)
+        structs["added"], structs["count"] = now.addresses(added, first), counts
+        structs["most"], structs["decided"] = most, 0
+        done = self.kernels.run("search", now, counts * structs["n"])
+        if isinstance(done, Tensor):  # on a CPU they are `structs` itself
+            structs[:] = done.cpu().numpy().view(SEARCH)[:, 0]
+        self.cases[:] = structs["cases"]
+        which, ends = added.cpu().numpy(), first + structs["decided"]
         return [which[a:b] for a, b in zip(first, ends, strict=True)]
 
 
@@ -298,10 +293,10 @@ def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Pla
 
     `UserError`: the kernels cannot compute it.
     """
-    module = copy.deepcopy(module).cpu()  # what it does there is followed
+    module = copy.deepcopy(module).cpu()  # `trace` follows what it does there
     try:
-        ops, logits, sample = trace(module, shape, dtype, HANDLERS, True)
-        scores, *_ = trace(module, shape, dtype, HANDLERS, False)
+        ops, logits, sample = trace(module, shape, dtype, True)
+        scores, *_ = trace(module, shape, dtype, False)
         if [op.kind for op in ops if op.kind != "drop"] != [op.kind for op in scores]:
             raise Unsupported("a forward that does other things in training than in scoring")
         classes = math.prod(logits.shape)
@@ -309,6 +304,5 @@ def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Pla
     except Unsupported as error:
         raise UserError(f"the kernels have no layer for {error}") from error
     except Exception as error:  # whatever it is, PyTorch computes the model
-        why = f"{type(error).__name__}: {error}"
-        model = type(module).__name__
-        raise UserError(f"the kernels cannot plan {model} ({why})") from error
+        why = f"{type(module).__name__} ({type(error).__name__}: {error})"
+        raise UserError(f"the kernels cannot plan {why}") from error

@@ -1,8 +1,8 @@
-"""Whether a module can be a model here: it is tried on two samples before anything is trained.
+"""Check that a module can be a model here: it is tried on two samples before anything is trained.
 
 What is refused would silently give wrong numbers: a forward that mixes the samples of a mini-batch
 (scores come in parts), that draws random numbers of its own (they would depend on the number of
-ranks), or that changes a buffer (a row holds parameters).
+ranks), or that changes a buffer (a row holds parameters only). `models.make` calls `check_module`.
 """
 
 import copy
@@ -62,7 +62,7 @@ def check_module(
 
 
 def of_parameters(module: nn.Module) -> Iterator[str]:
-    """Yield what is wrong about parameters: a float32 row cannot hold them, or not all train."""
+    """Yield what is wrong with parameters: a float32 row cannot hold them, or not all train."""
     if not list(module.parameters()):
         yield " has no parameters; there is nothing to train"
     for name, p in module.named_parameters():
@@ -80,7 +80,7 @@ def of_parameters(module: nn.Module) -> Iterator[str]:
 def of_forward(
     module: nn.Module, shape: tuple[int, ...], dtype: str, classes: int, vocabulary: int
 ) -> Iterator[str]:
-    """Yield what is wrong about forward, tried on two samples."""
+    """Yield what is wrong with forward, tried on two samples; the caller raises the first."""
     draws = Draws()
     try:
         learner = with_safe_norms(keyed(copy.deepcopy(module).train(), draws))
@@ -133,11 +133,11 @@ def of_forward(
 def ignores_samples(scorer: nn.Module, two: Tensor) -> bool:
     """Return whether two samples have the same logits under other parameters, too.
 
-    Under its own a model may have: its last layer may start at 0.
+    Under its own a model may give all samples the same: its last layer may start at 0.
     """
     with torch.no_grad(), seeded(0):
-        moved = {name: p + 0.1 * torch.randn_like(p) for name, p in scorer.named_parameters()}
-        a, b = call(scorer, first_names(scorer), moved, two)
+        changed = {name: p + 0.1 * torch.randn_like(p) for name, p in scorer.named_parameters()}
+        a, b = call(scorer, first_names(scorer), changed, two)
     return torch.equal(a, b) and not torch.equal(two[0], two[1])
 
 

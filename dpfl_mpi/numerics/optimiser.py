@@ -29,21 +29,19 @@ class SGD:
         self, w: Tensor, g: Tensor, m: Tensor, lr: float, trained: Tensor | None = None
     ) -> None:
         """Step rows `[k, W]` in place; columns not `trained` (bool `[W]`) are frozen."""
-        self._clip(g, trained)
+        trained = self._clip(g, trained)
         g.add_(w, alpha=self.weight_decay)
-        if trained is None:
-            m.mul_(self.momentum).add_(g)
-        else:  # the same operations on every trained column: a mask of ones changes no bit
-            torch.where(trained, (m * self.momentum).add_(g), m, out=m)
-        w.add_(m if trained is None else m * trained, alpha=-lr)
+        torch.where(trained, (m * self.momentum).add_(g), m, out=m)
+        w.add_(m * trained, alpha=-lr)
 
-    def _clip(self, g: Tensor, trained: Tensor | None) -> None:
-        """Set frozen columns to 0, then scale each row to a norm of at most `clip_norm`."""
-        if trained is not None:
-            g.mul_(trained)
+    def _clip(self, g: Tensor, trained: Tensor | None) -> Tensor:
+        """Set frozen columns to 0, scale rows to a norm of at most `clip_norm`; return the mask."""
+        trained = g.new_ones(g.shape[1], dtype=torch.bool) if trained is None else trained
+        g.mul_(trained)
         if self.clip_norm:
             norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
             g.mul_((self.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
+        return trained
 
 
 @dataclass(frozen=True)
@@ -78,26 +76,19 @@ class Adam(SGD):
         """
         width, betas = w.shape[1], self.betas
         mean, square, steps = m[:, :width], m[:, width : 2 * width], m[:, 2 * width :]
-        decayed = w if trained is None else w * trained
-        self._clip(g, trained)
+        trained = self._clip(g, trained)
         if not self.decoupled:
-            g.add_(decayed, alpha=self.weight_decay)
+            g.add_(w * trained, alpha=self.weight_decay)
         steps += 1
-        if trained is None:
-            mean.lerp_(g, 1 - betas[0])
-            square.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-        else:
-            new_square = (square * betas[1]).addcmul_(g, g, value=1 - betas[1])
-            torch.where(trained, mean.lerp(g, 1 - betas[0]), mean, out=mean)
-            torch.where(trained, new_square, square, out=square)
+        new_square = (square * betas[1]).addcmul_(g, g, value=1 - betas[1])
+        torch.where(trained, mean.lerp(g, 1 - betas[0]), mean, out=mean)
+        torch.where(trained, new_square, square, out=square)
         first, second = (1 - beta ** steps.double() for beta in betas)
         root = square.sqrt().div_(second.sqrt().float()).add_(self.eps)
         step = mean / root.mul_(first.float())
         if self.decoupled:
-            step.add_(decayed, alpha=self.weight_decay)
-        if trained is not None:
-            step.mul_(trained)
-        w.add_(step, alpha=-lr)
+            step.add_(w, alpha=self.weight_decay)
+        w.add_(step.mul_(trained), alpha=-lr)
 
 
 def optimiser_of(run: Resolved) -> SGD:

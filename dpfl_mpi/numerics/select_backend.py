@@ -1,4 +1,8 @@
-"""Which `Backend` computes a run's clients."""
+"""Choose which `Backend` computes a run's clients: the native kernels in C, or PyTorch.
+
+`engine/build.py` calls `select_backend` at a run's start, on all ranks. `plan/needs.py` asks the
+other functions what this machine alone would choose.
+"""
 
 from functools import partial
 
@@ -24,23 +28,23 @@ def select_backend(
     optimiser: SGD,
     threads: int = 1,
 ) -> Backend:
-    """Return what computes the clients, alike on all ranks, by --kernels. Collective.
+    """Return the backend that --kernels asks for, the same kind on all ranks. Collective.
 
-    It is the native kernels, else PyTorch. `UserError`: what is asked for cannot compute, or
-    --threads_per_client is more than 1 and it is not the native kernels of a CPU.
+    It is native where all ranks can compute by the kernels, else PyTorch. `UserError`: what is
+    asked for cannot compute, or --threads_per_client is more than 1 without a CPU's kernels.
     """
-    parts, gpu = (ensemble, clients, optimiser), ensemble.device.type == "cuda"
-    alone = f"--threads_per_client is {threads}; allowed is 1"
-    if threads > 1 and world.agree(gpu):  # nodes may differ
-        raise UserError(f"{alone} on a GPU")
-    native, why = native_or_why(kernels, *parts, threads)
+    computed, gpu = (ensemble, clients, optimiser), ensemble.device.type == "cuda"
+    one_thread = f"--threads_per_client is {threads}; allowed is 1"
+    if threads > 1 and world.agree(gpu):  # some node may have a GPU
+        raise UserError(f"{one_thread} on a GPU")
+    native, why = native_or_why(kernels, *computed, threads)
     if not world.agree(native is None) and native:
         return native
     if kernels != "torch":
         why = why or "another rank's node has no native kernels"
-    backend = in_their_place(kernels, why, *parts)
+    backend = pytorch_instead(kernels, why, *computed)
     if threads > 1:
-        raise UserError(f"{alone} where PyTorch computes" + (f": {why}" if why else ""))
+        raise UserError(f"{one_thread} where PyTorch computes" + (f": {why}" if why else ""))
     if gpu:
         check_deterministic(ensemble, clients)
     return backend
@@ -49,10 +53,7 @@ def select_backend(
 def native_or_why(
     kernels: str, ensemble: Ensemble, clients: Clients, optimiser: SGD, threads: int = 1
 ) -> tuple[Backend | None, str]:
-    """Return the native kernels on this rank by --kernels; else None, and why.
-
-    "" is why where PyTorch is asked for.
-    """
+    """Return this rank's native backend, or None and why not ("" if PyTorch is asked for)."""
     gpu = ensemble.device.type == "cuda"
     if kernels in FORMS and gpu:
         allowed = "allowed on a GPU are auto, native and torch"
@@ -64,7 +65,7 @@ def native_or_why(
     return try_native(kernels, ensemble, clients, optimiser, threads)
 
 
-def in_their_place(
+def pytorch_instead(
     kernels: str, why: str, ensemble: Ensemble, clients: Clients, optimiser: SGD
 ) -> Backend:
     """Return PyTorch's backend; its `warning` says why the kernels do not compute.
@@ -82,15 +83,13 @@ def in_their_place(
 def check_deterministic(ensemble: Ensemble, clients: Clients) -> None:
     """Raise `UserError` for a module whose gradient has other bits at each call on a GPU.
 
-    That of some layers has, such as `nn.AdaptiveAvgPool2d(7)`.
+    PyTorch refuses some layers, such as `nn.AdaptiveAvgPool2d(7)`, in its deterministic mode.
     """
     zeros = partial(torch.zeros, device=ensemble.device)
     key = zeros((), dtype=torch.int64)
     x = ensemble.normalise(zeros(1, *clients.shape))
     try:
         ensemble.gradient(ensemble.zeros(1)[0], x, zeros(1, dtype=torch.int64), key)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
         if "deterministic implementation" not in str(error):
             raise

@@ -23,7 +23,7 @@ from dpfl_mpi.numerics.backend import LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
 from dpfl_mpi.numerics.optimiser import optimiser_of
-from dpfl_mpi.numerics.select_backend import in_their_place, native_or_why
+from dpfl_mpi.numerics.select_backend import native_or_why, pytorch_instead
 from dpfl_mpi.numerics.sketches import comparison_bytes
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.streams import INIT, stream
@@ -261,7 +261,7 @@ def one_client(
     ids, sgd = np.zeros(1, np.int64), optimiser_of(run)
     clients = Clients(drawn, partition, ids, run.seed, run.augment, ensemble)
     native, why = native_or_why(job.kernels, ensemble, clients, sgd)
-    backend = native or in_their_place(job.kernels, why, ensemble, clients, sgd)
+    backend = native or pytorch_instead(job.kernels, why, ensemble, clients, sgd)
     return backend, -(-n // run.batch_size)
 
 

@@ -118,8 +118,8 @@ class OneClient:
         return {name: of[0].unflatten(0, (len(rows), -1)).numpy() for name, of in scores.items()}
 
     def candidate(self, x, y, w, p, p_x, p_y, pair):
-        given, shares = (of[None] for of in (x, y, w)), (np.array([of]) for of in (p, p_x, p_y))
-        return [of[0] for of in self.backend.candidate(*given, *shares, pair[None])]
+        given, shares = (of[None] for of in (x, y, w)), [np.array([of]) for of in (p, p_x, p_y)]
+        return [of[0] for of in self.backend.candidate(*given, shares, pair[None])]
 
     def chooser(self, order, x, y, pair, p_x, p_y, cases):
         start = x[None], y[None], pair[None], np.array([p_x]), np.array([p_y])

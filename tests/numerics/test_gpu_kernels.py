@@ -254,9 +254,9 @@ def test_a_candidate_of_a_search_step_by_step(pair):
     w, p = pair.rows(3, K, 0.3), np.array([0.1, 0.25, 1 / 3, 0.0])
 
     def candidates(backend, rows):
-        averages, shares = torch.zeros_like(x[rows, None].repeat(1, 2, 1)).float(), p[rows]
-        sums = x[rows], y[rows], w[rows]
-        return *backend.candidate(*sums, shares, shares + 0.3, 1 - shares, averages), averages
+        averages = torch.zeros_like(x[rows, None].repeat(1, 2, 1)).float()
+        sums, shares = (x[rows], y[rows], w[rows]), (p[rows], p[rows] + 0.3, 1 - p[rows])
+        return *backend.candidate(*sums, shares, averages), averages
 
     *others, right = pair.each(candidates)
     for found in others:

@@ -188,7 +188,7 @@ def decided(net, x, models):
 
 def keyed(net, keys):
     drawn = Schedules(ZERO, np.zeros(3, np.uint8), np.array([0, 1]), 1)
-    net.client.kernels.schedule(net.client.backend._train, drawn, 1, keys)
+    net.client.kernels.schedule(net.client.backend._train_images, drawn, 1, keys)
 
 
 @pytest.mark.parametrize(("call", "sentence"), [
