@@ -57,8 +57,7 @@ def round(fed: Federation, state: State, t: int) -> State:
                 loss[i, j] = fed.training_losses(i, w_mW)
         top = []
         for i, k in enumerate(fed.ids):
-            by_loss = np.argsort(loss[i, sample[i]], kind="stable")
-            best = sample[i][by_loss[: fed.options["m"]]]
+            best = sample[i][np.argsort(loss[i, sample[i]], kind="stable")[: fed.options["m"]]]
             taken[i, best] += 1
             reachable = fed.reachable(k)
             by_chance[i, reachable] += len(best) / max(len(reachable), 1)

@@ -123,8 +123,7 @@ def positions(sketch_NE: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarr
     number = int((np.linalg.eigvalsh(scatter_EE) > of_noise).sum())
     if not number:
         return np.zeros((len(sketch_NE), 0)), 0.0
-    # project on their eigenvectors, weigh each direction by the root of its eigenvalue, and bring
-    # all positions to one length
+    # project on their eigenvectors, each weighed by the root of its eigenvalue; then to one length
     vectors_JE, values = largest(scatter_EE, number)
     weight_J = np.sqrt(values / (vectors_JE**2).sum(1))
     projected = [centred(part) @ vectors_JE.T * weight_J for part in parts(sketch_NE)]

@@ -1,7 +1,7 @@
 """The random draws of clients' local epochs: orders of samples, crops, and keys of dropout.
 
-Each is drawn by a key: the run's seed, the client and the epoch. C draws them (`lanes/draws.h`);
-without that library NumPy draws the same numbers, more slowly. `Clients` calls these functions.
+Each is drawn by a key of seed, client and epoch, in C (`lanes/draws.h`); without that library NumPy
+draws the same numbers, more slowly. `Clients` calls these functions.
 """
 
 import functools

@@ -227,10 +227,11 @@ def field(done: Any, kind: np.dtype, name: str) -> Tensor:
     """Return a field of tasks after their call, as numbers on the device, `[k]` or `[k, ...]`."""
     if isinstance(done, np.ndarray):  # on a CPU; on a GPU the tasks are bytes [k, bytes]
         return torch.from_numpy(done[name])
-    of, start = kind.fields[name][:2]  # type: ignore[index]
-    dtype = {"f4": torch.float32, "f8": torch.float64}[of.base.str[1:]]
-    numbers = done.view(dtype)[:, start // dtype.itemsize :][:, : of.itemsize // dtype.itemsize]
-    return numbers if of.shape else numbers[:, 0]
+    kind, start = kind.fields[name][:2]  # type: ignore[index]
+    dtype = {"f4": torch.float32, "f8": torch.float64}[kind.base.str[1:]]
+    first, count = start // dtype.itemsize, kind.itemsize // dtype.itemsize
+    numbers = done.view(dtype)[:, first : first + count]
+    return numbers if kind.shape else numbers[:, 0]
 
 
 class Searches:
@@ -272,20 +273,21 @@ class Searches:
         0 to 1, float64 `[c]`. Return, for each client, which of those decided were added, bool.
         """
         put, structs, total = self.kernels.ensemble.put, self.tasks.structs, int(counts.sum())
-        now = Tasks(structs, self.tasks.width, self.tasks.kept_alive)
+        # of this call alone: the arrays of its candidates may be freed after it
+        tasks = Tasks(structs, self.tasks.width, self.tasks.kept_alive)
         added, first = put(np.zeros(total, bool)), np.cumsum(counts) - counts
-        for name, of, dtype in (("models", models, "u8"), ("p", p, "f8"), ("coins", coins, "f8")):
-            if of.dtype != dtype or of.shape != (total,):
-                raise ValueError(f"{name} that are {of.dtype} {of.shape}, not {dtype} {(total,)}")
-            structs[name] = now.addresses(put(of.view("i8")), first)
-        structs["added"], structs["count"] = now.addresses(added, first), counts
+        for name, a, dtype in (("models", models, "u8"), ("p", p, "f8"), ("coins", coins, "f8")):
+            if a.dtype != dtype or a.shape != (total,):
+                raise ValueError(f"{name} that are {a.dtype} {a.shape}, not {dtype} {(total,)}")
+            structs[name] = tasks.addresses(put(a.view("i8")), first)
+        structs["added"], structs["count"] = tasks.addresses(added, first), counts
         structs["most"], structs["decided"] = most, 0
-        done = self.kernels.run("search", now, counts * structs["n"])
+        done = self.kernels.run("search", tasks, counts * structs["n"])
         if isinstance(done, Tensor):  # on a CPU they are `structs` itself
             structs[:] = done.cpu().numpy().view(SEARCH)[:, 0]
         self.cases[:] = structs["cases"]
-        which, ends = added.cpu().numpy(), first + structs["decided"]
-        return [which[a:b] for a, b in zip(first, ends, strict=True)]
+        was_added, ends = added.cpu().numpy(), first + structs["decided"]
+        return [was_added[start:end] for start, end in zip(first, ends, strict=True)]
 
 
 def describe(module: nn.Module, shape: tuple[int, ...], dtype: str) -> tuple[Plan, int]:

@@ -135,8 +135,8 @@ def add_join(recorder, out, what, a, b, otherwise=0.0):
             shared = []
         size, table = [JOINS.index(what), first.offset, second.offset], []
         for axes in (shared, [i for i in all_axes if i not in shared]):
-            numbers = (shape, in_y, first.strides, second.strides)
-            counts, *strides = merged(*([of[i] for i in axes] for of in numbers))
+            by_axis = shape, in_y, first.strides, second.strides
+            counts, *strides = merged(*([numbers[i] for i in axes] for numbers in by_axis))
             size += [len(counts), math.prod(counts)]
             table += [*counts, *itertools.chain(*strides)]
         return size, table
@@ -160,16 +160,16 @@ def merged(shape: Sequence[int], *strides: Sequence[int]) -> list[list[int]]:
 
 
 def overlap(views: Sequence[View]) -> bool:
-    """Return whether views have a number in two places, other than along an expanded axis."""
-    found = defaultdict(list)
+    """Return whether views read a number in two places, other than along an expanded axis."""
+    read = defaultdict(list)  # the numbers of each slot that views read, by where they lie
     for view in views:
-        places = np.array([view.offset])
+        numbers = np.array([view.offset])
         for n, step in zip(view.shape, view.strides, strict=True):
             if step:
-                places = np.add.outer(places, step * np.arange(n)).ravel()
-        found[view.slot].append(places)
-    all_places = map(np.concatenate, found.values())
-    return any(len(np.unique(places)) < len(places) for places in all_places)
+                numbers = np.add.outer(numbers, step * np.arange(n)).ravel()
+        read[view.slot].append(numbers)
+    by_slot = map(np.concatenate, read.values())
+    return any(len(np.unique(numbers)) < len(numbers) for numbers in by_slot)
 
 
 def geometry_of(shape: tuple[int, ...]) -> Geometry:
@@ -250,10 +250,10 @@ def cat(recorder, out, tensors, dim=0):
     slot = Slot(geometry(tuple(out.shape[1:])), max(view.slot.upstream for view in views))
     start = 0  # the plane or unit where the next part starts
     for view in views:
-        own = geometry(view.shape)
-        part = (own, start, 0) if planes else (own, 0, start)
-        recorder.ops.append(replace(move(view, own), out=slot, part=part))
-        start += own[0 if planes else 2]
+        size = geometry(view.shape)
+        part = (size, start, 0) if planes else (size, 0, start)
+        recorder.ops.append(replace(move(view, size), out=slot, part=part))
+        start += size[0 if planes else 2]
     recorder.assign(out, slot)
 
 
@@ -272,7 +272,7 @@ def summed(recorder, out, input, dim=None, *_, mean=False, **settings):
     stays = [i for i in range(len(view.shape)) if i not in gone]
     size, table = [], []
     for axes in (stays, gone):
-        counts, strides = merged(*([of[i] for i in axes] for of in (view.shape, view.strides)))
+        counts, strides = merged([view.shape[i] for i in axes], [view.strides[i] for i in axes])
         size += [len(counts), math.prod(counts)]
         table += [*counts, *strides]
     # where two sums have a number in common, one thread adds up its gradient
@@ -287,7 +287,7 @@ def summed(recorder, out, input, dim=None, *_, mean=False, **settings):
 
 @handles("pad")
 def pad(recorder, out, input, pad, mode="constant", value=None):
-    """Record padding as `cat`: of a number, or of copies of lines."""
+    """Record padding as a `cat` of parts before and after: a number, or copies of lines."""
     if min(pad) < 0 or len(pad) > 2 * (input.dim() - 1):
         raise Unsupported("padding of samples, or by less than 0")
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):

@@ -94,7 +94,7 @@ class Arena:
         self.ops = self.with_copies(ops)
         self.makers = {op.out: op for op in self.ops}
         uses = [self.logits, *(use for op in self.ops for use in op.uses)]
-        self.readers = Counter(use.view.slot for use in uses)
+        self.readers = Counter(use.view.slot for use in uses)  # how many read each slot
         # values that share a place need equal margins: pass them on along chains, both ways
         for op in [*self.ops, *reversed(self.ops)]:
             source = op.uses[0].view.slot
@@ -171,24 +171,26 @@ class Arena:
         return self.append(value, key)
 
     def append(self, value: Any, key: Any = None) -> int:
+        """Return the number of a new value, which `number` finds again by its key."""
         self.numbers[key] = len(self.values)
         self.values.append(value)
         return self.numbers[key]
 
     def part(self, number: int, geometry: Geometry, plane: int, unit: int) -> int:
         """Return the number of a new value: part of another one, from a plane and unit on."""
-        of = self.values[number]
-        x, d = of.x + plane * of.plane + unit, of.d + plane * of.plane + unit
-        return self.append(CValue(x, d, of.upstream, *geometry, of.plane, of.line))
+        value = self.values[number]
+        x, d = (start + plane * value.plane + unit for start in (value.x, value.d))
+        return self.append(CValue(x, d, value.upstream, *geometry, value.plane, value.line))
 
     def number(self, use: Use) -> int:
         """Return the number of the value that an op reads, in the geometry in which it does."""
         slot, geometry = use.view.slot, use.geometry or use.view.slot.geometry
         if (slot, geometry) in self.numbers:
             return self.numbers[slot, geometry]
-        of = self.values[self.numbers[slot, slot.geometry]]
-        steps = geometry[1] * geometry[2], geometry[2]
-        return self.append(CValue(of.x, of.d, of.upstream, *geometry, *steps), (slot, geometry))
+        own = self.values[self.numbers[slot, slot.geometry]]
+        plane, line = geometry[1] * geometry[2], geometry[2]
+        value = CValue(own.x, own.d, own.upstream, *geometry, plane, line)
+        return self.append(value, (slot, geometry))
 
 
 def adding(ops: list[Op]) -> list[Op]:
@@ -222,12 +224,9 @@ def plan(
     arena.place(sample)
     if len(shape) == 3:
         h, w, c = shape
-    elif dtype == "int32":
-        h, w, c = 1, shape[0], 1
-    else:
-        h, w, c = 1, 1, shape[0]
-    if len(shape) == 1:
-        arena.values[0].plane = 1  # a vector is read as one pixel of F channels
+    else:  # tokens are a line, and a vector is one pixel of F channels
+        h, w, c = (1, shape[0], 1) if dtype == "int32" else (1, 1, shape[0])
+        arena.values[0].plane = 1
     layers, tables, features, vocabulary = [], [], {}, 0
     # layers run one after the other: they need as many vectors as the one that needs most
     scratch, thread_scratch = 0, 2 * ((w * c + 3) // 4)
@@ -243,6 +242,7 @@ def plan(
         except Exception as error:
             what = f"{op.kind} of these sizes ({type(error).__name__}){op.location}"
             raise Unsupported(what) from error
+        # the op as a structure of C
         layer = CLayer(KINDS.index(op.kind), inputs[0], inputs[-1], out, op.adds)
         layer.size[: len(size)] = size
         layer.number[: len(op.numbers)] = op.numbers
