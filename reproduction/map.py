@@ -11,9 +11,11 @@ train 160 local epochs. *One partner* is a round of B_c = 2, whose clients avera
 client each. What they lose by it in round 0 (`harm`, points of validation accuracy) is known before
 a choice. Runs of data that are not prepared are left out, and those that map.csv holds.
 
-map.csv has a line per cell: `gain` and `half` are its difference to the random graph of the same
-place and seed, points, with the 95 % interval over clients. map-rounds.csv has a line per cell and
-round: validation accuracy, percent, after averaging (`averaged`) and after training (`trained`).
+Two models of a client are scored, each in its best round by validation, on test images: the
+`trained` one, as in the paper, and the `averaged` one, before the client trains it. map.csv has a
+line per cell; `gain` and `half` are the difference to the random graph of the same place and seed,
+points, with the 95 % interval over clients. map-rounds.csv has a line per cell and round: the
+validation accuracy of both models, percent.
 """
 
 import itertools
@@ -54,6 +56,7 @@ ROWS = {
     PARTNER: {"method": "random_graph", "rounds": 1},
 }
 
+MODELS = {"trained": "round", "averaged": "mixed"}  # of a client: the name, and where it is scored
 DRAWN = {ORACLE: DARK, "Spectral": GREEN, "Nearest": ORANGE, "DPFL": BLUE}
 
 
@@ -92,10 +95,10 @@ RUNS = [c.run() for c in CELLS if c not in DONE and Path(c.data()).is_file()]
 def line_of(cell: Cell, result: Result, random: Result) -> dict:
     """Return a cell's line of map.csv; `random` is the random graph of its place and seed."""
     line = cell._asdict() | {"run": result.path.stem[-8:]}
-    for name in ("best", "last"):
-        line[name] = 100 * result[f"{name}/test_acc"].mean()
-    points = 100 * (result["best/test_acc"] - random["best/test_acc"])
-    line["gain"], line["half"] = interval([points])
+    for name, model in MODELS.items():
+        mine, theirs = (scores(each, model) for each in (result, random))
+        line[name] = 100 * mine.mean()
+        line[f"{name}_gain"], line[f"{name}_half"] = interval([100 * (mine - theirs)])
     line["harm"] = 100 * (result["round/val_acc"][0] - result["mixed/val_acc"][0]).mean()
     edges = result.graph(len(result["round/val_acc"]) - 1)
     group = np.arange(len(edges)) % GROUP_COUNT
@@ -103,23 +106,30 @@ def line_of(cell: Cell, result: Result, random: Result) -> dict:
     return line | {"commit": result.starts()[-1]["commit"]}
 
 
+def scores(result: Result, model: str) -> np.ndarray:
+    """Return each client's test accuracy `[N]` in its best round by validation, of ties the last."""
+    latest_first = result[f"{model}/val_acc"][::-1].argmax(0)
+    return result[f"{model}/test_acc"][::-1][latest_first, np.arange(len(latest_first))]
+
+
 def rounds_of(cell: Cell, result: Result) -> pd.DataFrame:
     """Return a cell's lines of map-rounds.csv."""
-    columns = {"averaged": "mixed/val_acc", "trained": "round/val_acc"}
-    lines = pd.DataFrame({name: 100 * result[path].mean(1) for name, path in columns.items()})
+    columns = {name: 100 * result[f"{model}/val_acc"].mean(1) for name, model in MODELS.items()}
+    lines = pd.DataFrame(columns)
     return lines.rename_axis("round").reset_index().assign(run=result.path.stem[-8:])
 
 
 def collect(folder: str) -> None:
     """Add the finished cells of a folder to both files, in the order of CELLS."""
-    results = {cell: gather([cell.run()], folder)[0] for cell in CELLS if cell not in DONE}
+    wanted = [cell for cell in CELLS if cell not in DONE or cell.row == RANDOM]
+    results = {cell: gather([cell.run()], folder)[0] for cell in wanted}
     done = {cell: found[0] for cell, found in results.items() if found and found[0].finished}
     before = known(FILE).to_dict("records")
     lines = {tuple(line[name] for name in Cell._fields): line for line in before}
     parts = []
     for cell, result in done.items():
         random = done.get(cell._replace(row=RANDOM), result if cell.row == PARTNER else None)
-        if random is not None:
+        if cell not in lines and random is not None:
             lines[cell] = line_of(cell, result, random)
             parts.append(rounds_of(cell, result))
     table = pd.DataFrame([lines[cell] for cell in CELLS if cell in lines]).round(4)
@@ -130,7 +140,7 @@ def collect(folder: str) -> None:
 
 
 def gains(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per place of the map: harm, and what each row gains on the random graph.
+    """Return two lines per place of the map: what each row gains on the random graph, by model.
 
     With several seeds the interval is over their means, with one over its clients.
     """
@@ -138,21 +148,29 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
     measured = runs[runs["row"] == PARTNER].groupby(place[:-1])["harm"].mean()
     out = []
     for names, part in runs[runs["row"] != PARTNER].groupby(place, sort=False):
-        line = dict(zip(place, names, strict=True)) | {"harm": f"{measured[names[:-1]]:+.1f}"}
-        for row, of_row in part.groupby("row", sort=False):
-            if row != RANDOM:
-                mean, half = of_seeds(of_row)
-                own = f"{of_row['own_group'].mean():.0f} % kin"
-                line[row] = f"{mean:+.1f} ± {half:.1f} ({len(of_row)}), {own}"
-        out.append(line)
-    return pd.DataFrame(out)
+        by_row = {row: part[part["row"] == row] for row in DRAWN}
+        harm = measured.get(names[:-1])
+        for model in MODELS:
+            line = dict(zip(place, names, strict=True))
+            line |= {"harm": "-" if harm is None else f"{harm:.1f}", "scored": model}
+            for row, of_row in by_row.items():
+                line[row] = "not computed yet"
+                if len(of_row):
+                    mean, half = of_seeds(of_row, model)
+                    line[row] = f"{mean:+.1f} ± {half:.1f} ({len(of_row)})"
+            out.append(line)
+        computed = {
+            row: of_row["own_group"].mean() for row, of_row in by_row.items() if len(of_row)
+        }
+        kin = (f"{row} {share:.0f}" for row, share in computed.items())
+        out[-1]["kin, %"] = ", ".join(kin)
+    return pd.DataFrame(out).fillna("")
 
 
-def of_seeds(of_row: pd.DataFrame) -> tuple[float, float]:
+def of_seeds(of_row: pd.DataFrame, model: str = "trained") -> tuple[float, float]:
     """Return mean and half width of the 95 % interval of a row's gain at one place of the map."""
-    if len(of_row) == 1:
-        return of_row["gain"].iloc[0], of_row["half"].iloc[0]
-    return interval([of_row["gain"].to_numpy()])
+    gain = of_row[f"{model}_gain"].to_numpy()
+    return interval([gain]) if len(gain) != 1 else (gain[0], of_row[f"{model}_half"].iloc[0])
 
 
 def lines_of(axes: Axes, runs: pd.DataFrame, x: str) -> None:
@@ -177,7 +195,7 @@ def draw_map(runs: pd.DataFrame) -> Figure:
         lines_of(names, part[part["degrees"] == 0], "share")
         lines_of(angles, part[part["share"] == 0], "degrees")
         oracle = part[part["row"] == ORACLE]
-        harm.plot(oracle["measured"], oracle["gain"], "o", color=DRAWN[ORACLE])
+        harm.plot(oracle["measured"], oracle["trained_gain"], "o", color=DRAWN[ORACLE])
         harm.axhline(0, color=GREY, lw=0.6)
         names.set_ylabel(f"{images} images, B_c = {budget}:\npoints over a random graph")
     for axes, label in zip(
