@@ -8,16 +8,19 @@ Partners are random at first. A client's own training then pulls the averaged mo
 the client's kind. u_i is the sum of these movements, and every client sends a sketch of it (a count
 sketch, a byte per entry). Two sketches alone say little where a client has few images. But the
 kinds differ in few directions, one less than there are kinds: the eigenvectors of the sketches'
-scatter matrix whose eigenvalue is larger than any eigenvalue of noise, i.e. of that matrix after
-the sign of each entry was drawn anew (Hong, Sheng and Dobriban, arXiv 2012.02985).
+scatter matrix whose eigenvalue is at least twice the largest of noise, i.e. of that matrix after
+the sign of each entry was drawn anew (Hong, Sheng and Dobriban, arXiv 2012.02985). Chance alone
+gives clients with few images unlike shares of classes, whose eigenvalues lie between the two.
 
 A client's position in these directions tells its kind; without any, partners stay random. B_c - 1
 partners are drawn from all that are at least half as similar as the most similar one: if each took
-the most similar alone, many would choose one another, and others would be in no average. Clients
-choose after rounds 1, 2, 4, 8, ...; a new choice counts if the directions explain more of the
-sketches than when the last one was made. While partners are random, more rounds say more of a
-client's kind; later ones say more of its own images. Eigenvectors are computed in whole numbers,
-whose sums are exact: all processors choose alike.
+the most similar alone, many would choose one another, and others would be in no average.
+
+Clients may choose after rounds 1, 2, 4, 8, ... While partners are random, more rounds say more of
+a client's kind; once kin are averaged, training says more of its own images. So a choice waits
+until two checks in a row find the same number of directions, and a later one counts if they explain
+more of the sketches than at the last choice. Eigenvectors are computed in whole numbers, whose
+sums are exact: all processors choose alike.
 """
 
 import math
@@ -36,24 +39,24 @@ LARGEST = 2**26  # entry of a scatter matrix; 1024 of them times STEP add up exa
 STEP = 2**16  # largest entry of a vector that a scatter matrix is multiplied by
 ITERATIONS = 100  # of the power method for one direction
 AT_ONCE = 4096  # sketches summed at a time
-DRAWS = 9  # of signs: in 10 % of cases kinds are found where there are none
 
 
 @dataclass(frozen=True)
 class Options:
     entries: int = option(1024, "entries of a sketch, a byte each", low=2, high=1024)
+    clear: float = option(2.0, "least eigenvalue of a direction, in noise's largest", low=1)
 
 
 def init(fed: Federation) -> State:
     u = fed.common_row() * 0
     state = _given.init(fed, lambda w: random_graph.draw(fed, 0, fed.candidates()))
-    shared = {**state["shared"], "explained": np.zeros(1)}
+    shared = {**state["shared"], "explained": np.zeros(1), "directions": np.zeros(1)}
     return {"client": {"u": u, **state["client"]}, "shared": shared}
 
 
 def round(fed: Federation, state: State, t: int) -> State:
     start, u = state["client"]["w"].clone(), state["client"]["u"]
-    explained = state["shared"]["explained"]
+    explained, directions = state["shared"]["explained"], state["shared"]["directions"]
 
     def choose(w: Tensor) -> CollaborationGraph:
         u.add_(w - start)
@@ -61,7 +64,8 @@ def round(fed: Federation, state: State, t: int) -> State:
         if t & (t - 1):  # t is no power of 2
             return chosen
         position_NJ, share = kinds(fed, u)
-        if share <= explained[0]:
+        last, directions[0] = directions[0], position_NJ.shape[1]
+        if directions[0] != last or share <= explained[0]:
             return chosen
         explained[0] = share
         found = of_own_kind(fed, position_NJ, fed.candidates())
@@ -71,14 +75,15 @@ def round(fed: Federation, state: State, t: int) -> State:
         return of_own_kind(fed, kinds(fed, u)[0], candidates)
 
     state = _given.round(fed, state, choose, choose_among)
-    shared = {**state["shared"], "explained": explained}
+    shared = {**state["shared"], "explained": explained, "directions": directions}
     return {"client": {"u": u, **state["client"]}, "shared": shared}
 
 
 def kinds(fed: Federation, u: Tensor) -> tuple[np.ndarray, float]:
     """Return the `positions` of this round's sketches of u `[K, W]`. Collective."""
     rng = streams.stream(fed.run.seed, streams.SKETCH, 0, fed.round)
-    return positions(fed.tell(fed.sketches(u, fed.options["entries"])), rng)
+    sketches = fed.tell(fed.sketches(u, fed.options["entries"]))
+    return positions(sketches, rng, fed.options["clear"])
 
 
 def of_own_kind(
@@ -94,11 +99,14 @@ def of_own_kind(
     return fed.collect(senders)
 
 
-def positions(sketch_NE: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+def positions(
+    sketch_NE: np.ndarray, rng: np.random.Generator, clear: float
+) -> tuple[np.ndarray, float]:
     """Return each client's position in the J directions in which kinds differ, float64 `[N, J]`.
 
-    They are whole numbers, of length `STEP`; J is 0 where all is noise, which `rng` draws. Return
-    also which share of the sketches' scatter the directions explain.
+    They are whole numbers, of length `STEP`; J is 0 where no eigenvalue is `clear` times the
+    largest of noise, which `rng` draws. Return also which share of the sketches' scatter the
+    directions explain.
     """
     present = sketch_NE.any(1)  # absent clients send zeros
     mean_E = np.rint(sum(units(part).sum(0) for part in parts(sketch_NE)) / max(present.sum(), 1))
@@ -117,10 +125,10 @@ def positions(sketch_NE: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarr
             out += part.T @ part
         return out
 
-    # how many eigenvalues are larger than any of noise
+    # how many eigenvalues are clearly larger than those of noise
     scatter_EE = scatter()
-    of_noise = max(float(np.linalg.eigvalsh(scatter(signs=True))[-1]) for _ in range(DRAWS))
-    number = int((np.linalg.eigvalsh(scatter_EE) > of_noise).sum())
+    of_noise = np.linalg.eigvalsh(scatter(signs=True))[-1]
+    number = int((np.linalg.eigvalsh(scatter_EE) >= clear * of_noise).sum())
     if not number:
         return np.zeros((len(sketch_NE), 0)), 0.0
     # project on their eigenvectors, each weighed by the root of its eigenvalue; then to one length

@@ -47,8 +47,8 @@ CASES = [
     ("sketch", {"entries": 100}, {"budget": 2}),
     ("nearest", {"entries": 100, "hubs": 0.9, "pool": 2}, {"budget": 2}),
     ("nearest", {"until": 1, "alike": 0.98, "pool": 1}, {"budget": 3}),
-    ("spectral", {"entries": 100}, {"budget": 2}),
-    ("spectral", {"entries": 20}, {"budget": 3}),
+    ("spectral", {"entries": 100, "clear": 1.0}, {"budget": 2}),
+    ("spectral", {"entries": 20, "clear": 1.0}, {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
     # native gradients with PyTorch's step, or PyTorch alone
     *((method, None, ADAM) for method in ("fedavg", "fedrep", "perfedavg", "scaffold")),

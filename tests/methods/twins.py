@@ -564,20 +564,19 @@ def twin_nearest(tw, o):
 
 def twin_spectral(tw, o):
     w, u, explained = [tw.local(k, tw.start, 0) for k in range(N)], [0 * tw.start] * N, 0
-    chosen = [tw.draw(k, 0, others(k))[: tw.most] for k in range(N)]
+    chosen, last = [tw.draw(k, 0, others(k))[: tw.most] for k in range(N)], 0
     for t in range(1, ROUNDS + 2):
         yield w
         if t - 1 in (1, 2, 4):
             unit = count_sketches(tw, u, o["entries"])
             unit /= np.sqrt((unit**2).sum(1, keepdims=True))
             unit -= unit.mean(0)
-            draws, edge = streams.stream(tw.run.seed, streams.SKETCH, 0, t - 1), 0
-            for _ in range(9):
-                noise = unit * (2 * draws.integers(2, size=unit.shape, dtype=np.int8) - 1)
-                edge = max(edge, np.linalg.svd(noise)[1][0] ** 2)
+            draws = streams.stream(tw.run.seed, streams.SKETCH, 0, t - 1)
+            noise = unit * (2 * draws.integers(2, size=unit.shape, dtype=np.int8) - 1)
             vectors, values, _ = np.linalg.svd(unit)
-            value = values[values**2 > edge] ** 2
-            if value.sum() > explained * (values**2).sum():
+            value = values[values**2 >= o["clear"] * np.linalg.svd(noise)[1][0] ** 2] ** 2
+            before, last = last, len(value)
+            if last == before and value.sum() > explained * (values**2).sum():
                 explained = value.sum() / (values**2).sum()
                 place = vectors[:, : len(value)] * value
                 length = np.sqrt((place**2).sum(1))
