@@ -281,7 +281,7 @@ class Searches:
                 raise ValueError(f"{name} that are {a.dtype} {a.shape}, not {dtype} {(total,)}")
             structs[name] = tasks.addresses(put(a.view("i8")), first)
         structs["added"], structs["count"] = tasks.addresses(added, first), counts
-        structs["most"], structs["decided"] = most, 0
+        structs["budget_left"], structs["decided"] = most, 0
         done = self.kernels.run("search", tasks, counts * structs["n"])
         if isinstance(done, Tensor):  # on a CPU they are `structs` itself
             structs[:] = done.cpu().numpy().view(SEARCH)[:, 0]

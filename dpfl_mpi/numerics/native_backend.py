@@ -185,7 +185,8 @@ class NativeBackend(Backend):
                 alike = done == taken
                 table = self.ensemble.put(by.corrections(int(taken), int(steps[alike].max())))
                 sgd["corrections"][alike] = tasks.addresses(table, np.zeros(1, np.int64))
-            sgd["take"], sgd["keep"], sgd["add"] = 1 - first, second, 1 - second
+            sgd["one_minus_beta1"], sgd["beta2"] = 1 - first, second
+            sgd["one_minus_beta2"] = 1 - second
             sgd["eps"], sgd["decoupled"] = by.eps, by.decoupled
 
     # scores -------------------------------------------------------------------------------------

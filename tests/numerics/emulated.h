@@ -58,7 +58,7 @@ static void wait_for(Wait what) {
   swapcontext(&emulated.thread[emulated.now], &emulated.turn);
 }
 static void __syncthreads() { wait_for(FOR_BLOCK); }
-static void meet_cluster() { wait_for(FOR_ALL); }
+static void barrier_of_cluster() { wait_for(FOR_ALL); }
 
 /* Run a block, whose first thread is `first`, up to its next barrier. */
 static void run_block(int first, int block, bool backwards) {

@@ -62,7 +62,7 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
   for (int i = 0; i < count; i++) {
     const int64_t end = pieces[2 * i] + pieces[2 * i + 1],
                   next = i + 1 < count ? pieces[2 * i + 2] : net.vectors;
-    __asan_poison_memory_region(memory + end * sizeof(F), (next - end) * sizeof(F));
+    __asan_poison_memory_region(memory + end * sizeof(Vec), (next - end) * sizeof(Vec));
   }
 #endif
   const int classes = net.value[net.logits].units, width = net.width;
@@ -85,7 +85,8 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     const Sgd sgd = {.01f, .9f, 1e-3f, 20, .5f, with ? w + width : NULL, with ? trained : NULL};
     Sgd adam = sgd;
     adam.corrections = corrections, adam.decoupled = with;
-    adam.take = .1f, adam.keep = .99f, adam.add = .01f, adam.eps = 1e-3f;
+    adam.one_minus_beta1 = .1f, adam.beta2 = .99f, adam.one_minus_beta2 = .01f;
+    adam.eps = 1e-3f;
     Training clients[CLIENTS];
     for (int i = 0; i < CLIENTS; i++) {
       Training *c = &clients[i];
@@ -122,7 +123,7 @@ static void check(Net net, int n, int border, int batch, const int64_t *pieces, 
     uint8_t *added = malloc(3);
     Search s = {.x = x, .y = y, .p_x = .5, .p_y = .9, .pair = pair, .losses = losses, .n = n,
                 .images = images, .models = models, .p = p, .coins = coins, .added = added,
-                .count = 3, .most = 1 + with};
+                .count = 3, .budget_left = 1 + with};
     CALL(candidate, &s, 1);
     printf("%.17g %.17g %.9g ", x[width / 2], y[width / 2], pair[width / 2] + pair[3 * width / 2]);
     CALL(search, &s, 1);

@@ -1,8 +1,9 @@
-/* Averages of rows, on a CPU. */
-enum { PIECE = 16 }; /* a row is padded to so many */
+/* Weighted averages of models, on a CPU; numerics/cpu.py calls these functions. */
+enum { PIECE = 16 }; /* a row's width is a multiple of this */
 
-/* Write into each of `count` rows of out the average of its models, [ends[k], ends[k + 1]): their
- * sum of p w in float64, in their order, over whole[k]; a row whose whole is not above 0 stays. */
+/* Write into row k of out [count, width] the average of the models ends[k] ... ends[k + 1] - 1: the
+ * sum of p w in float64, in their order, divided by whole[k]. If whole[k] is not above 0, the row
+ * stays as it is. */
 PUBLIC void NAME(means)(const float *const *models, const double *p, const int64_t *ends,
                         const double *whole, int64_t count, float *out, int64_t width) {
   for (int64_t k = 0; k < count; k++, out += width)
@@ -15,8 +16,8 @@ PUBLIC void NAME(means)(const float *const *models, const double *p, const int64
     }
 }
 
-/* Write into out 2^50 times the sum of p w of `count` models, of rounded terms: exact in any order.
- */
+/* Write into out the sum of 2^50 p w of `count` models, each term rounded to a whole number: so the
+ * result is the same in any order. */
 PUBLIC void NAME(fixed)(const float *const *models, const double *p, int64_t count, int64_t *out,
                         int64_t width) {
   for (int64_t i = 0; i < width; i += PIECE) {

@@ -1,26 +1,28 @@
-/* Convolutions of any kernel, stride, padding, dilation and groups, in one or two dimensions; also
- * a dense layer of the lines of a text. (net.h says what vectors, lines and the arena are.)
+/* conv: a convolution with any kernel, stride, padding, dilation and groups, in one or two
+ * dimensions; also a dense layer on each line of a text. net.h says what vectors and the arena are.
  *
- * The forward and the backward pass are both correlations: output channel m at a position is the
- * sum over input channels n and taps of w[m, n, tap] x[n, position + tap]. Backward, the gradients
- * of the outputs are the inputs. Padding lies in the arena as zeros around each image. With a
- * stride s the backward pass has a correlation for each remainder of a position divided by s.
- * `table` has all correlations one after the other, forward first, each as `Correlation` reads it.
+ * A tap is one position of the kernel. The forward and the backward pass are both correlations:
+ * each output of channel m is the sum over input channels n and taps of w[m, n, tap] times the
+ * input that the tap reads there. Backward, the outputs' gradients are the inputs. With a stride s
+ * the backward pass has one correlation for each remainder of a position divided by s. Padding lies
+ * in the arena as zeros around each image. `table` has all correlations, forward first.
  *
- * weight [O, I / groups, taps], bias [O] or none. Scratch memory that the team shares: a vector for
- * each weight and output. Of each member alone: a float for each weight of a group.
- */
+ * weight [outputs, inputs / groups, taps], bias [outputs] or none. Scratch: a vector for each of
+ * these. Private space of each member: a float for each weight of a group. */
 enum { CONV_GROUPS, CONV_BACKS, CONV_OUT, CONV_IN, CONV_Y_STEP, CONV_X_STEP, CONV_PIECES };
 
+/* The outputs y of a correlation, and the inputs x that each needs. All steps and offsets but
+ * w_offsets are in vectors. */
 typedef struct {
-  int32_t rows, columns;          /* of the outputs */
-  int32_t start;                  /* of the outputs, in vectors */
-  int32_t y_row, y_column;        /* vectors from one output to the next */
-  int32_t x_row, x_column;        /* and of the inputs that belong to them */
+  int32_t rows, columns;             /* of y */
+  int32_t start;                     /* where y starts */
+  int32_t y_row_step, y_column_step; /* from one output to the next below it, and beside it */
+  int32_t x_row_step, x_column_step; /* and between the inputs that they read */
   int32_t taps;
-  const int32_t *x_tap, *w_tap; /* where a tap's input and weight are */
+  const int32_t *x_offsets, *w_offsets; /* [taps] of each tap's input, and of its weight */
 } Correlation;
 
+/* Read the correlation where *table is, and move *table behind it. */
 static Correlation correlation(const int32_t **table) {
   const int32_t *t = *table;
   const Correlation c = {t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t + 8, t + 8 + t[7]};
@@ -28,150 +30,163 @@ static Correlation correlation(const int32_t **table) {
   return c;
 }
 
-/* Output and input channels of a group; the steps from one channel to the next in y, x and w; and
- * the weights of a group. */
+/* The filters of one group, between `inputs` and `outputs` channels. Steps lead from one channel to
+ * the next: in y and x in vectors, in w in floats. */
 typedef struct {
-  int32_t m, n, y_m, x_n, w_m, w_n, weights;
-} Steps;
+  int32_t outputs, inputs, y_step, x_step, w_output_step, w_input_step;
+  int32_t weights; /* of a group */
+} Filters;
 
-/* Of one group, forward. */
-static Steps steps_of(const Layer *layer, int32_t taps) {
+/* Return the filters of the forward pass. */
+static Filters filters_of(const Layer *layer, int32_t taps) {
   const int32_t groups = layer->size[CONV_GROUPS], inputs = layer->size[CONV_IN] / groups;
-  const int32_t outputs = layer->size[CONV_OUT] / groups, each = inputs * taps;
-  const Steps s = {outputs, inputs, layer->size[CONV_Y_STEP], layer->size[CONV_X_STEP],
-                   each,    taps,   outputs * each};
-  return s;
+  const int32_t outputs = layer->size[CONV_OUT] / groups, w_step = inputs * taps;
+  const Filters f = {outputs, inputs, layer->size[CONV_Y_STEP], layer->size[CONV_X_STEP],
+                     w_step,  taps,   outputs * w_step};
+  return f;
 }
 
 #ifdef GPU
-/* Run `call` on tiles of `high` output channels and `wide` of n columns, then on what is left one
- * by one, of each line of each group. In it: `group`, `line_`; `count` channels from `at` on;
- * `some` columns from `from` on. */
-#define TILES_OF(t, groups, high, m, lines, wide, n, ...) \
-  PART(t, groups, high, 0, (m) / (high), lines, wide, 0, (n) / (wide), __VA_ARGS__) \
-  PART(t, groups, high, 0, (m) / (high), lines, 1, (n) - (n) % (wide), (n) % (wide), __VA_ARGS__) \
-  PART(t, groups, 1, (m) - (m) % (high), (m) % (high), lines, wide, 0, (n) / (wide), __VA_ARGS__) \
-  PART(t, groups, 1, (m) - (m) % (high), (m) % (high), lines, 1, (n) - (n) % (wide), (n) % (wide), \
-       __VA_ARGS__)
-#define PART(t, groups, high, top, blocks, lines, wide, left, columns, ...) \
-  if ((blocks) > 0 && (columns) > 0) { \
-    enum { count = high, some = wide }; \
-    PLACES(t, (groups) * (blocks), lines, columns, { \
-      const int group = plane_ / (blocks), at = (top) + plane_ % (blocks) * count, \
-                from = (left) + unit_ * some; \
+/* Split an array [groups, outputs, rows, columns] into tiles of `high` outputs x `wide` columns,
+ * with tiles of 1 at the edges, and run a statement, the last argument, for each tile that is this
+ * member's. The caller names six variables for it: the tile's group and row; its first output m and
+ * their number m_count; its first column and their number column_count. */
+#define SHARE_GROUP_TILES(t, group, groups, m, m_count, high, outputs, row, rows, column, \
+                          column_count, wide, columns, ...) \
+  GROUP_TILES(t, group, groups, m, m_count, high, outputs, row, rows, column, column_count, wide, \
+              0, (columns) / (wide), __VA_ARGS__) \
+  GROUP_TILES(t, group, groups, m, m_count, high, outputs, row, rows, column, column_count, 1, \
+              (columns) - (columns) % (wide), (columns) % (wide), __VA_ARGS__)
+#define GROUP_TILES(t, group, groups, m, m_count, high, outputs, row, rows, column, column_count, \
+                    wide, left, across, ...) \
+  if ((across) > 0) \
+    SHARE_TILES(t, m, m_count, high, outputs, line_, (groups) * (rows), tile_, across, { \
+      enum { column_count = wide }; \
+      const int group = line_ / (rows), row = line_ % (rows), column = (left) + tile_ * (wide); \
+      (void)row; \
       __VA_ARGS__; \
-    }) \
-  }
+    })
 #else
-/* A member's part of the outputs: some blocks of channels with all their rows, or all blocks with
- * some of the rows. Blocks are counted through all groups. */
+/* A member's part of an array [groups, outputs, rows]: some blocks of outputs with all their rows,
+ * or all blocks with some of the rows. Blocks are counted through all groups. */
 typedef struct {
-  int32_t blocks, first, end; /* blocks of a group; this member's */
-  int32_t low, high;          /* rows */
+  int32_t group_blocks;       /* blocks of a group */
+  int32_t first, end;         /* blocks of this member */
+  int32_t first_row, end_row; /* rows of this member */
 } Part;
 
-/* Return a member's part of the outputs, as equal as possible. At a tie blocks are shared out, not
- * rows, because the rows of a block use the same weights. */
-static Part part_of_groups(const Team *t, int32_t groups, int32_t blocks, int32_t rows) {
-  const int64_t all = (int64_t)groups * blocks, k = t->members;
-  const Team alone = {0, 1, NULL};
-  const int by_rows = (rows + k - 1) / k * all < (all + k - 1) / k * rows;
-  const Team *of_blocks = by_rows ? &alone : t, *of_rows = by_rows ? t : &alone;
-  const Part part = {blocks, part_of(of_blocks, all, of_blocks->member),
-                     part_of(of_blocks, all, of_blocks->member + 1),
-                     part_of(of_rows, rows, of_rows->member),
-                     part_of(of_rows, rows, of_rows->member + 1)};
+/* Return a member's part, as equal as possible. At a tie blocks are shared, not rows, because the
+ * rows of a block use the same weights. */
+static Part part_of_groups(const Team *t, int32_t groups, int32_t group_blocks, int32_t rows) {
+  const int64_t blocks = (int64_t)groups * group_blocks, members = t->members;
+  const int64_t most_rows = (rows + members - 1) / members; /* of a member, if rows are shared */
+  const int64_t most_blocks = (blocks + members - 1) / members;
+  Part part = {group_blocks, 0, blocks, 0, rows};
+  if (most_rows * blocks < most_blocks * rows) {
+    part.first_row = part_of(t, rows, t->member), part.end_row = part_of(t, rows, t->member + 1);
+  } else {
+    part.first = part_of(t, blocks, t->member), part.end = part_of(t, blocks, t->member + 1);
+  }
   return part;
 }
-/* Run `call` for each group in a member's part, with its output channels from `top` to `bottom`.
- * A block has `size` channels, a group m. */
-#define GROUPS_OF(part, size, m, ...) \
-  for (int32_t group = (part).first / (part).blocks; group * (part).blocks < (part).end; \
-       group++) { \
-    const int32_t before = group * (part).blocks; \
-    const int32_t top = (part).first > before ? ((part).first - before) * (size) : 0; \
-    const int32_t bottom = \
-        ((part).end - before) * (size) < (m) ? ((part).end - before) * (size) : (m); \
+/* Run a statement, the last argument, for each group in a member's part. The caller names three
+ * variables for it: the group, and where the member's outputs in it start and end. A block has
+ * `size` outputs, a group `outputs`. */
+#define FOR_GROUPS(part, group, top, bottom, size, outputs, ...) \
+  for (int32_t group = (part).first / (part).group_blocks; \
+       group * (part).group_blocks < (part).end; group++) { \
+    const int32_t before_ = group * (part).group_blocks; \
+    const int32_t end_ = ((part).end - before_) * (size); \
+    const int32_t top = (part).first > before_ ? ((part).first - before_) * (size) : 0; \
+    const int32_t bottom = end_ < (outputs) ? end_ : (outputs); \
     __VA_ARGS__; \
   }
 #endif
 
-/* Compute y [count, some]: `count` output channels at `some` columns, whose inputs are `step`
- * apart. On a CPU w is packed as [n, taps, count], on a GPU it lies where the weights are. */
-INLINE void tile(const int count, const int some, const int64_t step, const Correlation *c,
-                 const Steps *s, Vectors x, const float *w, const float *b, Vectors y, int adds) {
-  F sum[8][8];
+/* Compute y [count, columns], or add to it: `count` output channels at `columns` positions of a
+ * row. On a CPU w is packed as [inputs, taps, count]; on a GPU it lies as in the parameters. */
+INLINE void tile(const int count, const int columns, const int64_t x_column_step,
+                 const Correlation *c, const Filters *f, Vectors x, const float *w, const float *b,
+                 Vectors y, int adds) {
+  Vec sum[8][8];
   UNROLL for (int i = 0; i < count; i++)
-    UNROLL for (int j = 0; j < some; j++)
-      sum[i][j] = adds ? y[i * s->y_m + j * c->y_column] : b ? FILL(b[i]) : ZERO;
-  const int32_t *first = c->x_tap, *last = first + c->taps;
-  for (int32_t n = 0; n < s->n; n++, x += s->x_n)
-    for (const int32_t *tap = first; tap < last; tap++) {
-      const Vectors from = x + *tap;
-      F weight[8];
+    UNROLL for (int j = 0; j < columns; j++)
+      sum[i][j] = adds ? y[i * f->y_step + j * c->y_column_step] : b ? FILL(b[i]) : ZERO;
+  const int32_t *first = c->x_offsets, *end = first + c->taps;
+  for (int32_t n = 0; n < f->inputs; n++, x += f->x_step)
+    for (const int32_t *tap = first; tap < end; tap++) {
+      const Vectors inputs = x + *tap;
+      Vec weight[8];
 #ifdef GPU
-      const float *of = w + n * s->w_n + c->w_tap[tap - first];
-      UNROLL for (int i = 0; i < count; i++) weight[i] = of[i * s->w_m];
+      const float *weights = w + n * f->w_input_step + c->w_offsets[tap - first];
+      UNROLL for (int i = 0; i < count; i++) weight[i] = weights[i * f->w_output_step];
 #else
       UNROLL for (int i = 0; i < count; i++) weight[i] = FILL(w[i]);
       w += count;
 #endif
-      UNROLL for (int j = 0; j < some; j++) {
-        const F v = held(from[j * step], count);
+      UNROLL for (int j = 0; j < columns; j++) {
+        const Vec v = in_register(inputs[j * x_column_step], count);
         UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(weight[i], v, sum[i][j]);
       }
     }
   UNROLL for (int i = 0; i < count; i++)
-    UNROLL for (int j = 0; j < some; j++) y[i * s->y_m + j * c->y_column] = sum[i][j];
+    UNROLL for (int j = 0; j < columns; j++) y[i * f->y_step + j * c->y_column_step] = sum[i][j];
 }
 
+/* Compute a correlation y of x, or add it to y, for all groups. */
 #ifdef GPU
-static void correlate_all(const Pass *p, int32_t groups, const Correlation *c, const Steps *s,
-                          Vectors x, const float *w, const float *b, Vectors y, int adds) {
-  TILES_OF(&p->team, groups, ROWS, s->m, c->rows, COLUMNS, c->columns, {
-    const int m = group * s->m + at;
-    tile(count, some, c->x_column, c, s,
-         x + ((int64_t)group * s->n * s->x_n + line_ * c->x_row + from * c->x_column),
-         w + (int64_t)group * s->weights + at * s->w_m, b ? b + m : NULL,
-         y + ((int64_t)m * s->y_m + c->start + line_ * c->y_row + from * c->y_column), adds);
+static void correlate_all(const Pass *p, int32_t groups, const Correlation *c, const Filters *f,
+                          Vectors x, const float *w, const float *b, Vectors y, int adds){
+  SHARE_GROUP_TILES(&p->team, group, groups, m, m_count, ROWS, f->outputs, row, c->rows, column,
+                    column_count, COLUMNS, c->columns, {
+    const int channel = group * f->outputs + m;
+    const int x_place = row * c->x_row_step + column * c->x_column_step;
+    const int y_place = c->start + row * c->y_row_step + column * c->y_column_step;
+    tile(m_count, column_count, c->x_column_step, c, f,
+         x + ((int64_t)group * f->inputs * f->x_step + x_place),
+         w + (int64_t)group * f->weights + m * f->w_output_step, b ? b + channel : NULL,
+         y + ((int64_t)channel * f->y_step + y_place), adds);
   })
 }
 #else
-/* One row of `count` m. */
-INLINE void tiles(const int rows, const Correlation *c, const Steps *s, F *x, const float *packed,
-                  const float *b, F *y, int adds) {
-  if (c->x_column == 1)
-    BLOCKS(rows > 1 ? COLUMNS : 8, c->columns,
-           tile(rows, count, 1, c, s, x + at, packed, b, y + at * c->y_column, adds))
+/* Compute one row of `count` output channels. The step 1 is passed as a constant, for speed. */
+INLINE void row_of_tiles(const int count, const Correlation *c, const Filters *f, Vec *x,
+                         const float *packed, const float *b, Vec *y, int adds) {
+  if (c->x_column_step == 1)
+    FOR_BLOCKS(j, columns, count > 1 ? COLUMNS : 8, 0, c->columns,
+               tile(count, columns, 1, c, f, x + j, packed, b, y + j * c->y_column_step, adds))
   else
-    BLOCKS(rows > 1 ? COLUMNS : 8, c->columns,
-           tile(rows, count, c->x_column, c, s, x + at * c->x_column, packed, b,
-                y + at * c->y_column, adds))
+    FOR_BLOCKS(j, columns, count > 1 ? COLUMNS : 8, 0, c->columns,
+               tile(count, columns, c->x_column_step, c, f, x + j * c->x_column_step, packed, b,
+                    y + j * c->y_column_step, adds))
 }
 
-/* Weights of `count` m side by side, [n, taps, count]. */
-INLINE void pack(const int count, const Correlation *c, const Steps *s, const float *w,
+/* Copy the weights of `count` output channels side by side, as [inputs, taps, count]. */
+INLINE void pack(const int count, const Correlation *c, const Filters *f, const float *w,
                  float *packed) {
-  for (int32_t n = 0; n < s->n; n++)
+  for (int32_t n = 0; n < f->inputs; n++)
     for (int32_t t = 0; t < c->taps; t++)
-      UNROLL for (int i = 0; i < count; i++) *packed++ = w[i * s->w_m + n * s->w_n + c->w_tap[t]];
+      UNROLL for (int i = 0; i < count; i++)
+        *packed++ = w[i * f->w_output_step + n * f->w_input_step + c->w_offsets[t]];
 }
 
-static void correlate_all(const Pass *p, int32_t groups, const Correlation *c, const Steps *s, F *x,
-                          const float *w, const float *b, F *y, int adds) {
-  const int32_t each = s->n * c->taps;
-  const Part part = part_of_groups(&p->team, groups, (s->m + ROWS - 1) / ROWS, c->rows);
-  float *packed = (float *)p->own;
-  GROUPS_OF(part, ROWS, s->m, {
-    const float *of_w = w + (int64_t)group * s->weights, *of_b = b ? b + group * s->m : NULL;
-    F *of_x = x + (int64_t)group * s->n * s->x_n, *of_y = y + (int64_t)group * s->m * s->y_m;
-    BLOCKS_FROM(top, ROWS, bottom,
-                pack(count, c, s, of_w + at * s->w_m, packed + (at - top) * each))
-    for (int32_t row = part.low; row < part.high; row++) {
-      F *from = of_x + row * c->x_row, *to = of_y + c->start + row * c->y_row;
-      BLOCKS_FROM(top, ROWS, bottom,
-                  tiles(count, c, s, from, packed + (at - top) * each, of_b ? of_b + at : NULL,
-                        to + at * s->y_m, adds))
+static void correlate_all(const Pass *p, int32_t groups, const Correlation *c, const Filters *f,
+                          Vec *x, const float *w, const float *b, Vec *y, int adds) {
+  const int32_t weights = f->inputs * c->taps; /* of an output channel */
+  const Part part = part_of_groups(&p->team, groups, (f->outputs + ROWS - 1) / ROWS, c->rows);
+  float *packed = (float *)p->private_space;
+  FOR_GROUPS(part, group, top, bottom, ROWS, f->outputs, {
+    const float *group_w = w + (int64_t)group * f->weights;
+    const float *group_b = b ? b + group * f->outputs : NULL;
+    Vec *group_x = x + (int64_t)group * f->inputs * f->x_step;
+    Vec *group_y = y + (int64_t)group * f->outputs * f->y_step;
+    FOR_BLOCKS(m, count, ROWS, top, bottom,
+               pack(count, c, f, group_w + m * f->w_output_step, packed + (m - top) * weights))
+    for (int32_t row = part.first_row; row < part.end_row; row++) {
+      Vec *from = group_x + row * c->x_row_step, *to = group_y + c->start + row * c->y_row_step;
+      FOR_BLOCKS(m, count, ROWS, top, bottom,
+                 row_of_tiles(count, c, f, from, packed + (m - top) * weights,
+                              group_b ? group_b + m : NULL, to + m * f->y_step, adds))
     }
   })
 }
@@ -180,132 +195,142 @@ static void correlate_all(const Pass *p, int32_t groups, const Correlation *c, c
 static void conv(const Pass *p, const Layer *layer) {
   const int32_t *table = layer->table;
   const Correlation c = correlation(&table);
-  const Steps s = steps_of(layer, c.taps);
-  correlate_all(p, layer->size[CONV_GROUPS], &c, &s, x_of(p, layer->in), p->row + layer->weight,
-                layer->bias < 0 ? NULL : p->row + layer->bias, x_of(p, layer->out), 0);
+  const Filters f = filters_of(layer, c.taps);
+  const float *w = weight_of(p, layer), *b = bias_of(p, layer);
+  correlate_all(p, layer->size[CONV_GROUPS], &c, &f, x_of(p, layer), w, b, y_of(p, layer), 0);
 }
 
-/* The gradient of `count` x `some` weights over `rows` rows of places, added to `sums`: [count,
- * some], `apart` vectors apart. */
-INLINE void places(const int count, const int some, const int64_t x_step, const int64_t d_step,
-                   const Correlation *c, const Steps *s, Vectors x, const int32_t *from, Vectors d,
-                   int32_t rows, F *sums, int apart) {
-  F sum[8][9];
+/* Add to sums [count, taps], lines of which are sums_step apart, the gradient of `taps` weights of
+ * each of `count` output channels, over `rows` rows of outputs; x_offsets: where the inputs are. */
+INLINE void weight_tile(const int count, const int taps, const int64_t x_step, const int64_t y_step,
+                        const Correlation *c, const Filters *f, Vectors x, const int32_t *x_offsets,
+                        Vectors dy, int32_t rows, Vec *sums, int sums_step) {
+  Vec sum[8][9];
   UNROLL for (int i = 0; i < count; i++)
-    UNROLL for (int j = 0; j < some; j++) sum[i][j] = sums[i * apart + j];
+    UNROLL for (int j = 0; j < taps; j++) sum[i][j] = sums[i * sums_step + j];
   for (int32_t row = 0; row < rows; row++) {
     Vectors inputs[9], slopes[8];
-    UNROLL for (int j = 0; j < some; j++) inputs[j] = x + row * c->x_row + from[j];
-    UNROLL for (int i = 0; i < count; i++) slopes[i] = d + row * c->y_row + i * s->y_m;
+    UNROLL for (int j = 0; j < taps; j++) inputs[j] = x + row * c->x_row_step + x_offsets[j];
+    UNROLL for (int i = 0; i < count; i++) slopes[i] = dy + row * c->y_row_step + i * f->y_step;
     for (int64_t column = 0; column < c->columns; column++) {
-      F f[8];
-      UNROLL for (int i = 0; i < count; i++) f[i] = held(slopes[i][column * d_step], some);
-      UNROLL for (int j = 0; j < some; j++) {
-        const F v = held(inputs[j][column * x_step], count);
-        UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(f[i], v, sum[i][j]);
+      Vec d[8];
+      UNROLL for (int i = 0; i < count; i++) d[i] = in_register(slopes[i][column * y_step], taps);
+      UNROLL for (int j = 0; j < taps; j++) {
+        const Vec v = in_register(inputs[j][column * x_step], count);
+        UNROLL for (int i = 0; i < count; i++) sum[i][j] = FMA(d[i], v, sum[i][j]);
       }
     }
   }
   UNROLL for (int i = 0; i < count; i++)
-    UNROLL for (int j = 0; j < some; j++) sums[i * apart + j] = sum[i][j];
+    UNROLL for (int j = 0; j < taps; j++) sums[i * sums_step + j] = sum[i][j];
 }
 
+/* Add the gradient of the weights to g. */
 #ifdef GPU
-/* The weights' gradient. */
-static void conv_weights(const Pass *p, const Layer *layer, const Correlation *c, const Steps *s,
-                         Vectors x, Vectors d, float *g) {
-  const int32_t groups = layer->size[CONV_GROUPS], weights = s->n * c->taps;
-  TILES_OF(&p->team, groups, SLOPES, s->m, 1, TAPS_AT_ONCE, weights, {
-    const int m = group * s->m + at;
-    int32_t inputs[some]; /* where each weight's input is */
-    F sum[count * some];
-    UNROLL for (int j = 0; j < some; j++)
-      inputs[j] = (from + j) / c->taps * s->x_n + c->x_tap[(from + j) % c->taps];
-    UNROLL for (int i = 0; i < count * some; i++) sum[i] = ZERO;
-    places(count, some, c->x_column, c->y_column, c, s, x + (int64_t)group * s->n * s->x_n, inputs,
-           d + (int64_t)m * s->y_m, c->rows, sum, some);
-    UNROLL for (int i = 0; i < count; i++)
-      leave(some, p, g, scratch_of(p), (int64_t)(m + i) * weights + from, sum + i * some);
+static void conv_weights(const Pass *p, const Layer *layer, const Correlation *c, const Filters *f,
+                         Vectors x, Vectors dy, float *g) {
+  const int32_t groups = layer->size[CONV_GROUPS], weights = f->inputs * c->taps;
+  SHARE_GROUP_TILES(&p->team, group, groups, m, m_count, SLOPES, f->outputs, row, 1, weight,
+                    weight_count, TAPS_AT_ONCE, weights, {
+    const int channel = group * f->outputs + m;
+    int32_t x_offsets[weight_count];
+    Vec sum[m_count * weight_count];
+    UNROLL for (int j = 0; j < weight_count; j++)
+      x_offsets[j] = (weight + j) / c->taps * f->x_step + c->x_offsets[(weight + j) % c->taps];
+    UNROLL for (int i = 0; i < m_count * weight_count; i++) sum[i] = ZERO;
+    weight_tile(m_count, weight_count, c->x_column_step, c->y_column_step, c, f,
+                x + (int64_t)group * f->inputs * f->x_step, x_offsets,
+                dy + (int64_t)channel * f->y_step, c->rows, sum, weight_count);
+    UNROLL for (int i = 0; i < m_count; i++)
+      begin_image_sums(weight_count, p, g, scratch_of(p),
+                       (int64_t)(channel + i) * weights + weight, sum + i * weight_count);
   })
 }
 #else
-INLINE void places_of(const int rows_of, const Correlation *c, const Steps *s, F *x,
-                      const int32_t *from, F *d, int32_t rows, F *sums, int32_t weights,
-                      int32_t left, int32_t right) {
-  const int at_once = rows_of > 1 ? TAPS_AT_ONCE : 9; /* a depthwise filter of 3 x 3 in one */
-  if (c->x_column == 1 && c->y_column == 1)
-    BLOCKS_FROM(left, at_once, right,
-                places(rows_of, count, 1, 1, c, s, x, from + at, d, rows, sums + at, weights))
+/* The gradients of the weights left ... right - 1 of `count` output channels, by weight_tile. */
+INLINE void row_of_weight_tiles(const int count, const Correlation *c, const Filters *f, Vec *x,
+                                const int32_t *x_offsets, Vec *dy, int32_t rows, Vec *sums,
+                                int32_t sums_step, int32_t left, int32_t right) {
+  const int wide = count > 1 ? TAPS_AT_ONCE : 9; /* a depthwise filter of 3 x 3 at once */
+  if (c->x_column_step == 1 && c->y_column_step == 1)
+    FOR_BLOCKS(j, taps, wide, left, right,
+               weight_tile(count, taps, 1, 1, c, f, x, x_offsets + j, dy, rows, sums + j,
+                           sums_step))
   else
-    BLOCKS_FROM(left, at_once, right,
-                places(rows_of, count, c->x_column, c->y_column, c, s, x, from + at, d, rows,
-                       sums + at, weights))
+    FOR_BLOCKS(j, taps, wide, left, right,
+               weight_tile(count, taps, c->x_column_step, c->y_column_step, c, f, x, x_offsets + j,
+                           dy, rows, sums + j, sums_step))
 }
 
-/* The weights' gradient, in pieces of so many rows that what a piece reads stays in the first
- * cache. */
-static void conv_weights(const Pass *p, const Layer *layer, const Correlation *c, const Steps *s,
-                         F *x, F *d, float *g) {
-  const int32_t weights = s->n * c->taps, piece = layer->size[CONV_PIECES];
-  const Part part = part_of_groups(&p->team, layer->size[CONV_GROUPS], (s->m + SLOPES - 1) / SLOPES,
-                                   (weights + TAPS_AT_ONCE - 1) / TAPS_AT_ONCE);
-  const int32_t left = part.low * TAPS_AT_ONCE, end = part.high * TAPS_AT_ONCE;
-  const int32_t right = end < weights ? end : weights, some = right - left;
-  int32_t *from = (int32_t *)p->own; /* where each weight's input is */
-  F *sums = NULL;                    /* of one group after the other */
-  for (int32_t n = 0; n < s->n; n++)
-    for (int32_t t = 0; t < c->taps; t++) from[n * c->taps + t] = n * s->x_n + c->x_tap[t];
-  GROUPS_OF(part, SLOPES, s->m, {
-    F *of_x = x + (int64_t)group * s->n * s->x_n, *of_d = d + (int64_t)group * s->m * s->y_m;
-    float *of_g = g + (int64_t)group * s->weights;
-    if (!sums) sums = scratch_of(p) + ((int64_t)group * s->m + top) * weights;
+/* Rows of outputs are taken in pieces, so that what a piece reads stays in the first cache. */
+static void conv_weights(const Pass *p, const Layer *layer, const Correlation *c, const Filters *f,
+                         Vec *x, Vec *dy, float *g) {
+  const int32_t weights = f->inputs * c->taps, piece = layer->size[CONV_PIECES];
+  /* the "rows" that members share are blocks of weights of an output channel */
+  const Part part =
+      part_of_groups(&p->team, layer->size[CONV_GROUPS], (f->outputs + SLOPES - 1) / SLOPES,
+                     (weights + TAPS_AT_ONCE - 1) / TAPS_AT_ONCE);
+  const int32_t left = part.first_row * TAPS_AT_ONCE, end = part.end_row * TAPS_AT_ONCE;
+  const int32_t right = end < weights ? end : weights, count_weights = right - left;
+  int32_t *x_offsets = (int32_t *)p->private_space; /* of each weight's input */
+  Vec *sums = NULL;                                 /* this member's, for one group at a time */
+  for (int32_t n = 0; n < f->inputs; n++)
+    for (int32_t t = 0; t < c->taps; t++)
+      x_offsets[n * c->taps + t] = n * f->x_step + c->x_offsets[t];
+  FOR_GROUPS(part, group, top, bottom, SLOPES, f->outputs, {
+    Vec *group_x = x + (int64_t)group * f->inputs * f->x_step;
+    Vec *group_dy = dy + (int64_t)group * f->outputs * f->y_step;
+    float *group_g = g + (int64_t)group * f->weights;
+    if (!sums) sums = scratch_of(p) + ((int64_t)group * f->outputs + top) * weights;
     for (int32_t m = top; m < bottom; m++)
-      memset(sums + (int64_t)(m - top) * weights + left, 0, sizeof(F) * some);
+      memset(sums + (int64_t)(m - top) * weights + left, 0, sizeof(Vec) * count_weights);
     for (int32_t row = 0; row < c->rows; row += piece) {
       const int32_t rows = c->rows - row < piece ? c->rows - row : piece;
-      BLOCKS_FROM(top, SLOPES, bottom,
-                  places_of(count, c, s, of_x + row * c->x_row, from,
-                            of_d + row * c->y_row + at * s->y_m, rows,
-                            sums + (int64_t)(at - top) * weights, weights, left, right))
+      Vec *piece_x = group_x + row * c->x_row_step, *piece_dy = group_dy + row * c->y_row_step;
+      FOR_BLOCKS(m, count, SLOPES, top, bottom,
+                 row_of_weight_tiles(count, c, f, piece_x, x_offsets, piece_dy + m * f->y_step,
+                                     rows, sums + (int64_t)(m - top) * weights, weights, left,
+                                     right))
     }
-    if (some == weights) add_up_of(of_g + top * weights, sums, (bottom - top) * weights, p->n);
-    else
-      for (int32_t m = top; m < bottom; m++)
-        add_up_of(of_g + m * weights + left, sums + (int64_t)(m - top) * weights + left, some,
-                  p->n);
+    for (int32_t m = top; m < bottom; m++)
+      add_lanes(group_g + m * weights + left, sums + (int64_t)(m - top) * weights + left,
+                count_weights, p->n);
   })
 }
 #endif
 
-/* The gradient of `count` biases from number `at` on. */
-INLINE void totals(const int count, const Pass *p, const Correlation *c, Vectors d, int32_t apart,
-                   float *g, Vectors sums, int32_t at) {
-  F sum[8];
+/* Begin the gradients of `count` biases from number `first` on: sums of dy over all outputs. */
+INLINE void begin_bias_sums(const int count, const Pass *p, const Correlation *c, Vectors dy,
+                            int32_t y_step, float *g, Vectors sums, int32_t first) {
+  Vec sum[8];
   UNROLL for (int i = 0; i < count; i++) sum[i] = ZERO;
   for (int32_t row = 0; row < c->rows; row++)
     for (int64_t column = 0; column < c->columns; column++)
       UNROLL for (int i = 0; i < count; i++)
-        sum[i] += d[(at + i) * apart + row * c->y_row + column * c->y_column];
-  leave(count, p, g, sums, at, sum);
+        sum[i] += dy[(first + i) * y_step + row * c->y_row_step + column * c->y_column_step];
+  begin_image_sums(count, p, g, sums, first, sum);
 }
 
 static void conv_back(const Pass *p, const Layer *layer) {
   const int32_t *table = layer->table, groups = layer->size[CONV_GROUPS];
   const Correlation c = correlation(&table);
-  const Steps s = steps_of(layer, c.taps);
-  const Steps turned = {s.n, s.m, s.x_n, s.y_m, s.w_n, s.w_m, s.weights};
-  const int32_t weights = groups * s.weights, outputs = groups * s.m;
-  const Vectors d = d_of(p, layer->out), sums = scratch_of(p);
-  float *g = p->g + layer->weight, *of_bias = layer->bias < 0 ? NULL : p->g + layer->bias;
-  conv_weights(p, layer, &c, &s, x_of(p, layer->in), d, g);
-  if (of_bias)
-    OUTPUTS(&p->team, UNITS_BACK, outputs,
-            totals(count, p, &c, d, s.y_m, of_bias, sums + weights, at))
-  for (int32_t i = 0; i < layer->size[CONV_BACKS] && wanted(p, layer->in); i++) {
-    const Correlation back = correlation(&table);
-    correlate_all(p, groups, &back, &turned, d, p->row + layer->weight, NULL, d_of(p, layer->in),
-                  layer->adds & 1);
+  const Filters f = filters_of(layer, c.taps);
+  const int32_t weights = groups * f.weights, outputs = groups * f.outputs;
+  const Vectors dy = dy_of(p, layer), dx = dx_of(p, layer);
+  const Vectors sums = scratch_of(p), bias_sums = sums + weights;
+  float *g = p->gradient + layer->weight;
+  float *g_bias = layer->bias < 0 ? NULL : p->gradient + layer->bias;
+  conv_weights(p, layer, &c, &f, x_of(p, layer), dy, g);
+  if (g_bias)
+    SHARE_BLOCKS(&p->team, first, count, UNITS_BACK, outputs,
+                 begin_bias_sums(count, p, &c, dy, f.y_step, g_bias, bias_sums, first))
+  /* backward, inputs and outputs change places */
+  const Filters back = {f.inputs,       f.outputs,       f.x_step, f.y_step,
+                        f.w_input_step, f.w_output_step, f.weights};
+  for (int32_t i = 0; i < layer->size[CONV_BACKS] && needs_gradient(p, layer->in); i++) {
+    const Correlation one = correlation(&table);
+    correlate_all(p, groups, &one, &back, dy, weight_of(p, layer), NULL, dx, layer->adds & 1);
   }
-  collect(p, g, sums, weights);
-  if (of_bias) collect(p, of_bias, sums + weights, outputs);
+  finish_image_sums(p, g, sums, weights);
+  if (g_bias) finish_image_sums(p, g_bias, bias_sums, outputs);
 }

@@ -1,9 +1,9 @@
-/* A dense layer of one vector per image: y = W x + b.
+/* dense: a fully connected layer of one vector x of inputs for each image: y = W x + b.
  *
- * weight [O, I], bias [O] or none. Scratch: I + 1 vectors.
- */
+ * weight W [outputs, inputs], bias b [outputs] or none. Scratch: a copy of x, transposed. apply and
+ * apply_back also compute the gates of recurrent.h. */
 
-/* Whether a GPU reads weights four at a time: their lines start at multiples of 16 bytes. */
+/* Return whether rows of W start at multiples of 16 bytes, so a GPU can read 4 weights at once. */
 INLINE int is_aligned(const Layer *layer, int32_t inputs) {
 #ifdef GPU
   return layer->weight % 4 == 0 && inputs % 4 == 0;
@@ -14,35 +14,36 @@ INLINE int is_aligned(const Layer *layer, int32_t inputs) {
 }
 
 #ifdef GPU
-/* y [count] = W x + b as below, the weights read four at a time, `ahead` fours before they are
- * used: a read takes hundreds of cycles. */
+/* The same as `apply` below, with weights read four at a time, and `ahead` such fours before they
+ * are used, because a read takes hundreds of cycles. */
 INLINE void apply_fours(const int count, const int ahead, int inputs, Vectors x, const float *w,
                         const float *b, Vectors y) {
-  F even[4], odd[4];
+  Vec even[4], odd[4];
   UNROLL for (int i = 0; i < count; i++) even[i] = b ? b[i] : ZERO, odd[i] = ZERO;
-  for (int from = 0; from < inputs; from += 4 * ahead) {
-    float four[4][4][4];
-    F v[4][4];
+  for (int first = 0; first < inputs; first += 4 * ahead) {
+    float weights[4][4][4];
+    Vec v[4][4];
     UNROLL for (int k = 0; k < ahead; k++) {
-      const int j = from + 4 * k;
-      UNROLL for (int i = 0; i < count; i++) read_aligned(4, w + i * inputs + j, four[k][i]);
+      const int j = first + 4 * k;
+      UNROLL for (int i = 0; i < count; i++) read_aligned(4, w + i * inputs + j, weights[k][i]);
       UNROLL for (int l = 0; l < 4; l++) v[k][l] = x[j + l];
     }
     UNROLL for (int k = 0; k < ahead; k++)
       UNROLL for (int i = 0; i < count; i++) {
-        const float *of = four[k][i];
-        even[i] = FMA(of[0], v[k][0], even[i]), odd[i] = FMA(of[1], v[k][1], odd[i]);
-        even[i] = FMA(of[2], v[k][2], even[i]), odd[i] = FMA(of[3], v[k][3], odd[i]);
+        const float *four = weights[k][i];
+        even[i] = FMA(four[0], v[k][0], even[i]), odd[i] = FMA(four[1], v[k][1], odd[i]);
+        even[i] = FMA(four[2], v[k][2], even[i]), odd[i] = FMA(four[3], v[k][3], odd[i]);
       }
   }
   UNROLL for (int i = 0; i < count; i++) y[i] = even[i] + odd[i];
 }
 #endif
 
-/* y [count] = W x + b, the inputs in two sums. */
+/* y [count] = W x + b. Even and odd inputs have sums of their own, which can be computed at the
+ * same time. */
 INLINE void apply(const int count, int32_t inputs, Vectors x, const float *w, const float *b,
                   Vectors y) {
-  F even[8], odd[8];
+  Vec even[8], odd[8];
   UNROLL for (int i = 0; i < count; i++) even[i] = b ? FILL(b[i]) : ZERO, odd[i] = ZERO;
   for (int32_t j = 0; j + 1 < inputs; j += 2)
     UNROLL for (int i = 0; i < count; i++) {
@@ -55,18 +56,17 @@ INLINE void apply(const int count, int32_t inputs, Vectors x, const float *w, co
   }
 }
 
-/* y = W x + b. OUTPUTS shares the outputs among the team: it declares `at`, the first of some
- * neighbouring ones, and `count`, how many. Fewer are computed at once where some members would
- * have none. */
+/* y = W x + b. Members share blocks of `count` outputs from number `first` on. */
 INTERNAL void dense(const Pass *p, const Layer *layer) {
   const int32_t inputs = p->net->value[layer->in].units, outputs = p->net->value[layer->out].units;
-  const float *w = p->row + layer->weight, *b = layer->bias < 0 ? NULL : p->row + layer->bias;
-  const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out);
+  const float *w = weight_of(p, layer), *b = bias_of(p, layer);
+  const Vectors x = x_of(p, layer), y = y_of(p, layer);
 #ifdef GPU
 #define FOURS(units) \
-  OUTPUTS(&p->team, units, outputs, \
-          apply_fours(count, divisor(4, inputs / 4), inputs, x, w + at * inputs, \
-                      b ? b + at : NULL, y + at))
+  SHARE_BLOCKS(&p->team, first, count, units, outputs, \
+               apply_fours(count, divisor(4, inputs / 4), inputs, x, w + first * inputs, \
+                           b ? b + first : NULL, y + first))
+  /* the largest blocks of which all members get one */
   if (is_aligned(layer, inputs)) {
     if (outputs > 2 * MEMBERS) FOURS(4)
     else if (outputs > MEMBERS) FOURS(2)
@@ -74,24 +74,25 @@ INTERNAL void dense(const Pass *p, const Layer *layer) {
     return;
   }
 #endif
-  OUTPUTS(&p->team, UNITS, outputs,
-          apply(count, inputs, x, w + at * inputs, b ? b + at : NULL, y + at))
+  SHARE_BLOCKS(&p->team, first, count, UNITS, outputs,
+               apply(count, inputs, x, w + first * inputs, b ? b + first : NULL, y + first))
 }
 
-/* g [count, I] += slope x', image by image, for `some` columns of I; turned is x', [LANES, I]. */
+/* g [count, inputs] += dy x', image by image, for the columns of g in one vector: from `column` on
+ * (GPU), or the first `columns` (CPU). xt [LANES, inputs] is x, transposed. */
 #ifdef GPU
-INLINE void outer(const int count, int inputs, int column, Vectors slope, const float *turned,
-                  float *g, int n) {
+INLINE void outer(const int count, int inputs, int column, Vectors dy, const float *xt, float *g,
+                  int n) {
   const int j = column + own_lane();
   if (j >= inputs) return;
-  F sum[8];
+  Vec sum[8];
   UNROLL for (int i = 0; i < count; i++) sum[i] = g[i * inputs + j];
   UNROLL for (int l = 0; l < LANES; l += 4) {
-    F x[4];
-    UNROLL for (int k = 0; k < 4; k++) x[k] = turned[(l + k) * inputs + j];
+    Vec x[4];
+    UNROLL for (int k = 0; k < 4; k++) x[k] = xt[(l + k) * inputs + j];
     UNROLL for (int i = 0; i < count; i++) {
       float four[4];
-      read_aligned(4, floats_at(slope + i) + l, four);
+      read_aligned(4, floats_at(dy + i) + l, four);
       UNROLL for (int k = 0; k < 4; k++)
         if (l + k < n) sum[i] = FMA(four[k], x[k], sum[i]);
     }
@@ -99,71 +100,73 @@ INLINE void outer(const int count, int inputs, int column, Vectors slope, const 
   UNROLL for (int i = 0; i < count; i++) g[i * inputs + j] = sum[i];
 }
 #else
-INLINE void outer(const int count, const int some, int32_t inputs, const F *slope,
-                  const float *turned, float *g, int n) {
-  F sum[8] = {0};
-  UNROLL for (int i = 0; i < count; i++) memcpy(&sum[i], g + i * inputs, sizeof(float) * some);
+INLINE void outer(const int count, const int columns, int32_t inputs, const Vec *dy,
+                  const float *xt, float *g, int n) {
+  Vec sum[8] = {0};
+  UNROLL for (int i = 0; i < count; i++) memcpy(&sum[i], g + i * inputs, sizeof(float) * columns);
   for (int l = 0; l < n; l++) {
-    const F x = load(turned + l * inputs);
-    UNROLL for (int i = 0; i < count; i++) sum[i] = FMA(FILL(lane(slope + i, l)), x, sum[i]);
+    const Vec x = load(xt + l * inputs);
+    UNROLL for (int i = 0; i < count; i++) sum[i] = FMA(FILL(lane(dy + i, l)), x, sum[i]);
   }
-  UNROLL for (int i = 0; i < count; i++) memcpy(g + i * inputs, &sum[i], sizeof(float) * some);
+  UNROLL for (int i = 0; i < count; i++) memcpy(g + i * inputs, &sum[i], sizeof(float) * columns);
 }
 
-/* The same for all columns: whole vectors, and the columns that are left. */
-INLINE void outer_rows(const int count, int32_t inputs, const F *slope, const float *turned,
-                       float *g, int n) {
+/* The same for all columns: whole vectors, then the columns that are left. */
+INLINE void outer_rows(const int count, int32_t inputs, const Vec *dy, const float *xt, float *g,
+                       int n) {
   int32_t j = 0;
-  for (; j + LANES <= inputs; j += LANES) outer(count, LANES, inputs, slope, turned + j, g + j, n);
-  if (j < inputs) outer(count, inputs - j, inputs, slope, turned + j, g + j, n);
+  for (; j + LANES <= inputs; j += LANES) outer(count, LANES, inputs, dy, xt + j, g + j, n);
+  if (j < inputs) outer(count, inputs - j, inputs, dy, xt + j, g + j, n);
 }
 #endif
 
-INTERNAL void dense_weights(const Pass *p, int32_t inputs, int32_t outputs, Vectors x,
-                            Vectors slope, float *g) {
-  float *turned = floats_at(scratch_of(p));
-  SHARE(&p->team, j, inputs) EACH_LANE(l) turned[l * inputs + j] = ON(x[j], l);
-  meet(&p->team);
+/* Add the gradient of the weights to g [outputs, inputs]. */
+INTERNAL void dense_weights(const Pass *p, int32_t inputs, int32_t outputs, Vectors x, Vectors dy,
+                            float *g) {
+  float *xt = floats_at(scratch_of(p));
+  SHARE(&p->team, j, inputs) FOR_LANES(l) xt[l * inputs + j] = LANE(x[j], l);
+  barrier(&p->team);
 #ifdef GPU
-  TILES(&p->team, 8, outputs, 1, (inputs + LANES - 1) / LANES,
-        outer(count, inputs, unit_ * LANES, slope + at, turned, g + at * inputs, p->n))
+  SHARE_TILES(&p->team, first, count, 8, outputs, line, 1, block, (inputs + LANES - 1) / LANES,
+              outer(count, inputs, block * LANES, dy + first, xt, g + first * inputs, p->n))
 #else
-  OUTPUTS(&p->team, 8, outputs,
-          outer_rows(count, inputs, slope + at, turned, g + at * inputs, p->n))
+  SHARE_BLOCKS(&p->team, first, count, 8, outputs,
+               outer_rows(count, inputs, dy + first, xt, g + first * inputs, p->n))
 #endif
 }
 
-/* d [count] = W' slope, or d + W' slope. */
+/* dx [count] = W' dy, or dx + W' dy, for the columns of W from w on; `aligned` as is_aligned. */
 INLINE void apply_back(const int count, const int aligned, int32_t inputs, int32_t outputs,
-                       const float *w, Vectors slope, Vectors d, int adds) {
-  F sum[8];
-  UNROLL for (int j = 0; j < count; j++) sum[j] = adds ? d[j] : ZERO;
+                       const float *w, Vectors dy, Vectors dx, int adds) {
+  Vec sum[8];
+  UNROLL for (int j = 0; j < count; j++) sum[j] = adds ? dx[j] : ZERO;
 #ifdef GPU
-  const int ahead = divisor(8, outputs);
-  for (int from = 0; from < outputs && aligned; from += ahead) {
+  const int ahead = divisor(8, outputs); /* outputs that are read before they are used */
+  for (int first = 0; first < outputs && aligned; first += ahead) {
     float weights[8][4];
-    F of[8];
+    Vec d[8];
     UNROLL for (int k = 0; k < ahead; k++) {
-      read_aligned(count, w + (from + k) * inputs, weights[k]);
-      of[k] = slope[from + k];
+      read_aligned(count, w + (first + k) * inputs, weights[k]);
+      d[k] = dy[first + k];
     }
     UNROLL for (int k = 0; k < ahead; k++)
-      UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(weights[k][j], of[k], sum[j]);
+      UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(weights[k][j], d[k], sum[j]);
   }
 #endif
   for (int32_t o = 0; o < outputs && !aligned; o++)
-    UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(FILL(w[o * inputs + j]), slope[o], sum[j]);
-  UNROLL for (int j = 0; j < count; j++) d[j] = sum[j];
+    UNROLL for (int j = 0; j < count; j++) sum[j] = FMA(FILL(w[o * inputs + j]), dy[o], sum[j]);
+  UNROLL for (int j = 0; j < count; j++) dx[j] = sum[j];
 }
 
 INTERNAL void dense_back(const Pass *p, const Layer *layer) {
   const int32_t inputs = p->net->value[layer->in].units, outputs = p->net->value[layer->out].units;
-  const float *w = p->row + layer->weight;
-  const Vectors x = x_of(p, layer->in), slope = d_of(p, layer->out), d = d_of(p, layer->in);
-  dense_weights(p, inputs, outputs, x, slope, p->g + layer->weight);
-  if (layer->bias >= 0) add_up(p, p->g + layer->bias, slope, outputs);
-  if (wanted(p, layer->in))
-    OUTPUTS(&p->team, UNITS_BACK, inputs,
-            apply_back(count, count % 4 == 0 && is_aligned(layer, inputs), inputs, outputs, w + at,
-                       slope, d + at, layer->adds & 1))
+  const float *w = weight_of(p, layer);
+  const Vectors x = x_of(p, layer), dx = dx_of(p, layer), dy = dy_of(p, layer);
+  const int aligned = is_aligned(layer, inputs);
+  dense_weights(p, inputs, outputs, x, dy, p->gradient + layer->weight);
+  if (layer->bias >= 0) add_image_sums(p, p->gradient + layer->bias, dy, outputs);
+  if (needs_gradient(p, layer->in))
+    SHARE_BLOCKS(&p->team, first, count, UNITS_BACK, inputs,
+                 apply_back(count, count % 4 == 0 && aligned, inputs, outputs, w + first, dy,
+                            dx + first, layer->adds & 1))
 }

@@ -1,56 +1,62 @@
-/* Images, vectors and tokens into lanes: the first value of a network. */
+/* Reads the images, vectors or tokens of a pass into the first value of the network: number i of
+ * each sample becomes a vector, with one sample in each lane. lanes.c calls load_images. */
 
-/* Where each lane's window starts, counted in numbers, and whether it is mirrored. */
+/* For each lane: where its sample's window starts, in numbers, and whether it is mirrored. */
 typedef struct {
-  int64_t from[OWN];
-  int mirrored[OWN];
+  int64_t start[LANES_HELD];
+  int mirrored[LANES_HELD];
 } Windows;
 
+/* Return the windows of the pass's images, from number `first` of the client's order on, and write
+ * their labels into p. Lanes without an image have the first one. */
 INTERNAL Windows windows_of(Pass *p, const Images *images, int64_t first) {
   const uint8_t *crop = images->crop;
-  Windows at;
-  EACH_LANE(l) {
+  Windows windows;
+  FOR_LANES(l) {
     const int64_t i = first + (l < p->n ? l : 0), image = images->order[i];
-    p->labels[OWNED(l)] = images->labels[image];
+    p->labels[HELD_INDEX(l)] = images->labels[image];
     const int64_t top = crop ? crop[i] : images->corner;
     const int64_t left = crop ? crop[images->stride + i] : images->corner;
-    at.from[OWNED(l)] =
+    windows.start[HELD_INDEX(l)] =
         ((image * images->rows + top) * images->columns + left) * p->net->channels;
-    at.mirrored[OWNED(l)] = crop && crop[2 * images->stride + i];
+    windows.mirrored[HELD_INDEX(l)] = crop && crop[2 * images->stride + i];
   }
-  return at;
+  return windows;
 }
 
 #ifdef GPU
-/* Bytes, a few pixels of a line at a time: words of four bytes, which may start anywhere in one. */
-INTERNAL void read_bytes(const Pass *p, const Images *images, Windows at) {
+/* Read images of bytes. A member reads PIXELS pixels of a line at a time, as words of four bytes;
+ * the first byte may be any byte of a word. */
+INTERNAL void read_bytes(const Pass *p, const Images *images, Windows windows) {
   enum { PIXELS = 8 };
   const Net *net = p->net;
   const Value *value = &net->value[0];
-  const int c = net->channels, w = net->wide;
-  PLACES(&p->team, 1, net->height, (w + PIXELS - 1) / PIXELS, {
-    const int first = unit_ * PIXELS, bytes = (w - first < PIXELS ? w - first : PIXELS) * c;
-    const int64_t from = at.from[0] + ((int64_t)line_ * images->columns + first) * c;
-    const uint64_t address = (uint64_t)images->pixels + from;
+  const int channels = net->channels, width = net->wide;
+  SHARE_PLACES(&p->team, plane, 1, line, net->height, part, (width + PIXELS - 1) / PIXELS, {
+    const int first = part * PIXELS; /* pixel */
+    const int bytes = (width - first < PIXELS ? width - first : PIXELS) * channels;
+    const int64_t start = windows.start[0] + ((int64_t)line * images->columns + first) * channels;
+    const uint64_t address = (uint64_t)images->pixels + start;
     const uint32_t *words = (const uint32_t *)(address & ~(uint64_t)3);
-    const int apart = address & 3;
-    const Vectors x = p->arena + value->x + line_ * value->line;
+    const int skipped = address & 3; /* bytes of the first word */
+    const Vectors x = p->arena + value->start + line * value->line_step;
     uint32_t word = words[0], next;
-    UNROLL for (int i = 0; i < PIXELS * c; i += 4, word = next) {
-      next = apart + bytes - i > 4 ? words[i / 4 + 1] : 0;
-      uint32_t four = apart ? word >> 8 * apart | next << (32 - 8 * apart) : word;
+    UNROLL for (int i = 0; i < PIXELS * channels; i += 4, word = next) {
+      next = skipped + bytes - i > 4 ? words[i / 4 + 1] : 0;
+      uint32_t four = skipped ? word >> 8 * skipped | next << (32 - 8 * skipped) : word;
       UNROLL for (int k = i; k < i + 4; k++, four >>= 8)
         if (k < bytes) {
-          const int column = at.mirrored[0] ? w - 1 - first - k / c : first + k / c;
-          x[k % c * value->plane + column] =
-              FMA(number(four & 255u), net->scale[k % c], net->shift[k % c]);
+          const int pixel = first + k / channels, channel = k % channels;
+          const int column = windows.mirrored[0] ? width - 1 - pixel : pixel;
+          x[channel * value->plane_step + column] =
+              FMA(number(four & 255u), net->scale[channel], net->shift[channel]);
         }
     }
   })
 }
 #else
-/* Write word i of each lane's line, four bytes, to the lanes of vector i. */
-INTERNAL void turn(const uint8_t *bytes, int32_t words, F *to) {
+/* Transpose lines of bytes, one for each lane: word i (4 bytes) of all lanes becomes vector i. */
+INTERNAL void transpose(const uint8_t *bytes, int32_t words, Vec *to) {
   const float *lines = (const float *)bytes;
   int32_t i = 0;
 #if FORM >= 256
@@ -66,29 +72,31 @@ INTERNAL void turn(const uint8_t *bytes, int32_t words, F *to) {
     for (int l = 0; l < LANES; l++) memcpy((float *)(to + i) + l, lines + l * words + i, 4);
 }
 
-/* Bytes, by lines: cropped and mirrored, then turned four bytes at a time. */
-INTERNAL void read_bytes(const Pass *p, const Images *images, Windows at) {
+/* Read images of bytes, line by line: crop and mirror the line of each image, transpose them, four
+ * bytes at a time, and split these into vectors of single bytes. */
+INTERNAL void read_bytes(const Pass *p, const Images *images, Windows windows) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
-  const int32_t w = net->wide, c = net->channels, line = w * c,
-                words = (line + 3) / 4;
-  uint8_t *bytes = (uint8_t *)p->own; /* [LANES, W C] one line of each image */
-  F *turned = p->own + words;         /* [W C / 4, LANES] four bytes of each at a time */
+  const int32_t width = net->wide, channels = net->channels, line = width * channels;
+  const int32_t words = (line + 3) / 4;
+  uint8_t *bytes = (uint8_t *)p->private_space; /* [LANES, 4 * words] one line of each image */
+  Vec *transposed = p->private_space + words;   /* [words] */
   SHARE(&p->team, row, net->height) {
     for (int l = 0; l < LANES; l++) {
-      const uint8_t *from =
-          (const uint8_t *)images->pixels + at.from[l] + (int64_t)row * images->columns * c;
+      const uint8_t *from = (const uint8_t *)images->pixels + windows.start[l] +
+                            (int64_t)row * images->columns * channels;
       uint8_t *to = bytes + l * words * 4;
-      if (!at.mirrored[l]) memcpy(to, from, line);
-      for (int32_t i = 0; at.mirrored[l] && i < w; i++)
-        for (int32_t k = 0; k < c; k++) to[i * c + k] = from[(w - 1 - i) * c + k];
+      if (!windows.mirrored[l]) memcpy(to, from, line);
+      for (int32_t i = 0; windows.mirrored[l] && i < width; i++)
+        for (int32_t k = 0; k < channels; k++)
+          to[i * channels + k] = from[(width - 1 - i) * channels + k];
     }
-    turn(bytes, words, turned);
-    for (int32_t channel = 0; channel < c; channel++) {
-      const F scale = FILL(net->scale[channel]), shift = FILL(net->shift[channel]);
-      F *x = p->arena + value->x + channel * value->plane + row * value->line;
-      for (int32_t i = channel, pixel = 0; pixel < w; pixel++, i += c) {
-        const U byte = (((const U *)turned)[i / 4] >> (8 * (i % 4))) & 255u;
+    transpose(bytes, words, transposed);
+    for (int32_t channel = 0; channel < channels; channel++) {
+      const Vec scale = FILL(net->scale[channel]), shift = FILL(net->shift[channel]);
+      Vec *x = p->arena + value->start + channel * value->plane_step + row * value->line_step;
+      for (int32_t i = channel, pixel = 0; pixel < width; pixel++, i += channels) {
+        const Bits byte = (((const Bits *)transposed)[i / 4] >> (8 * (i % 4))) & 255u;
         x[pixel] = FMA(number(byte), scale, shift);
       }
     }
@@ -96,43 +104,45 @@ INTERNAL void read_bytes(const Pass *p, const Images *images, Windows at) {
 }
 #endif
 
-/* Numbers of four bytes, floats or tokens as they are. */
-INTERNAL void read_numbers(const Pass *p, const Images *images, Windows at) {
+/* Read samples of four bytes a number: floats, which are scaled, or tokens. */
+INTERNAL void read_numbers(const Pass *p, const Images *images, Windows windows) {
   const Net *net = p->net;
   const Value *value = &net->value[0];
-  const int32_t c = net->channels, w = net->wide;
+  const int32_t channels = net->channels, width = net->wide;
 #ifdef GPU
-  PLACES(&p->team, c, net->height, w, {
-    const int64_t number = at.from[0] + ((int64_t)line_ * images->columns + unit_) * c + plane_;
-    const F x = ((const float *)images->pixels)[number];
-    const int column = at.mirrored[0] ? w - 1 - unit_ : unit_;
-    p->arena[value->x + plane_ * value->plane + line_ * value->line + column] =
-        net->samples == FLOATS ? FMA(x, net->scale[plane_], net->shift[plane_]) : x;
+  SHARE_PLACES(&p->team, channel, channels, line, net->height, pixel, width, {
+    const int64_t place =
+        windows.start[0] + ((int64_t)line * images->columns + pixel) * channels + channel;
+    const Vec x = ((const float *)images->pixels)[place];
+    const int column = windows.mirrored[0] ? width - 1 - pixel : pixel;
+    p->arena[value->start + place_in(value, channel, line, column)] =
+        net->samples == FLOATS ? FMA(x, net->scale[channel], net->shift[channel]) : x;
   })
 #else
   SHARE(&p->team, row, net->height) {
-    F *x = p->arena + value->x + row * value->line;
+    Vec *x = p->arena + value->start + row * value->line_step;
     for (int l = 0; l < LANES; l++) {
-      const float *from = (const float *)images->pixels + at.from[l] + row * images->columns * c;
-      for (int32_t pixel = 0; pixel < w; pixel++) {
-        F *to = x + (at.mirrored[l] ? w - 1 - pixel : pixel);
-        for (int32_t channel = 0; channel < c; channel++, to += value->plane)
+      const float *from =
+          (const float *)images->pixels + windows.start[l] + row * images->columns * channels;
+      for (int32_t pixel = 0; pixel < width; pixel++) {
+        Vec *to = x + (windows.mirrored[l] ? width - 1 - pixel : pixel);
+        for (int32_t channel = 0; channel < channels; channel++, to += value->plane_step)
           memcpy((float *)to + l, from++, 4);
       }
     }
-    for (int32_t channel = 0; channel < c && net->samples == FLOATS; channel++) {
-      const F scale = FILL(net->scale[channel]), shift = FILL(net->shift[channel]);
-      F *line = x + channel * value->plane;
-      for (int32_t pixel = 0; pixel < w; pixel++) line[pixel] = FMA(line[pixel], scale, shift);
+    for (int32_t channel = 0; channel < channels && net->samples == FLOATS; channel++) {
+      const Vec scale = FILL(net->scale[channel]), shift = FILL(net->shift[channel]);
+      Vec *line = x + channel * value->plane_step;
+      for (int32_t pixel = 0; pixel < width; pixel++) line[pixel] = FMA(line[pixel], scale, shift);
     }
   }
 #endif
 }
 
-/* Load the pass's images and labels, from number `first` of the order on. */
+/* Load the pass's samples and labels, from number `first` of the client's order on. */
 INTERNAL void load_images(Pass *p, const Images *images, int64_t first) {
-  const Windows at = windows_of(p, images, first);
-  if (p->net->samples == BYTES) read_bytes(p, images, at);
-  else read_numbers(p, images, at);
-  meet(&p->team);
+  const Windows windows = windows_of(p, images, first);
+  if (p->net->samples == BYTES) read_bytes(p, images, windows);
+  else read_numbers(p, images, windows);
+  barrier(&p->team);
 }

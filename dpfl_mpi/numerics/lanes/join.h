@@ -1,181 +1,195 @@
-/* Sums and products of two values, or of a value and a parameter. */
+/* Sums and products of two values, of a value and parameters, and along dimensions of a value.
+ *
+ * Here an array may lie in the arena with any step, in vectors, from one number of a dimension to
+ * the next (0: one number for all), as a transposed or broadcast tensor does. `size` and `table`
+ * are the fields of Layer. */
 
-/* Where a number lies in three values. */
+/* Where one number lies in each of up to three arrays of the same shape. */
 typedef struct {
-  int64_t of[3];
+  int64_t in[3];
 } Spot;
 
-/* Return where number i lies; `table`: numbers in each dimension, then for each value the vectors
- * from one to the next. */
-INLINE Spot spot_of(const int32_t *table, int32_t dimensions, const int values, int32_t i) {
+/* Return where number i lies. `table`: the size of each dimension, then for each array the step of
+ * each dimension. */
+INLINE Spot spot_of(const int32_t *table, int32_t dimensions, const int arrays, int32_t i) {
   Spot spot = {{0, 0, 0}};
   for (int32_t k = dimensions - 1; k >= 0; k--) {
-    const int32_t at = k ? i % table[k] : i;
+    const int32_t index = k ? i % table[k] : i;
     if (k) i /= table[k];
-    UNROLL for (int v = 0; v < values; v++)
-      spot.of[v] += (int64_t)at * table[(v + 1) * dimensions + k];
+    UNROLL for (int v = 0; v < arrays; v++)
+      spot.in[v] += (int64_t)index * table[(v + 1) * dimensions + k];
   }
   return spot;
 }
 
-/* SHARE, or where `alone` all for the first member: what members would write is the same numbers.
- */
+/* SHARE; but where `alone` the first member has all, because several add to the same number. */
 #define SHARE_UNLESS(t, alone, i, n) \
   SHARE(t, i##_part, (alone) ? 1 : (n)) \
     for (int64_t i = (alone) ? 0 : i##_part, i##_last = (alone) ? (n) : i##_part + 1; \
          i < i##_last; i++)
 
-/* Two inputs number by number. size: what is done, where in each input to start; then dimensions
- * and numbers that members share, in which different numbers lie apart in all inputs that have a
- * gradient; then those of the others. `table`: of the ones and of the others the numbers in each,
- * then the steps in the output, in the first and in the second input (0: one number for all). */
-enum { JOIN_WHAT, JOIN_FIRST, JOIN_SECOND, JOIN_SHARED, JOIN_ITEMS, JOIN_OTHERS, JOIN_EACH };
-/* CHOOSE: the first where the second is not 0, else number[0] */
+/* join: y of two inputs a and b, number by number. Members share the numbers of some outer
+ * dimensions, in which no two write the same gradient, and each loops over the inner ones.
+ * size: the operation; where a and b start; how many outer dimensions, and numbers in them; the
+ * same of inner dimensions. `table`: as spot_of reads it, of outer, then of inner dimensions, with
+ * steps in y, a and b. */
+enum { JOIN_WHAT, JOIN_A, JOIN_B, JOIN_OUTER, JOIN_OUTER_COUNT, JOIN_INNER, JOIN_INNER_COUNT };
+/* CHOOSE: a where b is not 0, else number[0] */
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, CHOOSE };
 
-/* Run `call` for each number that is this member's: `at`, `first` and `second` are where it is in
- * the output and in both inputs. */
-#define JOINED(p, layer, ...) \
+/* Run a statement, the last argument, for each number of y that is this member's. The caller names
+ * three variables for it: where the number lies in y, a and b. */
+#define SHARE_JOINED(p, layer, in_y, in_a, in_b, ...) \
   const int32_t *size_ = (layer)->size; \
-  const int32_t *others_ = (layer)->table + 4 * size_[JOIN_SHARED]; \
-  SHARE(&(p)->team, i_, size_[JOIN_ITEMS]) { \
-    const Spot from_ = spot_of((layer)->table, size_[JOIN_SHARED], 3, i_); \
-    for (int32_t j_ = 0; j_ < size_[JOIN_EACH]; j_++) { \
-      const Spot by_ = spot_of(others_, size_[JOIN_OTHERS], 3, j_); \
-      const int64_t at = from_.of[0] + by_.of[0], first = from_.of[1] + by_.of[1]; \
-      const int64_t second = from_.of[2] + by_.of[2]; \
+  const int32_t *inner_ = (layer)->table + 4 * size_[JOIN_OUTER]; \
+  SHARE(&(p)->team, i_, size_[JOIN_OUTER_COUNT]) { \
+    const Spot start_ = spot_of((layer)->table, size_[JOIN_OUTER], 3, i_); \
+    for (int32_t j_ = 0; j_ < size_[JOIN_INNER_COUNT]; j_++) { \
+      const Spot more_ = spot_of(inner_, size_[JOIN_INNER], 3, j_); \
+      const int64_t in_y = start_.in[0] + more_.in[0], in_a = start_.in[1] + more_.in[1]; \
+      const int64_t in_b = start_.in[2] + more_.in[2]; \
       __VA_ARGS__; \
     } \
   }
 
 static void join(const Pass *p, const Layer *layer) {
-  const Vectors a = x_of(p, layer->in) + layer->size[JOIN_FIRST];
-  const Vectors b = x_of(p, layer->other) + layer->size[JOIN_SECOND], y = x_of(p, layer->out);
-  const F otherwise = FILL(layer->number[0]);
+  const Vectors a = x_of(p, layer) + layer->size[JOIN_A], y = y_of(p, layer);
+  const Vectors b = vectors_of(p, layer->other) + layer->size[JOIN_B];
+  const Vec otherwise = FILL(layer->number[0]);
   const int32_t what = layer->size[JOIN_WHAT];
-  JOINED(p, layer, const F u = a[first], v = b[second];
-         y[at] = what == ADD        ? u + v
-                 : what == SUBTRACT ? u - v
-                 : what == MULTIPLY ? u * v
-                 : what == DIVIDE   ? u / v
-                                    : PICK(ABOVE(v, ZERO), u, otherwise))
-}
-
-static void join_back(const Pass *p, const Layer *layer) {
-  const int32_t in_a = layer->size[JOIN_FIRST], in_b = layer->size[JOIN_SECOND];
-  const int32_t what = layer->size[JOIN_WHAT];
-  const Vectors a = x_of(p, layer->in) + in_a, b = x_of(p, layer->other) + in_b;
-  const Vectors da = d_of(p, layer->in) + in_a, db = d_of(p, layer->other) + in_b;
-  const Vectors dy = d_of(p, layer->out);
-  const int to_a = wanted(p, layer->in), to_b = wanted(p, layer->other);
-  JOINED(p, layer, {
-    const F d = dy[at], u = a[first], v = b[second];
-    if (to_a)
-      da[first] += what == ADD || what == SUBTRACT ? d
-                   : what == MULTIPLY              ? d * v
-                   : what == DIVIDE                ? d / v
-                                                   : PICK(ABOVE(v, ZERO), d, ZERO);
-    if (to_b && what != CHOOSE)
-      db[second] += what == ADD        ? d
-                    : what == SUBTRACT ? ZERO - d
-                    : what == MULTIPLY ? d * u
-                                       : ZERO - d * (u / v) / v;
+  SHARE_JOINED(p, layer, in_y, in_a, in_b, {
+    const Vec u = a[in_a], v = b[in_b];
+    y[in_y] = what == ADD        ? u + v
+              : what == SUBTRACT ? u - v
+              : what == MULTIPLY ? u * v
+              : what == DIVIDE   ? u / v
+                                 : SELECT(ABOVE(v, ZERO), u, otherwise);
   })
 }
 
-/* The sum of two values of the same planes, lines and units. The first one's gradient may be the
- * output's own. */
+static void join_back(const Pass *p, const Layer *layer) {
+  const int32_t a_start = layer->size[JOIN_A], b_start = layer->size[JOIN_B];
+  const int32_t what = layer->size[JOIN_WHAT];
+  const Vectors a = x_of(p, layer) + a_start, b = vectors_of(p, layer->other) + b_start;
+  const Vectors da = dx_of(p, layer) + a_start;
+  const Vectors db = gradient_of(p, layer->other) + b_start, dy = dy_of(p, layer);
+  const int needs_da = needs_gradient(p, layer->in), needs_db = needs_gradient(p, layer->other);
+  SHARE_JOINED(p, layer, in_y, in_a, in_b, {
+    const Vec d = dy[in_y], u = a[in_a], v = b[in_b];
+    if (needs_da)
+      da[in_a] += what == ADD || what == SUBTRACT ? d
+                  : what == MULTIPLY              ? d * v
+                  : what == DIVIDE                ? d / v
+                                                  : SELECT(ABOVE(v, ZERO), d, ZERO);
+    if (needs_db && what != CHOOSE)
+      db[in_b] += what == ADD        ? d
+                  : what == SUBTRACT ? ZERO - d
+                  : what == MULTIPLY ? d * u
+                                     : ZERO - d * (u / v) / v;
+  })
+}
+
+/* sum: y = a + b of two values of the same planes, lines and units. The gradient of a may lie where
+ * that of y does; then it is already there. */
 static void sum(const Pass *p, const Layer *layer) {
-  const Vectors a = x_of(p, layer->in), b = x_of(p, layer->other), y = x_of(p, layer->out);
-  const Value *second = &p->net->value[layer->other];
-  EACH(p, layer,
-       const int64_t of = (int64_t)plane_ * second->plane + (int64_t)line_ * second->line + unit_;
-       y[there] = a[here] + b[of])
+  const Value *in_a = &p->net->value[layer->in], *in_b = &p->net->value[layer->other];
+  const Value *in_y = &p->net->value[layer->out];
+  const Vectors a = x_of(p, layer), b = vectors_of(p, layer->other), y = y_of(p, layer);
+  SHARE_PLACES(&p->team, plane, in_a->planes, line, in_a->lines, unit, in_a->units,
+               y[place_in(in_y, plane, line, unit)] =
+                   a[place_in(in_a, plane, line, unit)] + b[place_in(in_b, plane, line, unit)])
 }
 
 static void sum_back(const Pass *p, const Layer *layer) {
-  const Vectors dy = d_of(p, layer->out), da = d_of(p, layer->in), db = d_of(p, layer->other);
-  const Value *second = &p->net->value[layer->other];
-  const int to_a = wanted(p, layer->in) && da != dy, to_b = wanted(p, layer->other);
-  const int adds = layer->adds;
-  EACH(p, layer,
-       const int64_t of = (int64_t)plane_ * second->plane + (int64_t)line_ * second->line + unit_;
-       const F d = dy[there]; if (to_a) put(&da[here], d, adds & 1);
-       if (to_b) put(&db[of], d, adds & 2))
+  const Value *in_a = &p->net->value[layer->in], *in_b = &p->net->value[layer->other];
+  const Value *in_y = &p->net->value[layer->out];
+  const Vectors dy = dy_of(p, layer), da = dx_of(p, layer), db = gradient_of(p, layer->other);
+  const int needs_da = needs_gradient(p, layer->in) && da != dy, adds = layer->adds;
+  const int needs_db = needs_gradient(p, layer->other);
+  SHARE_PLACES(&p->team, plane, in_a->planes, line, in_a->lines, unit, in_a->units, {
+    const Vec d = dy[place_in(in_y, plane, line, unit)];
+    if (needs_da) write_or_add(&da[place_in(in_a, plane, line, unit)], d, adds & 1);
+    if (needs_db) write_or_add(&db[place_in(in_b, plane, line, unit)], d, adds & 2);
+  })
 }
 
-/* A parameter for each number of the input, added to it (size[0] is 0) or multiplied with it.
- * Scratch: as many vectors. size[1]: numbers that share one, side by side; size[2]: parameters. */
-
-/* Run `call` for each parameter that is this member's, number `of`, on each number i that has it,
- * in their order. */
-#define WITH_PARAMETERS(p, layer, start, call, end) \
-  const int32_t share_ = (layer)->size[1], all_ = (layer)->size[2]; \
-  const int32_t units_ = (p)->net->value[(layer)->in].units; \
-  SHARE(&(p)->team, of, all_) { \
-    start; \
-    for (int32_t first_ = of * share_; first_ < units_; first_ += share_ * all_) \
-      for (int32_t i = first_; i < first_ + share_; i++) { call; } \
-    end; \
-  }
+/* plus: y = x + w or x * w, with parameters w that repeat along x: PLUS_REPEAT neighbouring numbers
+ * share one, the next ones the next, and after PLUS_COUNT of them the first one follows again.
+ * Scratch: the gradient of each. */
+enum { PLUS_TIMES, PLUS_REPEAT, PLUS_COUNT };
 
 static void plus(const Pass *p, const Layer *layer) {
-  const Vectors x = x_of(p, layer->in), y = x_of(p, layer->out);
-  const int32_t times = layer->size[0];
-  WITH_PARAMETERS(p, layer, const F w = FILL(p->row[layer->weight + of]),
-                  y[i] = times ? x[i] * w : x[i] + w, )
+  const Vectors x = x_of(p, layer), y = y_of(p, layer);
+  const int32_t units = p->net->value[layer->in].units, times = layer->size[PLUS_TIMES];
+  const int32_t repeat = layer->size[PLUS_REPEAT], count = layer->size[PLUS_COUNT];
+  SHARE(&p->team, k, count) {
+    const Vec w = FILL(p->parameters[layer->weight + k]);
+    for (int32_t first = k * repeat; first < units; first += repeat * count)
+      for (int32_t i = first; i < first + repeat; i++) y[i] = times ? x[i] * w : x[i] + w;
+  }
 }
 
 static void plus_back(const Pass *p, const Layer *layer) {
-  const Vectors x = x_of(p, layer->in), dy = d_of(p, layer->out), dx = d_of(p, layer->in);
-  const Vectors sums = scratch_of(p);
-  const int32_t times = layer->size[0], to_x = wanted(p, layer->in), adds = layer->adds & 1;
-  WITH_PARAMETERS(p, layer, const F w = FILL(p->row[layer->weight + of]);
-                  F sum = ZERO, const F d = dy[i]; sum += times ? d * x[i] : d;
-                  if (to_x) put(&dx[i], times ? d * w : d, adds), sums[of] = sum)
-  meet(&p->team);
-  add_up(p, p->g + layer->weight, sums, layer->size[2]);
+  const Vectors x = x_of(p, layer), sums = scratch_of(p);
+  const Vectors dx = dx_of(p, layer), dy = dy_of(p, layer);
+  const int32_t units = p->net->value[layer->in].units, times = layer->size[PLUS_TIMES];
+  const int32_t repeat = layer->size[PLUS_REPEAT], count = layer->size[PLUS_COUNT];
+  const int32_t needs_dx = needs_gradient(p, layer->in), adds = layer->adds & 1;
+  SHARE(&p->team, k, count) {
+    const Vec w = FILL(p->parameters[layer->weight + k]);
+    Vec sum = ZERO;
+    for (int32_t first = k * repeat; first < units; first += repeat * count)
+      for (int32_t i = first; i < first + repeat; i++) {
+        const Vec d = dy[i];
+        sum += times ? d * x[i] : d;
+        if (needs_dx) write_or_add(&dx[i], times ? d * w : d, adds);
+      }
+    sums[k] = sum;
+  }
+  barrier(&p->team);
+  add_image_sums(p, p->gradient + layer->weight, sums, count);
 }
 
-/* The same numbers for all images: parameters, or (weight -1) those whose bits `table` has. */
+/* given: y has the same numbers for all images: parameters, or (weight -1) constants, whose bits
+ * `table` has. */
 static void given(const Pass *p, const Layer *layer) {
-  const Vectors y = x_of(p, layer->out);
+  const Vectors y = y_of(p, layer);
   SHARE(&p->team, i, p->net->value[layer->out].units) {
-    if (layer->weight < 0) y[i] = FLOAT(BITS(ZERO) + (uint32_t)layer->table[i]);
-    else y[i] = FILL(p->row[layer->weight + i]);
+    if (layer->weight < 0) y[i] = AS_FLOAT(AS_BITS(ZERO) + (uint32_t)layer->table[i]);
+    else y[i] = FILL(p->parameters[layer->weight + i]);
   }
 }
 
 static void given_back(const Pass *p, const Layer *layer) {
   const int32_t count = p->net->value[layer->out].units;
-  add_up(p, p->g + layer->weight, d_of(p, layer->out), count);
+  add_image_sums(p, p->gradient + layer->weight, dy_of(p, layer), count);
 }
 
-/* Sums over some dimensions of a value with any steps, times number[0]. size: dimensions that stay,
- * outputs; dimensions that are summed, numbers that are summed into one; where to start; whether
- * outputs have numbers in common. `table`: of the dimensions that stay the numbers in each, then
- * the steps in the input; of the others too. */
-enum { TOTAL_STAYS, TOTAL_OUTPUTS, TOTAL_GONE, TOTAL_COUNT, TOTAL_OFFSET, TOTAL_COMMON };
+/* total: y = number[0] times the sum of x over some of its dimensions. size: the other dimensions,
+ * which y keeps, and the numbers of y; the summed dimensions, and how many numbers are added up;
+ * where x starts; whether a number of x goes into several of y. `table`: as spot_of reads it, of
+ * the kept dimensions with steps in x, then of the summed ones. */
+enum { TOTAL_KEPT, TOTAL_OUTPUTS, TOTAL_SUMMED, TOTAL_COUNT, TOTAL_OFFSET, TOTAL_COMMON };
 
 static void total(const Pass *p, const Layer *layer) {
-  const int32_t *size = layer->size, *gone = layer->table + 2 * size[TOTAL_STAYS];
-  const Vectors x = x_of(p, layer->in) + size[TOTAL_OFFSET], y = x_of(p, layer->out);
+  const int32_t *size = layer->size, *summed = layer->table + 2 * size[TOTAL_KEPT];
+  const Vectors x = x_of(p, layer) + size[TOTAL_OFFSET], y = y_of(p, layer);
   SHARE(&p->team, i, size[TOTAL_OUTPUTS]) {
-    const Vectors from = x + spot_of(layer->table, size[TOTAL_STAYS], 1, i).of[0];
-    F sum = ZERO;
+    const Vectors first = x + spot_of(layer->table, size[TOTAL_KEPT], 1, i).in[0];
+    Vec sum = ZERO;
     for (int32_t j = 0; j < size[TOTAL_COUNT]; j++)
-      sum += from[spot_of(gone, size[TOTAL_GONE], 1, j).of[0]];
+      sum += first[spot_of(summed, size[TOTAL_SUMMED], 1, j).in[0]];
     y[i] = sum * layer->number[0];
   }
 }
 
 static void total_back(const Pass *p, const Layer *layer) {
-  const int32_t *size = layer->size, *gone = layer->table + 2 * size[TOTAL_STAYS];
-  const Vectors dx = d_of(p, layer->in) + size[TOTAL_OFFSET], dy = d_of(p, layer->out);
+  const int32_t *size = layer->size, *summed = layer->table + 2 * size[TOTAL_KEPT];
+  const Vectors dx = dx_of(p, layer) + size[TOTAL_OFFSET], dy = dy_of(p, layer);
   SHARE_UNLESS(&p->team, size[TOTAL_COMMON], i, size[TOTAL_OUTPUTS]) {
-    const Vectors to = dx + spot_of(layer->table, size[TOTAL_STAYS], 1, i).of[0];
-    const F d = dy[i] * layer->number[0];
+    const Vectors first = dx + spot_of(layer->table, size[TOTAL_KEPT], 1, i).in[0];
+    const Vec d = dy[i] * layer->number[0];
     for (int32_t j = 0; j < size[TOTAL_COUNT]; j++)
-      put(&to[spot_of(gone, size[TOTAL_GONE], 1, j).of[0]], d, layer->adds & 1);
+      write_or_add(&first[spot_of(summed, size[TOTAL_SUMMED], 1, j).in[0]], d, layer->adds & 1);
   }
 }

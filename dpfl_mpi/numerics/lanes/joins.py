@@ -123,7 +123,8 @@ def add_join(recorder, out, what, a, b, otherwise=0.0):
     shape = tuple(out.shape[1:])
 
     def fill(x: Any, other: Any, y: Any) -> tuple[list[int], list[int]]:
-        in_y = [y.plane, y.line, 1][-len(shape) :] if len(shape) < 4 else dense_strides(shape)
+        steps = [y.plane_step, y.line_step, 1]
+        in_y = steps[-len(shape) :] if len(shape) < 4 else dense_strides(shape)
         all_axes = [i for i in range(len(shape)) if shape[i] > 1]
         # Threads share the axes along which no two of them add to the same gradient; along the
         # other axes, each thread computes all.

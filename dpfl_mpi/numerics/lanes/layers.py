@@ -41,8 +41,8 @@ def linear(recorder, out, input, weight, bias=None):
     layer = [Use(view, (1, lines, inputs))], (1, lines, outputs), weight, bias
 
     def fill(x: Any, y: Any) -> tuple[list[int], list[int]]:  # two of `correlations`
-        forward = [1, lines, 0, 0, y.line, 0, x.line, 1, 0, 0]
-        back = [1, lines, 0, 0, x.line, 0, y.line, 1, 0, 0]
+        forward = [1, lines, 0, 0, y.line_step, 0, x.line_step, 1, 0, 0]
+        back = [1, lines, 0, 0, x.line_step, 0, y.line_step, 1, 0, 0]
         return [1, 1, outputs, inputs, 1, 1, 1], forward + back
 
     if lines == 1:
@@ -111,8 +111,8 @@ def correlations(sizes: list[tuple[int, ...]], outputs: int, inputs: int, groups
         (rows, height, kernel_y, sy, pad_y, dilation_y), axis_x = sizes
         columns, width, kernel_x, sx, pad_x, dilation_x = axis_x
         taps = [(i, j) for i in range(kernel_y) for j in range(kernel_x)]
-        table = [rows, columns, 0, y.line, 1, sy * x.line, sx, len(taps)]
-        table += [(i * dilation_y - pad_y) * x.line + j * dilation_x - pad_x for i, j in taps]
+        table = [rows, columns, 0, y.line_step, 1, sy * x.line_step, sx, len(taps)]
+        table += [(i * dilation_y - pad_y) * x.line_step + j * dilation_x - pad_x for i, j in taps]
         table += range(len(taps))
         starts = [(top, left) for top in range(min(sy, height)) for left in range(min(sx, width))]
         for top, left in starts:
@@ -122,12 +122,12 @@ def correlations(sizes: list[tuple[int, ...]], outputs: int, inputs: int, groups
             met_rows = [(i, output) for i, (output, rest) in by_row if rest == 0]
             met_columns = [(j, output) for j, (output, rest) in by_column if rest == 0]
             table += [-(-(height - top) // sy), -(-(width - left) // sx)]
-            table += [top * x.line + left, sy * x.line, sx, y.line, 1]
+            table += [top * x.line_step + left, sy * x.line_step, sx, y.line_step, 1]
             table += [len(met_rows) * len(met_columns)]
-            table += [line * y.line + unit for _, line in met_rows for _, unit in met_columns]
+            table += [line * y.line_step + unit for _, line in met_rows for _, unit in met_columns]
             table += [i * kernel_x + j for i, _ in met_rows for j, _ in met_columns]
         rows_of_piece = max(1, PIECE // columns)
-        size = [groups, len(starts), outputs, inputs, y.plane, x.plane, rows_of_piece]
+        size = [groups, len(starts), outputs, inputs, y.plane_step, x.plane_step, rows_of_piece]
         return size, table
 
     return fill

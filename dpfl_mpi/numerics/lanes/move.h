@@ -1,83 +1,77 @@
-/* Numbers that lie apart are brought together. size: dimensions of the source, and where in it they
- * start; `table`: numbers in each dimension, then vectors from one to the next. The way back adds
- * where the source has other readers.
+/* Two kinds of layer that compute nothing.
  *
- * Where a number of the source is several of the output, size[2] numbers of it have a gradient: the
- * table goes on with where each is, where its part of a list starts, and the list's end; then the
- * list, which says where in the output its numbers are, in their order. The way back adds to these.
- */
+ * move: the output is the numbers of a view of the input (such as a transposed one), one after the
+ * other. size: the view's dimensions, and where in the input it starts. `table`: the size of each
+ * dimension, then its step, in vectors. The backward pass adds where the input has other readers.
+ * If the view reads numbers several times, size[2] input numbers have a gradient. The table then
+ * goes on with three lists: where each of them is; where its readers start in the third list, and
+ * that list's end; and all readers, i.e. where in the output they are. The backward pass adds the
+ * gradients of the readers, in their order.
+ *
+ * clear: the backward pass sets a gradient to 0 to which others add. */
 enum { MOVE_DIMENSIONS, MOVE_OFFSET, MOVE_GATHERED };
 enum { MOST_DIMENSIONS = 8 };
 
-/* A number of a view: its place in each dimension, and where it is in the source. */
+/* A number of a view: its index in each dimension, and where it is in the input. */
 typedef struct {
-  int32_t at[MOST_DIMENSIONS];
-  int64_t place;
+  int32_t index[MOST_DIMENSIONS];
+  int64_t number, place;
 } Odometer;
 
-/* From 0, go to number `number`. `table`: numbers in each dimension, then vectors from one to the
- * next. */
-INLINE void seek(Odometer *o, int64_t number, const int32_t *table, int32_t dimensions) {
-  for (int32_t i = dimensions - 1; i >= 0; i--) {
-    o->at[i] = number % table[i];
-    number /= table[i];
-    o->place += (int64_t)o->at[i] * table[dimensions + i];
-  }
-}
-
-/* Run `call` for each number of a layer's output that is this member's: `at` is where it is,
- * o.place where it comes from. */
-#ifdef GPU
-#define WALK(p, layer, ...) \
-  const Value *out_ = &(p)->net->value[(layer)->out]; \
-  EACH_OF(p, out_, { \
-    Odometer o = {}; \
-    seek(&o, of_, (layer)->table, (layer)->size[MOVE_DIMENSIONS]); \
-    __VA_ARGS__; \
-  })
-#else
-/* Go to the next number. */
-INLINE void next(Odometer *o, const int32_t *table, int32_t dimensions) {
-  for (int32_t i = dimensions - 1; i >= 0; i--) {
+/* Go to a number of a view. On a CPU the next number takes fewer operations than others. */
+INLINE void go_to(Odometer *o, int64_t number, const int32_t *table, int32_t dimensions) {
+  const int is_next = number == o->number + 1;
+  o->number = number;
+#ifndef GPU
+  for (int32_t i = dimensions - 1; is_next && i >= 0; i--) {
     const int32_t step = table[dimensions + i];
     o->place += step;
-    if (++o->at[i] < table[i]) return;
+    if (++o->index[i] < table[i]) return;
     o->place -= (int64_t)step * table[i];
-    o->at[i] = 0;
+    o->index[i] = 0;
+  }
+#endif
+  o->place = 0;
+  for (int32_t i = dimensions - 1; i >= 0; i--) {
+    o->index[i] = number % table[i];
+    number /= table[i];
+    o->place += (int64_t)o->index[i] * table[dimensions + i];
   }
 }
 
-#define WALK(p, layer, ...) \
+/* Run a statement, the last argument, for each number of a move's output that is this member's. The
+ * caller names two variables for it: where the number is in the output, and in the view. */
+#define SHARE_MOVED(p, layer, out_place, in_place, ...) \
   const Value *out_ = &(p)->net->value[(layer)->out]; \
-  const int64_t first_ = \
-      part_of(&(p)->team, (int64_t)out_->planes * out_->lines, (p)->team.member) * out_->units; \
-  Odometer o = {{0}, 0}; \
-  seek(&o, first_, (layer)->table, (layer)->size[MOVE_DIMENSIONS]); \
-  EACH_OF(p, out_, __VA_ARGS__; next(&o, (layer)->table, (layer)->size[MOVE_DIMENSIONS]))
-#endif
+  Odometer odometer_ = {{0}, -2, 0}; \
+  SHARE_PLACES(&(p)->team, plane_, out_->planes, line_, out_->lines, unit_, out_->units, { \
+    go_to(&odometer_, (plane_ * out_->lines + line_) * out_->units + unit_, (layer)->table, \
+          (layer)->size[MOVE_DIMENSIONS]); \
+    const int64_t out_place = place_in(out_, plane_, line_, unit_); \
+    const int64_t in_place = odometer_.place; \
+    __VA_ARGS__; \
+  })
 
 static void move(const Pass *p, const Layer *layer) {
-  const Vectors x = x_of(p, layer->in) + layer->size[MOVE_OFFSET], y = x_of(p, layer->out);
-  WALK(p, layer, y[at] = x[o.place])
+  const Vectors x = x_of(p, layer) + layer->size[MOVE_OFFSET], y = y_of(p, layer);
+  SHARE_MOVED(p, layer, out_place, in_place, y[out_place] = x[in_place])
 }
 
 static void move_back(const Pass *p, const Layer *layer) {
-  const Vectors dy = d_of(p, layer->out), dx = d_of(p, layer->in) + layer->size[MOVE_OFFSET];
-  const int32_t gathered = layer->size[MOVE_GATHERED];
-  if (gathered) {
-    const int32_t *places = layer->table + 2 * layer->size[MOVE_DIMENSIONS];
-    const int32_t *starts = places + gathered, *from = starts + gathered + 1;
-    SHARE(&p->team, i, gathered) {
-      F sum = dx[places[i]];
-      for (int32_t j = starts[i]; j < starts[i + 1]; j++) sum += dy[from[j]];
-      dx[places[i]] = sum;
-    }
-  } else {
-    const int adds = layer->adds & 1;
-    WALK(p, layer, put(&dx[o.place], dy[at], adds))
+  const Vectors dy = dy_of(p, layer), dx = dx_of(p, layer) + layer->size[MOVE_OFFSET];
+  const int32_t gathered = layer->size[MOVE_GATHERED], adds = layer->adds & 1;
+  if (!gathered) {
+    SHARE_MOVED(p, layer, out_place, in_place, write_or_add(&dx[in_place], dy[out_place], adds))
+    return;
+  }
+  const int32_t *places = layer->table + 2 * layer->size[MOVE_DIMENSIONS];
+  const int32_t *starts = places + gathered, *readers = starts + gathered + 1;
+  SHARE(&p->team, i, gathered) {
+    Vec sum = dx[places[i]];
+    for (int32_t j = starts[i]; j < starts[i + 1]; j++) sum += dy[readers[j]];
+    dx[places[i]] = sum;
   }
 }
 
-/* A gradient that no layer writes as a whole starts from 0. */
 static void clear(const Pass *p, const Layer *layer) { (void)p, (void)layer; }
 static void clear_back(const Pass *p, const Layer *layer) { clear_gradient(p, layer->out); }

@@ -1,46 +1,47 @@
-/* What a caller describes: a network as a list of layers over values in one arena.
- * numerics/lanes/declared.py reads these structures.
+/* The structures that a caller passes: a network, and one task for each client. Python describes
+ * them (plan.py, kernels.py); numerics/lanes/declared.py reads their fields from here.
  *
- * A value is an array [planes, lines, units] of vectors, one image in each lane. Its vectors, and
- * those of its gradient, lie in the arena, which the caller has planned: all places are counted in
- * vectors, so they are the same in every form.
- */
+ * row: all parameters of one model, one after the other, in `width` columns.
+ * vector: one number of each of LANES images. The arena is an array of vectors.
+ * value: an input or output of a layer: an array [planes, lines, units] of vectors of the arena,
+ *   which for images are channels, height and width. The caller has planned where each value and
+ *   its gradient (of the loss by the value) lie. Places and steps are counted in vectors. */
 typedef struct {
-  int64_t x, d;                 /* where its first vector is, and that of its gradient */
-  int64_t upstream;             /* its numbers depend on the columns of the row before this one */
-  int32_t planes, lines, units; /* an image's are channels, height, width */
-  int32_t plane, line;          /* vectors from one plane, and from one line, to the next */
+  int64_t start, gradient_start; /* where in the arena the value and its gradient start */
+  int64_t upstream;              /* it depends on no column of the row from this one on */
+  int32_t planes, lines, units;
+  int32_t plane_step, line_step; /* vectors from one plane, and from one line, to the next */
 } Value;
 
 typedef struct {
-  int32_t kind;           /* a place in the kinds of lanes.c */
-  int32_t in, other, out; /* values */
+  int32_t kind;           /* its number in KINDS of lanes.c */
+  int32_t in, other, out; /* numbers of values: its inputs (one or two) and its output */
   int32_t adds;           /* bit 0: the gradient of `in` is added, else written; bit 1: `other` */
-  int32_t size[12];       /* what the kind says */
-  float number[2];
-  int64_t weight, bias; /* where its parameters start in the row; -1: it has none */
-  int64_t space;        /* where it has vectors of its own */
-  const int32_t *table; /* numbers of its own */
+  int32_t size[12];       /* settings of its kind: the kind's file says which, */
+  float number[2];        /* likewise, */
+  int64_t weight, bias;   /* columns of the row where its parameters start; -1: it has none */
+  int64_t space;          /* place in the arena of what it keeps from forward to backward */
+  const int32_t *table;   /* settings of any length: the kind's file says which */
 } Layer;
 
 enum { BYTES, FLOATS, TOKENS }; /* what samples are stored as */
 
 typedef struct {
-  int32_t layers, samples;           /* how many; what samples are stored as */
-  int32_t height, wide, channels;    /* of a sample: 1, 1, F of a vector, 1, L, 1 of a text */
-  int32_t logits;                    /* a value */
-  const Value *value;                /* the first is the sample */
-  const Layer *layer;                /* in the order of the way forward */
-  const float *scale, *shift;        /* [C] a sample's n enters as n * scale + shift */
-  int64_t vectors, scratch, width;   /* of the arena; where in it layers work; numbers of a row */
-  int64_t own;                       /* vectors that a member of a team has for itself */
+  int32_t layers, samples;         /* how many layers; BYTES, FLOATS or TOKENS */
+  int32_t height, wide, channels;  /* of a sample; a vector has 1, 1, n, a text 1, n, 1 */
+  int32_t logits;                  /* number of the value that is the output */
+  const Value *value;              /* the first is the sample */
+  const Layer *layer;              /* in the order of the forward pass */
+  const float *scale, *shift;      /* [channels] n of a sample enters as n * scale + shift */
+  int64_t vectors, scratch, width; /* of the arena; where in it layers work; columns of a row */
+  int64_t private_vectors;         /* work space of each member of a team */
 } Net;
 
 typedef struct {
-  const void *pixels;    /* [M, rows, columns, C], of which a window [H, W] is read */
-  const int64_t *labels; /* [M] */
-  const int32_t *order;  /* which images, one after the other */
-  const uint8_t *crop;   /* [3, stride] first row and column of its window, mirrored? */
+  const void *pixels;    /* [all, rows, columns, channels] of which a window is read */
+  const int64_t *labels; /* [all] */
+  const int32_t *order;  /* numbers of the client's images, one after the other */
+  const uint8_t *crop;   /* [3, stride] of each: first row and column of its window, mirrored? */
   int64_t stride;        /* crop NULL: all windows start at row and column `corner` */
   int32_t rows, columns, corner;
   const int64_t *keys; /* of each mini-batch, for dropout; NULL: nothing is dropped */
@@ -49,19 +50,19 @@ typedef struct {
 typedef struct {
   float lr, momentum, decay, clip; /* clip = 0: no clipping */
   float mu;                        /* mu * (w - towards) is added to the gradient */
-  const float *towards;            /* [D]; NULL: nothing is added */
-  const uint8_t *trained;          /* [D] 0 for a frozen column; NULL: all columns are trained */
+  const float *towards;            /* [width]; NULL: nothing is added */
+  const uint8_t *trained;          /* [width] 0 for a frozen column; NULL: all are trained */
   const float *corrections;        /* [steps, 2] Adam's, of means that start from 0; NULL: SGD */
-  float take, keep, add, eps;      /* 1 - beta_1, beta_2, 1 - beta_2 */
-  int32_t decoupled;               /* the decay is AdamW's */
+  float one_minus_beta1, beta2, one_minus_beta2, eps; /* Adam's */
+  int32_t decoupled;                                  /* the decay is AdamW's */
 } Sgd;
 
 /* One client's training, along the gradients of mini-batches. */
 typedef struct {
-  float *w, *m;        /* [D] its row, and the momentum's or Adam's */
-  float *v, *m_v;      /* those of its second row (mix) */
-  float *row;          /* [D] where else a gradient is taken (mix, ahead) */
-  float *g;            /* [D] the gradient, written by `gradient` and used up by `step` */
+  float *w, *m;        /* [width] its row, and the momentum; Adam's m has its means (step.h) */
+  float *v, *m_v;      /* the same of its second row (mix) */
+  float *row;          /* [width] a third row, where a second gradient is taken (mix, ahead) */
+  float *g;            /* [width] the gradient, written by `gradient` and used up by `step` */
   float share;         /* of v in row (mix); rate of the step from w to row (ahead) */
   int32_t epochs, batch;
   int64_t n;           /* images of an epoch */
@@ -71,30 +72,31 @@ typedef struct {
   float losses[2];     /* other verbs in float32 to these: at w and at row (mix), else the first */
 } Training;
 
-/* Rows of parameters that are scored on one client's images. */
+/* Rows that are scored on one client's images. */
 typedef struct {
   const float *rows;
-  int64_t stride; /* floats from one row to the next */
-  int32_t r, read; /* rows; the value that `features` shows */
-  int64_t n;
+  int64_t stride;  /* floats from one row to the next */
+  int32_t r, read; /* how many rows; number of the value that `features` shows */
+  int64_t n;       /* images */
   Images images;
   float *losses;      /* [r, n] */
-  int64_t *predicted; /* [r, n] classes, where it is not NULL */
+  int64_t *predicted; /* [r, n] classes; NULL: they are not written */
   float *logits;      /* [r, n, classes], likewise */
-  float *features;    /* [r, n, I], likewise */
+  float *features;    /* [r, n, units of the value], likewise */
 } Scoring;
 
-/* A client's greedy search: (X, w^X) and (Y, w^Y), and the candidates that are decided next. */
+/* A client's greedy search for the models to average, by sets X (grows) and Y (shrinks); and the
+ * candidates that are decided next. */
 typedef struct {
-  double *x, *y;             /* [D] sums of p_i w_i over X and over Y */
+  double *x, *y;             /* [width] sums of p_i w_i over X and over Y */
   double p_x, p_y, r_x, r_y; /* sums of p_i; rewards of the averages, once it has started */
-  double cases[4];           /* candidates by which gain was above 0 */
-  float *pair, *losses;      /* [2, D] the averages scored next; [2, n] */
-  int64_t started, n;
+  double cases[4];           /* candidates, counted by which gain was above 0 */
+  float *pair, *losses;      /* [2, width] the averages scored next; [2, n] */
+  int64_t started, n;        /* whether r_x and r_y are known; validation images */
   Images images;
   const float *const *models; /* [count] the candidates' rows, */
-  const double *p, *coins;    /* [count] their weights, and a coin each */
+  const double *p, *coins;    /* [count] their weights, and a random number of each, below 1 */
   uint8_t *added;             /* [count] written: whether each was added to X */
-  int64_t count, most;        /* candidates; how many of them may be added */
-  int64_t decided;            /* written */
+  int64_t count, budget_left; /* candidates; how many of them may be added */
+  int64_t decided;            /* written: how many candidates are decided */
 } Search;

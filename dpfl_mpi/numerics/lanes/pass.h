@@ -1,11 +1,15 @@
-/* A pass: up to LANES images on their way through a network and back. */
+/* A pass: up to LANES images on their way forward through a network and back. This file has what a
+ * layer's functions are called with, and how they find values and gradients.
+ *
+ * In all layers x and y are the input and output; d, dx and dy are gradients of the loss by them;
+ * w, b and g are weights, biases and gradients of parameters. */
 
-/* What a team's members share, behind its arena and gradient. */
+/* What the members of a team share; it lies behind the team's arena and gradient. */
 typedef struct {
-  float losses[16], sums[64];
-  double loss, rewards[2]; /* of the last mini-batch; of two averages */
-  double parts[2][312];    /* of an exact sum each */
-  int64_t task;
+  float losses[16], sums[64]; /* of the pass's images; of squares (step.h) */
+  double loss, rewards[2];    /* of the last mini-batch; of two averages (search.h) */
+  double parts[2][312];       /* work space of two exact sums (search.h) */
+  int64_t task;               /* number of the client that the team computes */
 } Shared;
 
 typedef struct {
@@ -13,53 +17,68 @@ typedef struct {
   const Net *net;
   Vectors arena;
   Shared *shared;
-  const float *row; /* [D] parameters */
-  float *g;         /* [D] their gradient, to which the way back adds */
-  int64_t lowest;   /* columns before this one are not trained */
-  int32_t first;    /* place of the first image in its mini-batch */
-  int n;            /* images; the other lanes repeat the first image, with weight 0 */
-  int drops;        /* whether dropout drops, */
-  uint64_t key;     /* by this key */
-  int32_t labels[OWN];
+  const float *parameters; /* [width] the row */
+  float *gradient;         /* [width] of the row, to which the backward pass adds */
+  int64_t lowest;          /* columns before this one are not trained */
+  int32_t first;           /* index of the first image in its mini-batch */
+  int n;                   /* images; the other lanes repeat the first image, with weight 0 */
+  int drops;               /* whether dropout drops; */
+  uint64_t key;            /* its random numbers */
+  int32_t labels[LANES_HELD];
 #ifndef GPU
-  Vectors own; /* work space of this member */
+  Vectors private_space; /* work space of this member */
 #endif
 } Pass;
 
-/* Return the pass with addresses and a thread that the compiler has not seen. */
-INLINE Pass anew(const Pass *p) {
+/* Return a copy whose addresses the compiler knows nothing about (FORGET in gpu.h says why). */
+INLINE Pass fresh_copy(const Pass *p) {
   Pass q = *p;
   FORGET(q.arena.at);
-  FORGET(q.row);
-  FORGET(q.g);
+  FORGET(q.parameters);
+  FORGET(q.gradient);
   FORGET_THREAD(q.team.thread);
   return q;
 }
 
-INLINE Vectors x_of(const Pass *p, int32_t value) { return p->arena + p->net->value[value].x; }
-INLINE Vectors d_of(const Pass *p, int32_t value) { return p->arena + p->net->value[value].d; }
-/* Return whether anything trained lies before a value, so that its gradient is asked for. */
-INLINE int wanted(const Pass *p, int32_t value) {
+/* Return where a value's vectors start, and those of its gradient; of a layer: the input x, the
+ * output y and their gradients; its weight; its bias, NULL if it has none. */
+INLINE Vectors vectors_of(const Pass *p, int32_t value) {
+  return p->arena + p->net->value[value].start;
+}
+INLINE Vectors gradient_of(const Pass *p, int32_t value) {
+  return p->arena + p->net->value[value].gradient_start;
+}
+INLINE Vectors x_of(const Pass *p, const Layer *layer) { return vectors_of(p, layer->in); }
+INLINE Vectors y_of(const Pass *p, const Layer *layer) { return vectors_of(p, layer->out); }
+INLINE Vectors dx_of(const Pass *p, const Layer *layer) { return gradient_of(p, layer->in); }
+INLINE Vectors dy_of(const Pass *p, const Layer *layer) { return gradient_of(p, layer->out); }
+INLINE const float *weight_of(const Pass *p, const Layer *layer) {
+  return p->parameters + layer->weight;
+}
+INLINE const float *bias_of(const Pass *p, const Layer *layer) {
+  return layer->bias < 0 ? NULL : p->parameters + layer->bias;
+}
+/* Return whether a value depends on anything trained, so that its gradient is needed. */
+INLINE int needs_gradient(const Pass *p, int32_t value) {
   return p->net->value[value].upstream > p->lowest;
 }
 INLINE Vectors scratch_of(const Pass *p) { return p->arena + p->net->scratch; }
 
-/* Run `call` for each number of a value that is this member's: `at` is where it is. */
-#define EACH_OF(p, value, ...) \
-  PLACES(&(p)->team, (value)->planes, (value)->lines, (value)->units, \
-         const int64_t at = \
-             (int64_t)plane_ * (value)->plane + (int64_t)line_ * (value)->line + unit_; \
-         __VA_ARGS__)
-
-/* Set the gradient of a value to 0. */
-INTERNAL void clear_gradient(const Pass *p, int32_t value) {
-  const Value *v = &p->net->value[value];
-  const Vectors d = p->arena + v->d;
-  EACH_OF(p, v, d[at] = ZERO)
+/* Return how many vectors lie between a value's start and one of its vectors. */
+INLINE int64_t place_in(const Value *value, int64_t plane, int64_t line, int32_t unit) {
+  return plane * value->plane_step + line * value->line_step + unit;
 }
 
-/* g[i] += the sum over the images of vector i, for those that are this member's. */
-INTERNAL void add_up(const Pass *p, float *g, Vectors v, int64_t count) {
+/* Set the gradient of a value to 0. */
+INTERNAL void clear_gradient(const Pass *p, int32_t number) {
+  const Value *value = &p->net->value[number];
+  const Vectors d = gradient_of(p, number);
+  SHARE_PLACES(&p->team, plane, value->planes, line, value->lines, unit, value->units,
+               d[place_in(value, plane, line, unit)] = ZERO)
+}
+
+/* g [count] += the sum of each vector over its images, for those that are this member's. */
+INTERNAL void add_image_sums(const Pass *p, float *g, Vectors v, int64_t count) {
 #ifdef GPU
   SHARE_NUMBERS(&p->team, i, count) {
     const float4 *x = (const float4 *)floats_at(v + i);
@@ -69,28 +88,30 @@ INTERNAL void add_up(const Pass *p, float *g, Vectors v, int64_t count) {
     g[i] = sum;
   }
 #else
-  const int64_t fours = (count + 3) / 4, from = 4 * part_of(&p->team, fours, p->team.member);
+  /* members have multiples of four, which add_lanes sums at once */
+  const int64_t fours = (count + 3) / 4, first = 4 * part_of(&p->team, fours, p->team.member);
   const int64_t end = 4 * part_of(&p->team, fours, p->team.member + 1);
-  add_up_of(g + from, v + from, (end < count ? end : count) - from, p->n);
+  add_lanes(g + first, v + first, (end < count ? end : count) - first, p->n);
 #endif
 }
 
-/* What `leave` left of a member's sums is added to the gradient. */
-INTERNAL void collect(const Pass *p, float *g, Vectors sums, int64_t count) {
+/* Add to g the sums over the images of `count` vectors v, the gradients of parameters `first` ...
+ * of g. A GPU only stores the vectors in `sums`, until finish_image_sums. */
+INLINE void begin_image_sums(const int count, const Pass *p, float *g, Vectors sums, int64_t first,
+                             const Vec *v) {
 #ifdef GPU
-  meet(&p->team);
-  add_up(p, g, sums, count);
-#endif
-  (void)p, (void)g, (void)sums, (void)count;
-}
-
-/* The sums over the images of `count` weights from number `at` on: a CPU adds them to the gradient
- * at once, a GPU leaves them in `sums` until `collect`. */
-INLINE void leave(const int count, const Pass *p, float *g, Vectors sums, int64_t at, const F *v) {
-#ifdef GPU
-  UNROLL for (int i = 0; i < count; i++) sums[at + i] = v[i];
+  UNROLL for (int i = 0; i < count; i++) sums[first + i] = v[i];
 #else
-  add_up_of(g + at, v, count, p->n);
+  add_lanes(g + first, v, count, p->n);
   (void)sums;
 #endif
+}
+
+/* On a GPU, add to g [count] what begin_image_sums stored. */
+INTERNAL void finish_image_sums(const Pass *p, float *g, Vectors sums, int64_t count) {
+#ifdef GPU
+  barrier(&p->team);
+  add_image_sums(p, g, sums, count);
+#endif
+  (void)p, (void)g, (void)sums, (void)count;
 }

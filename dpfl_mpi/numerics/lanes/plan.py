@@ -165,9 +165,11 @@ class Arena:
             if self.margins[source_slot] == (top, left):
                 source = self.values[self.numbers[source_slot, source_slot.geometry]]
                 replaces = op.overwrites and not self.makers[source_slot].keeps
-        value.x = source.x if source and replaces else self.take(planes * plane) + first
-        if slot.upstream:
-            value.d = source.d if source else self.take(planes * plane) + first
+        value.start = source.start if source and replaces else self.take(planes * plane) + first
+        if slot.upstream and source:
+            value.gradient_start = source.gradient_start
+        elif slot.upstream:
+            value.gradient_start = self.take(planes * plane) + first
         return self.append(value, key)
 
     def append(self, value: Any, key: Any = None) -> int:
@@ -179,8 +181,10 @@ class Arena:
     def part(self, number: int, geometry: Geometry, plane: int, unit: int) -> int:
         """Return the number of a new value: part of another one, from a plane and unit on."""
         value = self.values[number]
-        x, d = (start + plane * value.plane + unit for start in (value.x, value.d))
-        return self.append(CValue(x, d, value.upstream, *geometry, value.plane, value.line))
+        first = plane * value.plane_step + unit
+        starts = value.start + first, value.gradient_start + first
+        steps = value.plane_step, value.line_step
+        return self.append(CValue(*starts, value.upstream, *geometry, *steps))
 
     def number(self, use: Use) -> int:
         """Return the number of the value that an op reads, in the geometry in which it does."""
@@ -189,7 +193,8 @@ class Arena:
             return self.numbers[slot, geometry]
         own = self.values[self.numbers[slot, slot.geometry]]
         plane, line = geometry[1] * geometry[2], geometry[2]
-        value = CValue(own.x, own.d, own.upstream, *geometry, plane, line)
+        starts = own.start, own.gradient_start
+        value = CValue(*starts, own.upstream, *geometry, plane, line)
         return self.append(value, (slot, geometry))
 
 
@@ -226,7 +231,7 @@ def plan(
         h, w, c = shape
     else:  # tokens are a line, and a vector is one pixel of F channels
         h, w, c = (1, shape[0], 1) if dtype == "int32" else (1, 1, shape[0])
-        arena.values[0].plane = 1
+        arena.values[0].plane_step = 1
     layers, tables, features, vocabulary = [], [], {}, 0
     # layers run one after the other: they need as many vectors as the one that needs most
     scratch, thread_scratch = 0, 2 * ((w * c + 3) // 4)
@@ -260,5 +265,5 @@ def plan(
     c_values = (CValue * len(arena.values))(*arena.values)
     c_layers = (CLayer * len(layers))(*layers)
     net = CNet(len(layers), SAMPLE_TYPES[dtype], h, w, c, logits_number, c_values, c_layers)
-    net.vectors, net.scratch, net.own = arena.end, scratch_start, thread_scratch
+    net.vectors, net.scratch, net.private_vectors = arena.end, scratch_start, thread_scratch
     return Plan(net, c_values, c_layers, tables, arena.pieces, features, vocabulary)

@@ -1,149 +1,165 @@
-/* A convolution of 5x5, stride 1, without padding, then max-pool of 2x2 and ReLU, in one: the
- * stages of models/cnn.py.
+/* stage: a convolution of 5x5 (stride 1, no padding), a max-pool of 2x2 and ReLU in one pass over
+ * the image: the stages of models/cnn.py.
  *
- * size: -. weight [O, C, 5, 5], bias [O]. space: [2, O, P, Q] masks. P Q pooled height and
- * width. Scratch: a vector for each weight and bias, and weights
- * in another order. Own: [4, O].
- */
+ * A filter is an output channel; a tap is one position of its kernel. A pooled position is a place
+ * of the output [filters, rows, columns]. Its pool chooses one of four candidates: the convolution
+ * at (2 row, 2 column) and right of and below it. So it reads a window of 6x6 inputs.
+ *
+ * weight [filters, channels, 5, 5], bias [filters]. Space: which candidate each pooled position has
+ * chosen. Scratch: a vector for each weight and bias; on a GPU also weights in another order and
+ * dy at the candidates. Private space (CPU): [4, filters]. */
 typedef struct {
-  int32_t W, C, plane, filters, P, Q, out_line, out_plane;
   Vectors x;
-  /* [filters, P, Q] where in its 2 x 2 the greatest was: right, lower; a GPU has 1 + 2 in one */
+  int32_t x_line_step, x_plane_step, y_line_step, y_plane_step; /* in vectors */
+  int32_t channels, filters, rows, columns;
+  /* [filters, rows, columns] whether the chosen candidate is a right one, and whether a lower one;
+   * on a GPU one number, 1 for right + 2 for lower */
 #ifdef GPU
-  Vectors where;
+  Vectors chosen;
 #else
-  M *right, *lower;
+  Mask *right, *lower;
 #endif
 } Stage;
 
 INLINE Stage stage_of(const Pass *p, const Layer *layer) {
   const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out];
-  const Vectors space = p->arena + layer->space;
-  const int32_t area = out->planes * out->lines * out->units;
-  const Stage s = {in->line,         in->planes,    in->plane,         out->planes,
-                   out->lines,       out->units,    out->line,         out->plane,
-                   p->arena + in->x,
+  Stage s = {p->arena + in->start, in->line_step, in->plane_step, out->line_step, out->plane_step,
+             in->planes,           out->planes,   out->lines,     out->units};
 #ifdef GPU
-                   space};
+  s.chosen = p->arena + layer->space;
 #else
-                   (M *)space, (M *)(space + area)};
+  s.right = (Mask *)(p->arena + layer->space);
+  s.lower = (Mask *)(p->arena + layer->space + out->planes * out->lines * out->units);
 #endif
   return s;
 }
 
+/* Return where an input and an output lie, and the number of a pooled position. */
+INLINE int32_t x_place(const Stage *s, int32_t channel, int32_t line, int32_t column) {
+  return channel * s->x_plane_step + line * s->x_line_step + column;
+}
+INLINE int32_t y_place(const Stage *s, int32_t filter, int32_t row, int32_t column) {
+  return filter * s->y_plane_step + row * s->y_line_step + column;
+}
+INLINE int32_t number_of(const Stage *s, int32_t filter, int32_t row, int32_t column) {
+  return (filter * s->rows + row) * s->columns + column;
+}
+
 #ifdef GPU
-/* Weights as `pooled` reads them, [C, 5, 5, O], a line of O at a multiple of 16 bytes. */
+/* Copy the weights as [channels, 5, 5, filters], as `pooled` reads them; the filters of a tap start
+ * at a multiple of 16 bytes. */
 INLINE int packed_line(const Stage *s) { return (s->filters + 3) / 4 * 4; }
 
 INTERNAL float *pack_taps(const Pass *p, const Stage *s, const float *w) {
   float *packed = floats_at(scratch_of(p));
-  SHARE_NUMBERS(&p->team, i, s->filters * s->C * 25)
-    packed[i % (s->C * 25) * packed_line(s) + i / (s->C * 25)] = w[i];
-  meet(&p->team);
+  SHARE_NUMBERS(&p->team, i, s->filters * s->channels * 25)
+    packed[i % (s->channels * 25) * packed_line(s) + i / (s->channels * 25)] = w[i];
+  barrier(&p->team);
   return packed;
 }
 #endif
 
-/* Write y, `count` filters from `first` on at `wide` pooled positions side by side: four sums of a
- * filter and position, pool and ReLU. */
+/* Write y for `count` filters from `first` on at `wide` pooled positions side by side, and which
+ * candidates they choose. */
 INLINE void pooled(const int count, const int wide, const Stage *s, const float *w, const float *b,
                    int32_t first, int32_t row, int32_t column, Vectors y) {
-  F sum[8][2][4];
+  Vec sum[8][2][4]; /* of each filter and position, the four candidates */
   UNROLL for (int i = 0; i < count; i++)
-    UNROLL for (int j = 0; j < wide; j++) {
-      F *four = sum[i][j];
-      four[0] = four[1] = four[2] = four[3] = FILL(b[first + i]);
-    }
-  for (int32_t c = 0; c < s->C; c++)
+    UNROLL for (int j = 0; j < wide; j++)
+      UNROLL for (int k = 0; k < 4; k++) sum[i][j][k] = FILL(b[first + i]);
+  for (int32_t c = 0; c < s->channels; c++)
     for (int32_t ky = 0; ky < 5; ky++) {
-      const Vectors upper = s->x + (c * s->plane + (2 * row + ky) * s->W + 2 * column);
-      const Vectors under = upper + s->W;
-      F u[4], v[4];
-      UNROLL for (int x = 0; x < 2 * wide - 1; x++) u[x] = upper[x], v[x] = under[x];
+      /* tap line ky reads two lines of inputs, for the upper and the lower candidates; u and v have
+       * the inputs that the current tap reads, and move right from tap to tap */
+      const Vectors upper = s->x + x_place(s, c, 2 * row + ky, 2 * column);
+      const Vectors lower = upper + s->x_line_step;
+      Vec u[4], v[4];
+      UNROLL for (int x = 0; x < 2 * wide - 1; x++) u[x] = upper[x], v[x] = lower[x];
       UNROLL for (int kx = 0; kx < 5; kx++) {
-        u[2 * wide - 1] = upper[kx + 2 * wide - 1], v[2 * wide - 1] = under[kx + 2 * wide - 1];
+        u[2 * wide - 1] = upper[kx + 2 * wide - 1], v[2 * wide - 1] = lower[kx + 2 * wide - 1];
 #ifdef GPU
         float taps[8];
         read_aligned(count, w + ((c * 5 + ky) * 5 + kx) * packed_line(s) + first, taps);
 #else
-        const float *tap = w + (first * s->C + c) * 25 + ky * 5 + kx;
+        const float *tap = w + (first * s->channels + c) * 25 + ky * 5 + kx;
 #endif
         UNROLL for (int i = 0; i < count; i++) {
 #ifdef GPU
-          const F f = taps[i];
+          const Vec weight = taps[i];
 #else
-          const F f = FILL(tap[i * s->C * 25]);
+          const Vec weight = FILL(tap[i * s->channels * 25]);
 #endif
           UNROLL for (int j = 0; j < wide; j++) {
-            F *four = sum[i][j];
-            four[0] = FMA(f, u[2 * j], four[0]), four[1] = FMA(f, u[2 * j + 1], four[1]);
-            four[2] = FMA(f, v[2 * j], four[2]), four[3] = FMA(f, v[2 * j + 1], four[3]);
+            Vec *four = sum[i][j];
+            four[0] = FMA(weight, u[2 * j], four[0]), four[1] = FMA(weight, u[2 * j + 1], four[1]);
+            four[2] = FMA(weight, v[2 * j], four[2]), four[3] = FMA(weight, v[2 * j + 1], four[3]);
           }
         }
         UNROLL for (int x = 0; x < 2 * wide - 1; x++) u[x] = u[x + 1], v[x] = v[x + 1];
       }
     }
+  /* pool and ReLU */
   UNROLL for (int i = 0; i < count; i++)
     UNROLL for (int j = 0; j < wide; j++) {
-      M above, below, low;
-      const F *four = sum[i][j];
-      const F top = greater(four[0], four[1], &above), bottom = greater(four[2], four[3], &below);
-      const int32_t plane = first + i, at = (plane * s->P + row) * s->Q + column + j;
-      y[plane * s->out_plane + row * s->out_line + column + j] =
-          relu_of(greater(top, bottom, &low));
+      Mask top_right, bottom_right, is_lower;
+      const Vec *four = sum[i][j];
+      const Vec top = greater(four[0], four[1], &top_right);
+      const Vec bottom = greater(four[2], four[3], &bottom_right);
+      y[y_place(s, first + i, row, column + j)] = relu_of(greater(top, bottom, &is_lower));
+      const Mask is_right = SELECT_MASK(is_lower, bottom_right, top_right);
+      const int32_t number = number_of(s, first + i, row, column + j);
 #ifdef GPU
-      s->where[at] = FLOAT(EITHER(low, below, above) + 2u * low);
+      s->chosen[number] = AS_FLOAT(is_right + 2u * is_lower);
 #else
-      s->right[at] = EITHER(low, below, above);
-      s->lower[at] = low;
+      s->right[number] = is_right, s->lower[number] = is_lower;
 #endif
     }
 }
 
-#define POOLED(filters_at_once, wide) \
-  TILES(&p->team, filters_at_once, s.filters, s.P, s.Q / wide, \
-        pooled(count, wide, &s, w, b, at, line_, unit_ * wide, y))
-
 INTERNAL void stage(const Pass *p, const Layer *layer) {
   const Stage s = stage_of(p, layer);
-  const float *b = p->row + layer->bias;
-  const Vectors y = x_of(p, layer->out);
+  const float *b = bias_of(p, layer);
+  const Vectors y = y_of(p, layer);
+/* Members share tiles of some filters at `wide` pooled positions, by `pooled`. */
+#define POOLED(filters_at_once, wide) \
+  SHARE_TILES(&p->team, first, count, filters_at_once, s.filters, row, s.rows, tile, \
+              s.columns / wide, pooled(count, wide, &s, w, b, first, row, tile * wide, y))
 #ifdef GPU
-  /* as large tiles as keep most members busy: reading, not adding, takes the time */
+/* Tiles as large as keep most members busy, because reading takes the time, not adding. */
 #define FITS(filters_at_once, wide) \
-  (s.filters % filters_at_once == 0 && s.Q % wide == 0 && \
-   are_busy(s.filters / filters_at_once * s.P * (s.Q / wide)))
-  const float *w = pack_taps(p, &s, p->row + layer->weight);
+  (s.filters % filters_at_once == 0 && s.columns % wide == 0 && \
+   are_busy(s.filters / filters_at_once * s.rows * (s.columns / wide)))
+  const float *w = pack_taps(p, &s, weight_of(p, layer));
   if (FITS(8, 1)) POOLED(8, 1)
   else if (FITS(6, 2)) POOLED(6, 2)
   else if (FITS(4, 2)) POOLED(4, 2)
   else POOLED(4, 1)
 #else
-  const float *w = p->row + layer->weight;
+  const float *w = weight_of(p, layer);
   POOLED(FILTERS, 1)
 #endif
 }
 
 #ifdef GPU
-/* sum [count, 5] = the gradient of a line of taps of `count` filters, for the channel and line x.
- * A window of two lines moves over x; in each pooled position one of four places has a gradient. */
-INLINE void correlate(const int count, const Stage *s, Vectors x, Vectors d, Vectors where,
-                      F (*sum)[5]) {
-  const int area = s->P * s->Q;
+/* sum [count, 5] = the gradient of one line of taps of `count` filters, for the channel with inputs
+ * x from that line on. Only the candidate that a pooled position has chosen has a gradient. */
+INLINE void correlate(const int count, const Stage *s, Vectors x, Vectors dy, Vectors chosen,
+                      Vec (*sum)[5]) {
   UNROLL for (int o = 0; o < count; o++)
     UNROLL for (int i = 0; i < 5; i++) sum[o][i] = ZERO;
-  for (int p = 0; p < s->P; p++) {
-    const Vectors upper = x + 2 * p * s->W, under = upper + s->W;
-    F u[6], v[6];
-    UNROLL for (int i = 0; i < 4; i++) u[i] = upper[i], v[i] = under[i];
-    UNROLL_2 for (int q = 0; q < s->Q; q++) {
-      UNROLL for (int i = 4; i < 6; i++) u[i] = upper[2 * q + i], v[i] = under[2 * q + i];
+  for (int row = 0; row < s->rows; row++) {
+    /* u and v: six inputs of the upper and the lower line, which move right by two */
+    const Vectors upper = x + 2 * row * s->x_line_step, lower = upper + s->x_line_step;
+    Vec u[6], v[6];
+    UNROLL for (int i = 0; i < 4; i++) u[i] = upper[i], v[i] = lower[i];
+    UNROLL_2 for (int column = 0; column < s->columns; column++) {
+      UNROLL for (int i = 4; i < 6; i++) u[i] = upper[2 * column + i], v[i] = lower[2 * column + i];
       UNROLL for (int o = 0; o < count; o++) {
-        const U code = BITS(where[o * area + p * s->Q + q]);
-        const F slope = d[o * s->out_plane + p * s->out_line + q];
-        const F left = PICK(code & 1, ZERO, slope), right = PICK(code & 1, slope, ZERO);
-        F line[6];
-        UNROLL for (int i = 0; i < 6; i++) line[i] = PICK(code & 2, v[i], u[i]);
+        const Bits code = AS_BITS(chosen[number_of(s, o, row, column)]);
+        const Vec d = dy[y_place(s, o, row, column)];
+        const Vec left = SELECT(code & 1, ZERO, d), right = SELECT(code & 1, d, ZERO);
+        Vec line[6];
+        UNROLL for (int i = 0; i < 6; i++) line[i] = SELECT(code & 2, v[i], u[i]);
         UNROLL for (int i = 0; i < 5; i++) {
           sum[o][i] = FMA(left, line[i], sum[o][i]);
           sum[o][i] = FMA(right, line[i + 1], sum[o][i]);
@@ -153,35 +169,26 @@ INLINE void correlate(const int count, const Stage *s, Vectors x, Vectors d, Vec
     }
   }
 }
-
-#define CORRELATE(filters_at_once) \
-  TILES(&p->team, filters_at_once, s->filters, s->C, 5, { \
-    F sum[count][5]; \
-    correlate(count, s, s->x + (line_ * s->plane + unit_ * s->W), d + at * s->out_plane, \
-              s->where + at * s->P * s->Q, sum); \
-    UNROLL for (int o = 0; o < count; o++) \
-      leave(5, p, g, sums, ((at + o) * s->C + line_) * 25 + 5 * unit_, sum[o]); \
-  })
 #else
-/* sum [5, 5] at `count` columns = the gradient of a filter's taps, for one channel x. In each
- * pooled position one of four places has a gradient: x is moved to the right where it is there, and
- * the gradient up or down is 0. */
-INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, const M *right,
-                      const M *lower, F *out) {
-  F sum[5][5];
+/* sums [5, 5] at `count` columns = the gradient of those taps of a filter, for one channel x. Only
+ * the candidate that a pooled position has chosen has a gradient: if it is a right one, x is read
+ * one place further right, and the gradient of the upper or the lower line (up, down) is 0. */
+INLINE void correlate(const int count, const Stage *s, const Vec *x, const Vec *dy,
+                      const Mask *right, const Mask *lower, Vec *sums) {
+  Vec sum[5][5];
   UNROLL for (int line = 0; line < 5; line++)
     UNROLL for (int i = 0; i < count; i++) sum[line][i] = ZERO;
-  for (int32_t p = 0; p < s->P; p++)
-    for (int32_t q = 0; q < s->Q; q++) {
-      const int32_t at = p * s->Q + q;
-      const M r = right[at], low = lower[at];
-      const F slope = d[p * s->out_line + q];
-      const F up = PICK(low, ZERO, slope), down = PICK(low, slope, ZERO);
+  for (int32_t row = 0; row < s->rows; row++)
+    for (int32_t column = 0; column < s->columns; column++) {
+      const int32_t number = number_of(s, 0, row, column);
+      const Mask is_right = right[number], is_lower = lower[number];
+      const Vec d = dy[y_place(s, 0, row, column)];
+      const Vec up = SELECT(is_lower, ZERO, d), down = SELECT(is_lower, d, ZERO);
       UNROLL for (int line = 0; line < 6; line++) {
-        const F *from = x + (2 * p + line) * s->W + 2 * q;
-        F first = from[0];
+        const Vec *inputs = x + (2 * row + line) * s->x_line_step + 2 * column;
+        Vec first = inputs[0];
         UNROLL for (int i = 0; i < count; i++) {
-          const F next = held(from[i + 1], 2), v = PICK(r, next, first);
+          const Vec next = in_register(inputs[i + 1], 2), v = SELECT(is_right, next, first);
           if (line < 5) sum[line][i] = FMA(up, v, sum[line][i]);
           if (line > 0) sum[line - 1][i] = FMA(down, v, sum[line - 1][i]);
           first = next;
@@ -189,94 +196,109 @@ INLINE void correlate(const int count, const Stage *s, const F *x, const F *d, c
       }
     }
   UNROLL for (int line = 0; line < 5; line++)
-    UNROLL for (int i = 0; i < count; i++) out[5 * line + i] = sum[line][i];
+    UNROLL for (int i = 0; i < count; i++) sums[5 * line + i] = sum[line][i];
 }
-
 #endif
 
-/* The gradients of all taps. */
-INTERNAL void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
-  const int32_t area = s->P * s->Q;
-  const Vectors sums = scratch_of(p);
-  float *g = p->g + layer->weight;
+/* Add the gradients of weights and biases. */
+INTERNAL void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vectors dy) {
+  const int32_t weights = 25 * s->channels * s->filters;
+  const Vectors sums = scratch_of(p), bias_sums = sums + weights;
+  float *g = p->gradient + layer->weight, *g_bias = p->gradient + layer->bias;
 #ifdef GPU
-  /* as many filters at once as keep most members busy */
-  const int lines = 5 * s->C * s->filters;
+/* Members share lines of taps of some filters, by `correlate`: as many filters at once as keep most
+ * members busy. */
+#define CORRELATE(filters_at_once) \
+  SHARE_TILES(&p->team, first, count, filters_at_once, s->filters, channel, s->channels, line, 5, \
+              { \
+    Vec sum[count][5]; \
+    correlate(count, s, s->x + x_place(s, channel, line, 0), dy + y_place(s, first, 0, 0), \
+              s->chosen + number_of(s, first, 0, 0), sum); \
+    UNROLL for (int o = 0; o < count; o++) \
+      begin_image_sums(5, p, g, sums, ((first + o) * s->channels + channel) * 25 + 5 * line, \
+                       sum[o]); \
+  })
+  const int lines = weights / 5;
   if (s->filters % 4 == 0 && are_busy(lines / 4)) CORRELATE(4)
   else if (s->filters % 3 == 0 && are_busy(lines / 3)) CORRELATE(3)
   else if (s->filters % 2 == 0 && are_busy(lines / 2)) CORRELATE(2)
   else CORRELATE(1)
 #else
-  SHARE(&p->team, item, s->C * s->filters) {
-    const int32_t o = item / s->C, c = item % s->C;
-    F sum[25];
-    BLOCKS(TAPS, 5,
-           correlate(count, s, s->x + c * s->plane + at, d + o * s->out_plane, s->right + o * area,
-                     s->lower + o * area, sum + at))
-    leave(25, p, g, sums, item * 25, sum);
+  SHARE(&p->team, kernel, s->channels * s->filters) {
+    const int32_t o = kernel / s->channels, channel = kernel % s->channels;
+    Vec sum[25];
+    const Mask *right = s->right + number_of(s, o, 0, 0), *lower = s->lower + number_of(s, o, 0, 0);
+    FOR_BLOCKS(first, count, TAPS, 0, 5,
+               correlate(count, s, s->x + x_place(s, channel, 0, first),
+                         dy + y_place(s, o, 0, 0), right, lower, sum + first))
+    begin_image_sums(25, p, g, sums, kernel * 25, sum);
   }
 #endif
   SHARE(&p->team, o, s->filters) {
-    F total = ZERO;
-    for (int32_t row = 0; row < s->P; row++)
-      for (int32_t column = 0; column < s->Q; column++)
-        total += d[o * s->out_plane + row * s->out_line + column];
-    leave(1, p, p->g + layer->bias, sums + 25 * s->C * s->filters, o, &total);
+    Vec total = ZERO;
+    for (int32_t row = 0; row < s->rows; row++)
+      for (int32_t column = 0; column < s->columns; column++)
+        total += dy[y_place(s, o, row, column)];
+    begin_image_sums(1, p, g_bias, bias_sums, o, &total);
   }
-  collect(p, g, sums, 25 * s->C * s->filters);
-  collect(p, p->g + layer->bias, sums + 25 * s->C * s->filters, s->filters);
+  finish_image_sums(p, g, sums, weights);
+  finish_image_sums(p, g_bias, bias_sums, s->filters);
 }
 
 #ifdef GPU
-/* Weights as `spread_line` reads them: lines of 5, each at a multiple of 16 bytes. */
+/* For the inputs' gradient, prepare_inputs copies two things to the scratch space: lines of 5 taps,
+ * each at a multiple of 16 bytes; and [filters, rows, columns, 4], the gradient of each pooled
+ * position at the candidate that it has chosen, and 0 at the other three. */
 enum { LINE_OF_TAPS = 8 };
 INLINE float *lines_of_taps(const Pass *p, const Stage *s) {
-  return floats_at(scratch_of(p)) + s->filters * (25 * s->C + 1) * LANES;
+  return floats_at(scratch_of(p)) + s->filters * (25 * s->channels + 1) * LANES;
 }
-/* [filters, P, Q, 4] the gradient of each pooled position where its four places are. */
-INLINE Vectors places_of(const Pass *p, const Stage *s) {
-  return scratch_of(p) + s->filters * (28 * s->C + 1);
+INLINE Vectors candidates_of(const Pass *p, const Stage *s) {
+  return scratch_of(p) + s->filters * (28 * s->channels + 1);
 }
-INTERNAL void prepare_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
+INTERNAL void prepare_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors dy) {
   float *packed = lines_of_taps(p, s);
-  const float *w = p->row + layer->weight;
-  const Vectors places = places_of(p, s);
-  SHARE_NUMBERS(&p->team, i, s->filters * s->C * 25)
+  const float *w = weight_of(p, layer);
+  const Vectors candidates = candidates_of(p, s);
+  SHARE_NUMBERS(&p->team, i, s->filters * s->channels * 25)
     packed[i / 5 * LINE_OF_TAPS + i % 5] = w[i];
-  PLACES(&p->team, s->filters, s->P, s->Q, {
-    const U code = BITS(s->where[of_]);
-    const F slope = d[plane_ * s->out_plane + line_ * s->out_line + unit_];
-    UNROLL for (int i = 0; i < 4; i++) places[4 * of_ + i] = PICK(code == i, slope, ZERO);
+  SHARE_PLACES(&p->team, o, s->filters, row, s->rows, column, s->columns, {
+    const int number = number_of(s, o, row, column);
+    const Bits code = AS_BITS(s->chosen[number]);
+    const Vec d = dy[y_place(s, o, row, column)];
+    UNROLL for (int i = 0; i < 4; i++) candidates[4 * number + i] = SELECT(code == i, d, ZERO);
   })
 }
 
-/* Add to line `y` of the inputs' gradient dx, for `count` channels from `first` on, what comes from
- * the pooled positions whose windows of 6 x 6 it crosses, in the order of `spread`. */
+/* Add to line y of the inputs' gradient dx, for `count` channels from `first` on, what comes from
+ * all pooled positions whose windows contain it. The order is that of `spread` on a CPU. */
 INLINE void spread_line(const int count, const Pass *p, const Stage *s, int first, int y,
                         Vectors dx) {
   const float *w = lines_of_taps(p, s);
-  const Vectors places = places_of(p, s);
+  const Vectors candidates = candidates_of(p, s);
   const int ahead = divisor(count == 1 ? 8 : 4, s->filters); /* filters that are read at once */
-  for (int row = (y > 5 ? y - 4 : 0) / 2; row < s->P && 2 * row <= y; row++) {
-    const int line = y - 2 * row;
-    F sum[3][6];
+  for (int row = (y > 5 ? y - 4 : 0) / 2; row < s->rows && 2 * row <= y; row++) {
+    const int line = y - 2 * row; /* of the window */
+    Vec sum[3][6];                /* of each channel, the window's part of the line */
     UNROLL for (int c = 0; c < count; c++)
-      UNROLL for (int x = 0; x < 4; x++) sum[c][x] = dx[(first + c) * s->plane + y * s->W + x];
-    for (int q = 0; q < s->Q; q++) {
-      const Vectors to = dx + first * s->plane + y * s->W + 2 * q;
+      UNROLL for (int x = 0; x < 4; x++) sum[c][x] = dx[x_place(s, first + c, y, x)];
+    for (int column = 0; column < s->columns; column++) {
+      const Vectors window = dx + x_place(s, first, y, 2 * column);
       UNROLL for (int c = 0; c < count; c++)
-        UNROLL for (int x = 4; x < 6; x++) sum[c][x] = to[c * s->plane + x];
-      for (int low = line > 4; low < 2 && low <= line; low++)
+        UNROLL for (int x = 4; x < 6; x++) sum[c][x] = window[c * s->x_plane_step + x];
+      /* tap line `line - lower` of the upper or lower candidates reads this line */
+      for (int lower = line > 4; lower < 2 && lower <= line; lower++)
         for (int from = 0; from < s->filters; from += ahead) {
-          F left[8], right[8];
+          Vec left[8], right[8];
           float taps[8][3][5];
           UNROLL for (int k = 0; k < ahead; k++) {
             const int o = from + k;
-            const Vectors at = places + 4 * ((o * s->P + row) * s->Q + q) + 2 * low;
-            left[k] = at[0], right[k] = at[1];
-            UNROLL for (int c = 0; c < count; c++)
-              read_aligned(5, w + ((o * s->C + first + c) * 5 + line - low) * LINE_OF_TAPS,
-                           taps[k][c]);
+            const Vectors two = candidates + 4 * number_of(s, o, row, column) + 2 * lower;
+            left[k] = two[0], right[k] = two[1];
+            UNROLL for (int c = 0; c < count; c++) {
+              const int tap_line = (o * s->channels + first + c) * 5 + line - lower;
+              read_aligned(5, w + tap_line * LINE_OF_TAPS, taps[k][c]);
+            }
           }
           UNROLL for (int k = 0; k < ahead; k++)
             UNROLL for (int c = 0; c < count; c++)
@@ -285,81 +307,81 @@ INLINE void spread_line(const int count, const Pass *p, const Stage *s, int firs
                 sum[c][kx + 1] = FMA(taps[k][c][kx], right[k], sum[c][kx + 1]);
               }
         }
+      /* the first two places are complete; the window moves right by two */
       UNROLL for (int c = 0; c < count; c++) {
-        UNROLL for (int x = 0; x < 2; x++) to[c * s->plane + x] = sum[c][x];
+        UNROLL for (int x = 0; x < 2; x++) window[c * s->x_plane_step + x] = sum[c][x];
         UNROLL for (int x = 0; x < 4; x++) sum[c][x] = sum[c][x + 2];
       }
     }
     UNROLL for (int c = 0; c < count; c++)
       UNROLL for (int x = 0; x < 4; x++)
-        dx[(first + c) * s->plane + y * s->W + 2 * s->Q + x] = sum[c][x];
+        dx[x_place(s, first + c, y, 2 * s->columns + x)] = sum[c][x];
   }
 }
 
-#define SPREAD(channels) \
-  TILES(&p->team, channels, s->C, in->lines, 1, { \
+/* Compute the gradient of the inputs. Members share lines of some channels, by `spread_line`. */
+INTERNAL void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors dy) {
+  const Value *in = &p->net->value[layer->in];
+  const Vectors dx = dx_of(p, layer);
+#define SPREAD(channels_at_once) \
+  SHARE_TILES(&p->team, first, count, channels_at_once, s->channels, line, in->lines, unit, 1, { \
     UNROLL for (int c = 0; c < count; c++) \
       for (int x = 0; x < in->units && !(layer->adds & 1); x++) \
-        dx[(at + c) * s->plane + line_ * s->W + x] = ZERO; \
-    spread_line(count, p, s, at, line_, dx); \
+        dx[x_place(s, first + c, line, x)] = ZERO; \
+    spread_line(count, p, s, first, line, dx); \
   })
-
-/* The gradient of the inputs: some channels of a line each. */
-INTERNAL void stage_inputs(const Pass *p, const Layer *layer, const Stage *s) {
-  const Value *in = &p->net->value[layer->in];
-  const Vectors dx = d_of(p, layer->in);
-  if (are_busy(s->C / 3 * in->lines)) SPREAD(3)
+  if (are_busy(s->channels / 3 * in->lines)) SPREAD(3)
   else SPREAD(1)
 }
 #else
-/* d += what comes from one pooled position, for `count` channels of a stage's input: a window of 6
- * x 6. `places` [4, filters] is the gradient of the position where its four places are. */
-INLINE void spread(const int count, const Stage *s, const float *w, const F *places, F *d) {
+/* Add to dx, for `count` channels, what comes from one pooled position; dx starts at its window of
+ * 6x6 inputs. candidates [4, filters]: the position's gradient at the one it has chosen, else 0. */
+INLINE void spread(const int count, const Stage *s, const float *w, const Vec *candidates,
+                   Vec *dx) {
   for (int line = 0; line < 6; line++) {
-    F sum[CHANNELS][6];
+    Vec sum[CHANNELS][6];
     UNROLL for (int c = 0; c < count; c++)
-      UNROLL for (int x = 0; x < 6; x++) sum[c][x] = d[c * s->plane + line * s->W + x];
-    for (int low = line > 4; low < 2 && low <= line; low++)
+      UNROLL for (int x = 0; x < 6; x++) sum[c][x] = dx[x_place(s, c, line, x)];
+    /* tap line `line - lower` of the upper or lower candidates reads this line */
+    for (int lower = line > 4; lower < 2 && lower <= line; lower++)
       for (int32_t o = 0; o < s->filters; o++) {
-        const float *tap = w + (o * s->C * 5 + line - low) * 5;
-        const F left = places[2 * low * s->filters + o],
-                right = places[(2 * low + 1) * s->filters + o];
+        const float *tap = w + (o * s->channels * 5 + line - lower) * 5;
+        const Vec left = candidates[2 * lower * s->filters + o];
+        const Vec right = candidates[(2 * lower + 1) * s->filters + o];
         UNROLL for (int kx = 0; kx < 5; kx++)
           UNROLL for (int c = 0; c < count; c++) {
-            const F f = FILL(tap[c * 25 + kx]);
-            sum[c][kx] = FMA(f, left, sum[c][kx]);
-            sum[c][kx + 1] = FMA(f, right, sum[c][kx + 1]);
+            const Vec weight = FILL(tap[c * 25 + kx]);
+            sum[c][kx] = FMA(weight, left, sum[c][kx]);
+            sum[c][kx + 1] = FMA(weight, right, sum[c][kx + 1]);
           }
       }
     UNROLL for (int c = 0; c < count; c++)
-      UNROLL for (int x = 0; x < 6; x++) d[c * s->plane + line * s->W + x] = sum[c][x];
+      UNROLL for (int x = 0; x < 6; x++) dx[x_place(s, c, line, x)] = sum[c][x];
   }
 }
 
-/* The gradient of the inputs, for the channels of this member. */
-INTERNAL void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors d) {
-  const int32_t area = s->P * s->Q;
-  const int32_t first = part_of(&p->team, s->C, p->team.member);
-  const int32_t channels = part_of(&p->team, s->C, p->team.member + 1) - first;
-  F *dx = d_of(p, layer->in) + first * s->plane;
-  F *places = p->own;
-  const float *w = p->row + layer->weight + first * 25;
+/* Compute the gradient of the inputs, for the channels of this member. */
+INTERNAL void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Vectors dy) {
+  const int32_t first = part_of(&p->team, s->channels, p->team.member), filters = s->filters;
+  const int32_t channels = part_of(&p->team, s->channels, p->team.member + 1) - first;
+  Vec *dx = dx_of(p, layer) + x_place(s, first, 0, 0), *candidates = p->private_space;
+  const float *w = weight_of(p, layer) + first * 25;
   if (!(layer->adds & 1)) clear_gradient(p, layer->in);
-  meet(&p->team);
-  for (int32_t row = 0; row < s->P; row++)
-    for (int32_t column = 0; column < s->Q; column++) {
-      for (int32_t o = 0; o < s->filters; o++) {
-        const int32_t from = o * area + row * s->Q + column;
-        const F slope = d[o * s->out_plane + row * s->out_line + column];
-        const F left = PICK(s->right[from], ZERO, slope), right = PICK(s->right[from], slope, ZERO);
-        places[o] = PICK(s->lower[from], ZERO, left);
-        places[s->filters + o] = PICK(s->lower[from], ZERO, right);
-        places[2 * s->filters + o] = PICK(s->lower[from], left, ZERO);
-        places[3 * s->filters + o] = PICK(s->lower[from], right, ZERO);
+  barrier(&p->team);
+  for (int32_t row = 0; row < s->rows; row++)
+    for (int32_t column = 0; column < s->columns; column++) {
+      for (int32_t o = 0; o < filters; o++) {
+        const int32_t number = number_of(s, o, row, column);
+        const Mask is_right = s->right[number], is_lower = s->lower[number];
+        const Vec d = dy[y_place(s, o, row, column)];
+        const Vec left = SELECT(is_right, ZERO, d), right = SELECT(is_right, d, ZERO);
+        candidates[o] = SELECT(is_lower, ZERO, left);
+        candidates[filters + o] = SELECT(is_lower, ZERO, right);
+        candidates[2 * filters + o] = SELECT(is_lower, left, ZERO);
+        candidates[3 * filters + o] = SELECT(is_lower, right, ZERO);
       }
-      F *window = dx + 2 * row * s->W + 2 * column;
-      BLOCKS(CHANNELS, channels,
-             spread(count, s, w + at * 25, places, window + at * s->plane))
+      FOR_BLOCKS(c, count, CHANNELS, 0, channels,
+                 spread(count, s, w + c * 25, candidates, dx + x_place(s, c, 2 * row, 2 * column)))
     }
 }
 #endif
@@ -367,16 +389,16 @@ INTERNAL void stage_inputs(const Pass *p, const Layer *layer, const Stage *s, Ve
 INTERNAL void stage_back(const Pass *p, const Layer *layer) {
   const Stage s = stage_of(p, layer);
   const Value *out = &p->net->value[layer->out];
-  const Vectors d = d_of(p, layer->out), y = x_of(p, layer->out);
-  EACH_OF(p, out, d[at] = PICK(ABOVE(y[at], ZERO), d[at], ZERO))
-  meet(&p->team);
+  const Vectors dy = dy_of(p, layer), y = y_of(p, layer);
+  /* ReLU: where y is 0, dy becomes 0 */
+  SHARE_PLACES(&p->team, plane, out->planes, line, out->lines, unit, out->units, {
+    const int64_t place = place_in(out, plane, line, unit);
+    dy[place] = SELECT(ABOVE(y[place], ZERO), dy[place], ZERO);
+  })
+  barrier(&p->team);
 #ifdef GPU
-  if (wanted(p, layer->in)) prepare_inputs(p, layer, &s, d);
+  if (needs_gradient(p, layer->in)) prepare_inputs(p, layer, &s, dy);
 #endif
-  stage_taps(p, layer, &s, d);
-#ifdef GPU
-  if (wanted(p, layer->in)) stage_inputs(p, layer, &s);
-#else
-  if (wanted(p, layer->in)) stage_inputs(p, layer, &s, d);
-#endif
+  stage_taps(p, layer, &s, dy); /* on a GPU with a barrier, after which stage_inputs may read */
+  if (needs_gradient(p, layer->in)) stage_inputs(p, layer, &s, dy);
 }

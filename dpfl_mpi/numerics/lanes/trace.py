@@ -152,7 +152,7 @@ def move(view: View, geometry: Geometry) -> Op:
     def fill(x: Any, y: Any) -> tuple[list[int], list[int]]:
         shape, strides = view.shape or (1,), view.strides or (1,)
         if view.whole:  # x may have zeros around its lines, which the view's strides do not know
-            shape, strides = (x.planes, x.lines, x.units), (x.plane, x.line, 1)
+            shape, strides = (x.planes, x.lines, x.units), (x.plane_step, x.line_step, 1)
         repeated, lists = copies(shape, strides, y)
         return [len(shape), view.offset, repeated], [*shape, *strides, *lists]
 
@@ -174,7 +174,7 @@ def copies(shape: Sequence[int], strides: Sequence[int], y: Any) -> tuple[int, l
         return 0, []
     order = read.argsort(stable=True)  # copies of one number side by side
     line, unit = order // y.units, order % y.units
-    in_y = line // y.lines * y.plane + line % y.lines * y.line + unit
+    in_y = line // y.lines * y.plane_step + line % y.lines * y.line_step + unit
     starts = [0, *counts.cumsum(0).tolist()]
     return len(places), [*places.tolist(), *starts, *in_y.tolist()]
 
