@@ -1,8 +1,7 @@
 """`Limits`: the budget, reach, absences and role of each client, the same on every rank.
 
-They are drawn from random streams keyed by the seed (streams.py), or read from a file that a
-setting names. `limits_of` makes the limits of a Run; `Members` (members.py) applies them in every
-round. `graphs_of` reads the graphs that --graphs gives a Run.
+They are drawn from random streams keyed by the seed, or read from files that settings name.
+`limits_of` makes them, `Members` (members.py) applies them. `graphs_of` reads those of --graphs.
 """
 
 import math

@@ -51,8 +51,10 @@ def candidates() -> list[list[str]]:
     """Return the launch lines that could work here, the first choice first."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     names = {"per_node": (batch.tasks() or [1])[0], "threads": threads}
-    lines = [line.format(**names).split() for line in LAUNCHERS[batch.system().name]]
-    lines = [[mpirun(), *words] if name == "mpirun" else [name, *words] for name, *words in lines]
+    lines = []
+    for line in LAUNCHERS[batch.system().name]:
+        name, *words = line.format(**names).split()
+        lines.append([mpirun() if name == "mpirun" else name, *words])
     return [line for line in lines if shutil.which(line[0])]
 
 

@@ -1,7 +1,6 @@
 """Writes files that are there whole or not at all, and says in words what a disk refused.
 
-A file is written under a temporary name, and then renamed (`replacing`, `write`). Results, their
-checkpoints and tables are written by it. Files are read by foreign.py.
+A file is written under a temporary name, then renamed (`replacing`). foreign.py reads files.
 """
 
 import contextlib

@@ -151,7 +151,7 @@ class Lock:
                 return True
             if owner["place"] == me["place"]:
                 return gone(owner["pid"], owner["born"])
-        # the owner of an empty lock was killed before it wrote (`time_at` makes a file, so last)
+        # last, as `time_at` makes a file. The owner of an empty lock was killed before it wrote.
         silent = time_at(self.path) - found.st_mtime
         return silent > (UNTOUCHED if found.st_size else PATIENCE)
 
