@@ -1,7 +1,9 @@
-"""Settings that are written as a short text, each parsed into a frozen value.
+"""Settings that are written as a short text, such as `--drift 0.5:10` or `--budget 0.1N`.
 
-`SETTINGS` is the table of what may be written, `SHAPES` of what a file may hold that a text names.
-A mistake is a `UserError` that says what is allowed.
+Resolving a Run calls `parse`, which turns such a text into a `Text`: a frozen value whose parts are
+attributes. If the text names a file, `with_file` then adds the table in that file. `SETTINGS` lists
+the forms in which each setting may be written, `FIELDS` what may stand for a part of a form, and
+`SHAPES` what the file of a setting may hold. A mistake is a `UserError` that says what is allowed.
 """
 
 import hashlib
@@ -20,13 +22,14 @@ from dpfl_mpi import streams
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import Unreadable, read_text, refused_as
 
+# patterns of words
 SHARE, WHOLE = r"[0-9]{0,9}\.?[0-9]{1,18}", "[0-9]{1,18}"
 POSITIVE = "0*[1-9][0-9]{0,17}"
 NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|inf|nan"
 SMALLEST_POSITIVE = 1e-18  # smallest value accepted where a setting must be positive
 PARTITIONS = ("pathological", "dirichlet", "natural", "fedrep", "motivation")
 ATTACKS = ("label_flip", "sign_flip", "noise", "scale", "stale", "backdoor")
-LIES = ("sign_flip", "noise", "scale", "stale")  # these falsify what is sent
+LIES = ("sign_flip", "noise", "scale", "stale")  # attacks that falsify the models sent
 HONEST = tuple(kind for kind in ATTACKS if kind not in LIES)
 NETWORKS = ("phones", "hospitals", "campus")
 SECONDS = {"s": 1, "min": 60, "h": 3600}
@@ -43,13 +46,13 @@ def file_of(text: str) -> str:
 
 
 def is_file(path: Any) -> bool:
-    """Return whether there is a file of this name. A text that can be no name names none."""
+    """Return whether a value is the path of a file that exists."""
     return isinstance(path, str) and os.path.isfile(Path(path))
 
 
 def number(kind: type, text: str) -> Any:
-    """Return the number that a text in the digits 0 to 9 says, else a `ValueError`."""
-    if not text.isascii() or "_" in text:  # `int` reads 1_0 as 10, and the digits of every script
+    """Return a text in the digits 0 to 9 as an int or a float, else raise `ValueError`."""
+    if not text.isascii() or "_" in text:  # `int` would take 1_0, and the digits of every script
         raise ValueError(text)
     return kind(text)
 
@@ -60,25 +63,25 @@ def whole(word: str) -> bool:
 
 
 def nearest(share: float | str, count: int) -> int:
-    """Return a share of a count as the nearest whole number, halves up."""
-    # exact: as floats 0.29 * 50 is below 14.5
+    """Return a share of a count, rounded to the nearest whole number, a half upwards."""
+    # in exact fractions: as floats 0.29 * 50 is below 14.5
     return math.floor(Fraction(str(share)) * count + Fraction(1, 2))
 
 
 # the values ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Text:
-    """A setting that is written as a text; `str` returns that of the flag and of the key.
+    """A parsed setting; `str` returns its text, as it is typed and as the key of a Run has it.
 
-    Its parts are attributes: for --drift 0.5:10 these are `share` and `round`.
+    Its fields are attributes, too: those of --drift 0.5:10 are `share` and `round`.
     """
 
     text: str
-    kind: str  # of its form: the word before the first field, or the name of this field; or "file"
+    kind: str  # the first word of its form, such as "uniform" of uniform:{low}:{high}; or "file"
     fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
     path: str = ""  # of the file that it names
     sha256: str = field(default="", compare=False, repr=False)  # of that file
-    content: Any = field(default=None, compare=False, repr=False)  # of that file
+    content: Any = field(default=None, compare=False, repr=False)  # the table in that file
 
     def __str__(self) -> str:
         return self.text
@@ -90,35 +93,31 @@ class Text:
 
     @property
     def table(self) -> Any:
-        """The array in its file, None without one; `LookupError` on a rank that did not read it."""
+        """The table in its file, None without a file. Only the rank that read it has it."""
         if self.path and self.content is None:
             raise LookupError(f"{self.path} was not read on this rank")
         return self.content
 
     @property
     def seconds(self) -> float:
-        """The seconds of a time such as 90s, 5min or 2h; inf of another setting, such as never."""
+        """The seconds of a time such as 90s, 5min or 2h; inf where it is no time, as in never."""
         if self.kind not in SECONDS:
             return math.inf
         return float(self.fields[self.kind] * SECONDS[self.kind])
 
     @property
     def falsifies(self) -> bool:
-        """Whether an attack changes what is sent, and not only what was trained on."""
+        """Whether an attack falsifies the models sent, and not only the data trained on."""
         return self.kind in LIES
 
 
 class Budget(Text):
-    """B_c, how many models a client may average.
-
-    `counts_self` is whether B_c includes the client's own model.
-    """
+    """B_c, how many models a client may average: `counts_self` says whether its own is one."""
 
     def resolved(self, clients: int, counts_self: bool) -> "Budget":
-        """Return the budget resolved for N clients.
+        """Return the budget of N clients: a share of N as a number, or inf if it limits nothing.
 
-        A share becomes a number, and a number that allows every other client becomes inf. 1 stays
-        1, because a method that reads no budget stores 1 for any N.
+        1 stays 1, because a method that reads no budget stores 1 for any N.
         """
         if self.kind == "fraction":
             number = max(1, nearest(self.fraction, clients))
@@ -130,40 +129,41 @@ class Budget(Text):
         return Budget("inf", "inf") if never_binds else self
 
     def most(self, clients: int, counts_self: bool) -> int:
-        """Return the most models that any client may receive for one average."""
+        """Return how many models the client with the largest budget may receive for an average."""
         if self.kind == "file" and "high" not in self.fields:
             raise LookupError(f"{self.path} was not read on this rank")
-        most = self.fields.get("high", self.fields.get("number", clients))
-        return int(min(most - counts_self, clients - 1))
+        largest = self.fields.get("high", self.fields.get("number", clients))
+        return int(min(largest - counts_self, clients - 1))
 
     def of_clients(self, clients: int, counts_self: bool, seed: int) -> np.ndarray:
-        """Return how many models each client may receive for one average, int64 `[N]`."""
+        """Return how many models each client may receive for an average, int64 `[N]`."""
         if self.kind == "file":
             budgets = self.table
         elif self.kind != "uniform":
             return np.full(clients, self.most(clients, counts_self))
-        else:
+        else:  # drawn for each client
             rng = streams.stream(seed, streams.BUDGET, 0, 0)
             budgets = rng.integers(self.low, self.high + 1, clients)
         return np.minimum(budgets - counts_self, clients - 1)
 
 
-# the table ----------------------------------------------------------------------------------------
-def count(text: str, kind: str, fields: Mapping[str, int]) -> float:
+# what may be written ------------------------------------------------------------------------------
+def number_or_inf(text: str, kind: str, fields: Mapping[str, int]) -> float:
     return fields.get("number", math.inf)
 
 
 class Setting(NamedTuple):
-    forms: str  # a field in braces, or FILE; none and all change nothing
-    allowed: str  # {most} is the number of clients or rounds, {last} is one less
-    make: Callable[..., Any] = Text
+    forms: str  # separated by blanks; a word in braces is one of FIELDS, FILE the path of a file
+    allowed: str  # end of an error; {most} is the number of clients or rounds, {last} one less
+    make: Callable[..., Any] = Text  # makes the value from the text, its kind and its fields
 
 
 def groups_of(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, group.split(","))) for group in text.split(";"))
 
 
-# by field: its pattern, its type, its smallest and largest value ({most} where that is None)
+# of each field its pattern, its type, its smallest and its largest value; None stands for the
+# number of clients or rounds, which `parse` is told
 FIELDS: dict[str, tuple[str, Callable[[str], Any], float, float | None]] = {
     "number": (WHOLE, int, 1, math.inf),
     "low": ("[0-9]{1,9}", int, 1, math.inf),
@@ -192,8 +192,10 @@ SETTINGS = {
         "for a budget per client uniform:LOW:HIGH, or a file",
         Budget,
     ),
-    "omega_period": Setting("inf {number}", f"{AT_LEAST_1.format('rounds')}, or inf", count),
-    "candidates": Setting("inf {number}", f"{AT_LEAST_1.format('clients')}, or inf", count),
+    "omega_period": Setting(
+        "inf {number}", f"{AT_LEAST_1.format('rounds')}, or inf", number_or_inf
+    ),
+    "candidates": Setting("inf {number}", f"{AT_LEAST_1.format('clients')}, or inf", number_or_inf),
     "reach": Setting(
         "geometric:{radius} sites:{sites} groups:{groups} FILE",
         "are geometric:R with R above 0, sites:S with S from 1 to {most}, groups of clients "
@@ -231,13 +233,11 @@ SETTINGS = {
         "is a number of rounds such as 3, a time such as 90s, 5min or 2h, or never",
     ),
 }
-PARSED = tuple(
-    name for name in SETTINGS if name != "checkpoint_every"
-)  # fields of a Run, which decide numbers
+PARSED = tuple(name for name in SETTINGS if name != "checkpoint_every")  # the fields of a Run
 
 
 def parse(name: str, value: Any, most: int | None = None) -> Any:
-    """Return the value of a setting, None where it changes nothing.
+    """Return the value of a setting: a `Text`, a number, or None where it changes nothing.
 
     `most` is the number of clients, or of rounds, where it is known.
     """
@@ -248,6 +248,7 @@ def parse(name: str, value: Any, most: int | None = None) -> Any:
             if form in ("none", "all", "layers=all") or fields.get("share") == 0:
                 return None
             kind = re.findall(r"\w+", form)[0]
+            # 0.50 and 0.5 become one text, so that one setting has one key
             as_typed = name in ("reach", "checkpoint_every")
             return setting.make(text if as_typed else form.format(**fields), kind, fields)
     path = text if name == "available" else file_of(text)
@@ -261,6 +262,7 @@ def parse(name: str, value: Any, most: int | None = None) -> Any:
 
 def fields_of(form: str, text: str, most: int | None) -> dict[str, Any] | None:
     """Return the fields of a text, None if it has another form or a field is out of its limits."""
+    # each {field} of the form becomes a named group with the pattern of the field
     pattern = re.sub(r"\{(\w+)\}", lambda found: f"(?P<{found[1]}>{FIELDS[found[1]][0]})", form)
     found = re.fullmatch(pattern, text)
     if found is None:
@@ -271,16 +273,17 @@ def fields_of(form: str, text: str, most: int | None) -> dict[str, Any] | None:
         fields[name] = value = convert(word)
         if name == "names":
             continue
-        largest = 1 + max(map(max, value)) if name == "groups" else float(value)
+        # of groups of clients, one more than the last client's number
+        compared = 1 + max(map(max, value)) if name == "groups" else float(value)
         if high is None:
             high = math.inf if most is None else most
-        if not low <= largest <= high:
+        if not low <= compared <= high:
             return None
     return fields if fields.get("low", 0) <= fields.get("high", math.inf) else None
 
 
 def written(value: Any) -> Any:
-    """Return what a file of settings says: a text, a number, a switch, None, or a dict of them."""
+    """Return a value as a file of settings writes it: text, number, switch, None, or a dict."""
     if isinstance(value, Budget) and value.kind == "number":
         return value.number
     if isinstance(value, Text):
@@ -288,36 +291,40 @@ def written(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
-# the files ----------------------------------------------------------------------------------------
+# what a file may hold -----------------------------------------------------------------------------
+# Each check returns "" or the end of an error sentence. A table has a row per line of the file.
 def check_reach(edges: np.ndarray, clients: int, rounds: int) -> str:
     high = edges.max(initial=0)
     return f"; it has client {high:g}, allowed are 0 to {clients - 1}" if high >= clients else ""
 
 
 def check_available(table: np.ndarray, clients: int, rounds: int) -> str:
-    return empty(np.flatnonzero(table[:rounds].sum(1) == 0) + 1)
+    return without_clients(np.flatnonzero(table[:rounds].sum(1) == 0) + 1)
 
 
 def check_churn(events: np.ndarray, clients: int, rounds: int) -> str:
-    time, client, joins = events.T
+    time, client, joins = events.T  # joins is 1 where the client joins, 0 where it leaves
     if (client >= clients).any():
         return f"; it has client {client.max():g}, allowed are 0 to {clients - 1}"
     if (np.diff(time) < 0).any():
         return "; its lines must be in the order of time"
     for k in np.unique(client):
-        mine = joins[client == k]
-        if (mine[1:] == mine[:-1]).any():
+        events_of_k = joins[client == k]
+        if (events_of_k[1:] == events_of_k[:-1]).any():
             return f"; client {k:g} must join and leave in turn"
+    # how many clients are present before the first event, and after each: a client whose first
+    # event is that it joins is absent before
     _, first = np.unique(client, return_index=True)
-    present = clients - joins[first].sum()  # a client that joins first is absent before
+    present = clients - joins[first].sum()
     present += np.concatenate([[0], np.cumsum(2 * joins - 1)])
+    # the first round at or after each of these events; it must come before the next one
     start, end = np.concatenate([[0], time]), np.concatenate([time, [math.inf]])
-    number = np.ceil(start)
-    return empty(number[(present == 0) & (number < end) & (number <= rounds)])
+    t = np.ceil(start)
+    return without_clients(t[(present == 0) & (t < end) & (t <= rounds)])
 
 
-def empty(rounds: np.ndarray) -> str:
-    """Return the end of an error sentence on the first of these rounds, or ''."""
+def without_clients(rounds: np.ndarray) -> str:
+    """Return the end of the error sentence for rounds without a client; "" if there is none."""
     return f"; round {rounds[0]:g} has no client, allowed is at least one" if len(rounds) else ""
 
 
@@ -330,10 +337,9 @@ def check_network(table: np.ndarray, clients: int, rounds: int) -> str:
 
 
 class Shape(NamedTuple):
-    line: str  # a pattern
-    lines: str  # how many: "N" clients, "T" rounds or more, or "" for any number
-    what: str
-    # of a table, clients and rounds: the end of an error sentence, or ""
+    line: str  # the pattern of a line
+    lines: str  # how many: "N" one per client, "T" one per round or more, or "" for any number
+    what: str  # the same in words, for errors
     check: Callable[[np.ndarray, int, int], str] = lambda table, clients, rounds: ""
 
 
@@ -351,7 +357,10 @@ SHAPES = {
 
 
 def with_file(name: str, value: Any, clients: int, rounds: int) -> Any:
-    """Return a value with what its file holds. For --churn `rounds` is -1 if times are seconds."""
+    """Return a value with the table that its file holds.
+
+    `rounds` is -1 for a file of --churn whose times are seconds: these fall into no known round.
+    """
     shape = SHAPES[name]
     what = f"which must hold {shape.what.format(N=clients, T=rounds, last=clients - 1)}"
     if not is_file(value.path):
@@ -359,23 +368,26 @@ def with_file(name: str, value: Any, clients: int, rounds: int) -> Any:
     unreadable = f"--{name} is {value.path}, which is not a readable text file"
     with refused_as(unreadable, (Unreadable,)):
         text = read_text(Path(value.path)).removeprefix("\ufeff")
-    lines = [words for part in text.splitlines() if (words := part.replace(",", " ").split())]
-    if name == "network" and lines[:1] == [list(NETWORK_COLUMNS)]:  # names above the columns
+    # the words of each line, which blanks or commas separate; empty lines do not count
+    lines = [line.replace(",", " ").split() for line in text.splitlines()]
+    lines = [words for words in lines if words]
+    if name == "network" and lines[:1] == [list(NETWORK_COLUMNS)]:  # a head above the columns
         del lines[0]
-    if name == "budget":  # in lines of any length
+    if name == "budget":  # numbers may stand in lines of any length
         lines = [[word] for words in lines for word in words]
-    right = all(re.fullmatch(shape.line, " ".join(words)) for words in lines)
-    right &= len({len(words) for words in lines} - {clients}) == 0 or name != "available"
-    right &= {"N": len(lines) == clients, "T": len(lines) >= rounds}.get(shape.lines, True)
-    if not right:
+    fits = all(re.fullmatch(shape.line, " ".join(words)) for words in lines)
+    if name == "available":
+        fits &= all(len(words) == clients for words in lines)
+    fits &= {"N": len(lines) == clients, "T": len(lines) >= rounds}.get(shape.lines, True)
+    if not fits:
         raise UserError(f"--{name} is {value}, {what}")
     numbers = {"join": "1", "leave": "0"}
     rows = [[numbers.get(word, word) for word in words] for words in lines]
     table = np.array(rows, np.float64) if rows else np.zeros((0, 3))
     if name == "budget":
-        table = np.minimum(table[:, 0], clients + 1)
-    if wrong := shape.check(table, clients, rounds):
-        raise UserError(f"--{name} is {value}{wrong}")
+        table = np.minimum(table[:, 0], clients + 1)  # inf becomes a whole number
+    if mistake := shape.check(table, clients, rounds):
+        raise UserError(f"--{name} is {value}{mistake}")
     if name in ("budget", "reach", "available"):
         table = table.astype(np.int64)
     fields = {"high": int(table.max())} if name == "budget" else {}
