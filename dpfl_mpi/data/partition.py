@@ -1,4 +1,10 @@
-"""Which client has which samples, the file that says so, and the search's validation samples."""
+"""A partition says which client has which samples.
+
+Each client has three sets, called parts: train, val and test. Rank 0 makes the whole partition
+(`recipes.deal`), from which each rank gets a `Shard` with the samples of its own clients. A JSON
+file can hold a partition (`save`, `from_file`). With --search_share, `search_first` tells apart the
+validation samples by which clients choose their collaborators.
+"""
 
 import hashlib
 import json
@@ -19,8 +25,8 @@ from dpfl_mpi.settings.files import NO_PARTITION, partition_file
 from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import refused_as
 
-PARTS = ("train", "val", "test")  # a client's three sets
-# which part of the data each of a client's sets is drawn from
+PARTS = ("train", "val", "test")
+# in which half of the data the samples of a part are
 HALF = {"train": "train", "val": "train", "test": "test"}
 FORMAT = "dpfl_mpi partition 1"
 SLICE = 2**16  # clients whose samples are sent to all ranks at once
@@ -29,18 +35,18 @@ ByName = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Partition:
-    """Every client's samples: `indices[part][indptr[part][k] : indptr[part][k + 1]]`.
+    """Every client's samples: of client k `indices[part][indptr[part][k] : indptr[part][k + 1]]`.
 
-    Indices of train and val count the data's training samples, those of test its test samples. If
-    `pooled`, all count one pool: training samples, then test samples.
+    An index of train and val is a row of the data's training half, one of test a row of its test
+    half. If `pooled`, all are rows of one pool: training samples, then test samples.
     """
 
     indptr: ByName  # by part, int64 [N + 1]
     indices: ByName  # by part, int64 [M]
     class_counts: np.ndarray  # int64 [N, C], training and validation samples together
-    p: np.ndarray  # float64 [N], proportional to `weights`; sum 1
+    p: np.ndarray  # float64 [N], the clients' weights in averages; their sum is 1
     pooled: bool = False
-    # int64 [N], which of the data's own clients each client is; None if it is none of them
+    # int64 [N]: which of the data's own clients each client is; None if clients were made up
     of_data: np.ndarray | None = None
 
     @property
@@ -48,6 +54,7 @@ class Partition:
         return len(self.p)
 
     def of(self, part: str, k: int) -> np.ndarray:
+        """Return the samples of client k in one part."""
         return self.indices[part][self.indptr[part][k] : self.indptr[part][k + 1]]
 
     def sizes(self, part: str) -> np.ndarray:
@@ -55,14 +62,14 @@ class Partition:
         return np.diff(self.indptr[part])
 
     def names_and_groups(self, source: Source) -> dict[str, list[str]]:
-        """Return the clients' `name` and `group`, `[N]` each, as far as the data have them.
+        """Return the clients' "name" and "group", `[N]` each, as far as the data have them.
 
-        Clients that are drawn have none. Names that only repeat the clients' numbers are left out.
+        Names that only repeat the clients' numbers are left out.
         """
         if self.of_data is None:
             return {}
-        lists = {"name": source.client_names, "group": source.client_groups}
-        out = {what: [texts[i] for i in self.of_data] for what, texts in lists.items() if texts}
+        texts = {"name": source.client_names, "group": source.client_groups}
+        out = {what: [of_all[i] for i in self.of_data] for what, of_all in texts.items() if of_all}
         if out.get("name") == list(map(str, range(self.n))):
             del out["name"]
         return out
@@ -73,7 +80,7 @@ class Partition:
         return hashlib.sha256(b"".join(arrays)).hexdigest()
 
     def note(self) -> str:
-        """Return how many test samples other clients train on, as a sentence; "" unless pooled."""
+        """Return what share of test samples other clients train on, in words; "" unless pooled."""
         if not self.pooled:
             return ""
         used = np.concatenate([self.indices["train"], self.indices["val"]])
@@ -101,7 +108,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Shard(Partition):
-    """A rank's share of a partition: other clients have no samples, but their sizes are known."""
+    """A rank's share of a partition: it has the samples of its own clients, and all sizes."""
 
     whole_sizes: ByName = field(default_factory=dict)  # by part, int64 [N]
     whole_sha256: str = ""
@@ -122,15 +129,15 @@ def sharded(
     share: Callable[[Callable[[], ByName]], ByName],
     choose_own: Callable[[np.ndarray], np.ndarray],
 ) -> Shard:
-    """Return this rank's share of a partition that root alone has. Collective.
+    """Return this rank's share of a partition that rank 0 alone has. Collective.
 
     Args:
-        whole: the partition on root, None elsewhere.
-        share: returns on every rank the arrays that its argument returns on root.
-        choose_own: returns this rank's clients, bool `[N]`, from all clients' training sizes.
+        whole: the partition on rank 0, None elsewhere.
+        share: returns on every rank the arrays that its argument returns on rank 0.
+        choose_own: returns which clients this rank has, bool `[N]`, from all training sizes.
     """
 
-    def facts() -> ByName:
+    def all_but_samples() -> ByName:  # on rank 0
         assert whole is not None
         texts = json.dumps({"whole_sha256": whole.sha256(), "whole_note": whole.note()}).encode()
         arrays = {n: a for n, a in whole.arrays().items() if not n.startswith("indices/")}
@@ -139,54 +146,60 @@ def sharded(
     def samples(part: str, rows: slice) -> np.ndarray:
         return share(lambda: {"rows": whole.indices[part][rows]})["rows"]  # type: ignore[union-attr]
 
-    arrays = share(facts)
+    arrays = share(all_but_samples)
     sizes = {part: np.diff(arrays[f"indptr/{part}"]) for part in PARTS}
     own, out = choose_own(sizes["train"]), dict(arrays)
     for part in PARTS:
         starts = arrays[f"indptr/{part}"]
         pieces = []
-        for first in range(0, len(own), SLICE):  # or every rank would need memory for all samples
+        # clients are shared a slice at a time: no rank needs memory for all samples
+        for first in range(0, len(own), SLICE):
             last = min(first + SLICE, len(own))
             is_own = np.repeat(own[first:last], sizes[part][first:last])
-            pieces.append(samples(part, slice(starts[first], starts[last]))[is_own])
+            of_slice = samples(part, slice(starts[first], starts[last]))
+            pieces.append(of_slice[is_own])
         out[f"indices/{part}"] = np.concatenate(pieces)
         out[f"indptr/{part}"] = np.concatenate([[0], np.cumsum(np.where(own, sizes[part], 0))])
     return Shard.from_arrays(out, whole_sizes=sizes, **json.loads(arrays["texts"].tobytes()))
 
 
 def assemble(
-    parts: dict[str, list[np.ndarray]], counts: np.ndarray, w: np.ndarray, pooled: bool
+    parts: dict[str, list[np.ndarray]], counts: np.ndarray, weight: np.ndarray, pooled: bool
 ) -> Partition:
-    """Return the partition of these samples by part and client; p is proportional to `w` `[N]`."""
-    indptr = {
-        name: np.concatenate([[0], np.cumsum([len(x) for x in part])])
-        for name, part in parts.items()
-    }
-    indices = {name: np.concatenate(part).astype(np.int64) for name, part in parts.items()}
-    return Partition(indptr, indices, counts, w / w.sum(), pooled)
+    """Return the partition that has these samples of each client in each part.
+
+    `counts` are its `class_counts`; p is proportional to `weight` `[N]`.
+    """
+    indptr, indices = {}, {}
+    for part, samples in parts.items():
+        indptr[part] = np.concatenate([[0], np.cumsum([len(of_client) for of_client in samples])])
+        indices[part] = np.concatenate(samples).astype(np.int64)
+    return Partition(indptr, indices, counts, weight / weight.sum(), pooled)
 
 
 def owners(partition: Partition, clients: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Return which of the data's own clients each client is, int64 `[N]`.
 
-    None if the data have none, or if a client has samples of several.
+    `clients` has the data's client of each sample, by half. None if the data have no clients, or
+    if a client has samples of several.
     """
     if not clients or partition.pooled:
         return None
     out = []
     for k in range(partition.n):
-        names = [clients[HALF[part]][partition.of(part, k)] for part in PARTS]
-        found = np.unique(np.concatenate(names))
-        if len(found) != 1:
+        of_samples = [clients[HALF[part]][partition.of(part, k)] for part in PARTS]
+        distinct = np.unique(np.concatenate(of_samples))
+        if len(distinct) != 1:
             return None
-        out.append(found[0])
+        out.append(distinct[0])
     return np.asarray(out, np.int64)
 
 
 def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
-    """Return what p_k is proportional to, int64 `[N]`: training and validation samples.
+    """Return what p is proportional to: how many samples each client trains and validates on.
 
-    With the data set's `WEIGHTS = "train"` only training samples, as in the authors' code.
+    If the module of the data set says `WEIGHTS = "train"`, only training samples count, as in the
+    authors' code.
     """
     sizes = {part: np.asarray([len(x) for x in parts[part]]) for part in ("train", "val")}
     only_train = getattr(dataset, "WEIGHTS", "pool") == "train"
@@ -197,7 +210,7 @@ def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
 def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> None:
     """Write a partition as JSON, so that any framework can run on the same split.
 
-    `clients` is a list of {train, val, test} indices, which count as in `Partition`.
+    "clients" has the indices of each client's train, val and test, as in `Partition`.
     """
     recipe = f"--partition {run.partition} --clients {run.clients}"
     content: dict[str, Any] = {
@@ -220,13 +233,14 @@ def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> N
 def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> Partition:
     """Return the partition of `--partition file:PATH`; `UserError` if it does not fit the data.
 
-    Without `p` in the file, p follows from the numbers of samples.
+    `labels` are those of the data by half. Without `p` in the file, p follows from `weights`.
     """
     where, content = f"--partition is {run.partition}, which", partition_file(run.partition.path)
     with refused_as(NO_PARTITION.format(run.partition.path)):
         clients = content["clients"]
-        if any(type(i) is not int for c in clients for part in PARTS for i in c[part]):
-            raise TypeError  # true, 1.0 and "1" are not indices
+        for indices in (client[part] for client in clients for part in PARTS):
+            if any(type(index) is not int for index in indices):
+                raise TypeError  # true, 1.0 and "1" are not indices
         parts = {part: [np.asarray(c[part], np.int64) for c in clients] for part in PARTS}
         pooled, made_for = content.get("pooled", False), content.get("data_sha256", "")
         written = content.get("partition_sha256", "")
@@ -254,12 +268,15 @@ def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> 
         return partition
     if not (np.isfinite(p).all() and (p > 0).all()):
         raise UserError(f"{where} holds a p that is not positive")
-    # dividing by a sum beside 1 would move the last bit
+    # a p that was written by `save` is kept to the bit
     return replace(partition, p=p if abs(p.sum() - 1) < 1e-9 else p / p.sum())
 
 
 def check_client(where: str, client: ByName, lengths: dict[str, int], pooled: bool) -> None:
-    """Raise `UserError` if a part is empty, or holds a sample twice or one that is not there."""
+    """Raise `UserError` if a client's part is empty, or has a sample twice or one not in the data.
+
+    `lengths` is how many samples each half has.
+    """
     for part, samples in client.items():
         end = lengths[HALF[part]]
         if len(samples) == 0:
@@ -268,22 +285,23 @@ def check_client(where: str, client: ByName, lengths: dict[str, int], pooled: bo
             raise UserError(f"{where} the {part} sample {outside[0]}; allowed are 0 to {end - 1}")
         if len(np.unique(samples)) < len(samples):
             raise UserError(f"{where} a {part} sample twice")
-    for one, other in combinations(PARTS, 2):
-        same_pool = pooled or HALF[one] == HALF[other]
-        if same_pool and np.isin(client[one], client[other]).any():
-            raise UserError(f"{where} a sample in both {one} and {other}")
+    for a, b in combinations(PARTS, 2):
+        same_pool = pooled or HALF[a] == HALF[b]
+        if same_pool and np.isin(client[a], client[b]).any():
+            raise UserError(f"{where} a sample in both {a} and {b}")
 
 
-# --search_share: the search sees a share of a client's validation images, and its round is chosen
-# on the others; with 1 both use all ---------------------------------------------------------------
+# --search_share -----------------------------------------------------------------------------------
+# The greedy search for collaborators scores models on this share of a client's validation images;
+# the others choose the client's best round. With 1, both use all of them.
 def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Return which images the search sees, bool `[M]`: of each class its share, within one image.
+    """Return which of M images the search sees, bool `[M]`: the same share of each class.
 
-    Systematic sampling: the images are ordered at random, class by class, and each (1 / share)-th
-    is taken. M is at least 2, and both parts get at least one image.
+    Systematic sampling: the images are ordered at random, class by class, and every (1 / share)-th
+    is taken. M is at least 2, and both sides get at least one image.
     """
     m = len(labels)
-    # the order of the classes is random, or rounding would favour some
+    # the classes are in random order, or rounding would favour some
     rank = rng.permutation(int(labels.max()) + 1)
     order = rng.permutation(m)
     order = order[np.argsort(rank[labels[order]], kind="stable")]
@@ -300,23 +318,24 @@ def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndar
 def search_first(
     run: Resolved, labels: np.ndarray, partition: Partition
 ) -> tuple[Partition, np.ndarray]:
-    """Return the partition with the search's validation images of each client in front.
+    """Return the partition with the validation images that each client's search sees in front.
 
-    Also return how many these are, int64 `[N]`; on a rank only its own clients count.
+    Also return how many these are, int64 `[N]`, for the clients of this rank.
     """
     sizes = partition.sizes("val")
     if run.search_share == 1:
         return partition, sizes
     if (sizes < 2).any():
-        alone = f"client {np.argmax(sizes < 2)} has a single validation image"
+        single = f"client {np.argmax(sizes < 2)} has a single validation image"
         allowed = "and both parts need one: allowed is 1"
-        raise UserError(f"--search_share is {run.search_share:g}; {alone}, {allowed}")
+        raise UserError(f"--search_share is {run.search_share:g}; {single}, {allowed}")
     ordered = partition.indices["val"].copy()
-    searched = np.zeros(partition.n, np.int64)
+    n_seen = np.zeros(partition.n, np.int64)
     starts = partition.indptr["val"]
-    for k in np.flatnonzero(np.diff(starts)).tolist():  # other ranks have the others
-        rows, first = partition.of("val", k), starts[k]
-        seen = split(labels[rows], run.search_share, streams.stream(run.seed, streams.SEARCH, k, 0))
-        ordered[first : first + len(rows)] = np.concatenate([rows[seen], rows[~seen]])
-        searched[k] = seen.sum()
-    return replace(partition, indices=partition.indices | {"val": ordered}), searched
+    for k in np.flatnonzero(np.diff(starts)).tolist():  # this rank's clients
+        images, first = partition.of("val", k), starts[k]
+        rng = streams.stream(run.seed, streams.SEARCH, k, 0)
+        seen = split(labels[images], run.search_share, rng)
+        ordered[first : first + len(images)] = np.concatenate([images[seen], images[~seen]])
+        n_seen[k] = seen.sum()
+    return replace(partition, indices=partition.indices | {"val": ordered}), n_seen

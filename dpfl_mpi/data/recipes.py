@@ -1,5 +1,9 @@
-"""How samples are dealt to clients, as in the authors' published code where the paper is silent.
+"""How the samples of a data set are dealt to clients: one recipe for each `--partition`.
 
+A recipe draws each client's pool, samples of the data's training half. `make` then splits each pool
+into a training and a validation set, and deals the data's test half so that a client's test set has
+the classes of its pool. The engine and `describe` call `deal`. Samples are row numbers of a half.
+Where the paper is silent, recipes do as its authors' published code.
 Axes: N clients, C classes, M samples.
 """
 
@@ -15,19 +19,20 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import who_can_take_part
 
-PROPOSALS = 10_000_000  # most draws of proportions
-NUMBERS = 200_000_000  # most numbers in all those draws: a minute, whatever N
-SPLITS = np.random.RandomState()  # seeded for each split: making one takes longer
+# Sizes are drawn again and again until they are large enough: at most so many times,
+PROPOSALS = 10_000_000
+NUMBERS = 200_000_000  # and at most so many numbers, which takes a minute for any N.
+SPLITS = np.random.RandomState()  # of `train_val`, which seeds it: a new one would take longer
 TWO = "two per client: one to train, one to validate"
 FEWER = "use fewer --clients"
-ByHalf = Mapping[str, np.ndarray]  # "train" and "test"
-Pools = list[np.ndarray]  # the samples of each client
+ByHalf = Mapping[str, np.ndarray]  # an array for "train" and one for "test"
+Samples = list[np.ndarray]  # the row numbers of each client's samples
 Pair = tuple[np.ndarray, np.ndarray]
 Rng = np.random.Generator
 
 
 def deal(run: Resolved, source: Source) -> Partition:
-    """Return the partition of a Run over its data, drawn or read from a file."""
+    """Return which client has which samples in a Run, drawn or read from a file."""
     if run.partition.path:
         partition = from_file(run, source.labels, source.classes, source.sha256)
     else:
@@ -36,14 +41,10 @@ def deal(run: Resolved, source: Source) -> Partition:
 
 
 def make(run: Resolved, labels: ByHalf, classes: int, clients: ByHalf | None = None) -> Partition:
-    """Return the partition of a Run, drawn from its partition seed.
+    """Return the partition that a Run draws from its partition seed.
 
-    Args:
-        labels: the "train" and "test" labels, int64 `[M]`.
-        clients: the data's own client of every sample, int64 `[M]`.
-
-    Raises:
-        UserError: if the data cannot be dealt so.
+    `labels` are those of the samples and `clients` the data's own clients, int64 `[M]`, by half.
+    A `UserError` if the data have too few samples for it.
     """
     y, kind = labels["train"], run.partition.kind
     if run.clients > len(y) // 2:
@@ -53,7 +54,8 @@ def make(run: Resolved, labels: ByHalf, classes: int, clients: ByHalf | None = N
         asked = f"--classes_per_client is {run.classes_per_client}"
         raise UserError(f"{asked}; the data have {classes} classes")
     rng = np.random.default_rng(np.random.SeedSequence((run.partition_seed, 100)))
-    tests: Pools = []
+    # the pool of each client, and with two recipes also its test set
+    tests: Samples = []
     if kind == "natural":
         pools, tests = natural(run, labels, classes, clients or {}, rng)
     elif kind == "fedrep":
@@ -72,87 +74,90 @@ def make(run: Resolved, labels: ByHalf, classes: int, clients: ByHalf | None = N
     return assemble(parts, counts, weights(run.found("dataset"), parts), kind == "fedrep")
 
 
-def check_sizes(parts: Pools, least: int, what: str) -> None:
-    for k, samples in enumerate(parts):
-        if len(samples) < least:
-            raise UserError(f"--partition: client {k} would hold {len(samples)} {what}: {FEWER}")
+def check_sizes(samples: Samples, least: int, what: str) -> None:
+    """Raise `UserError` if a client has fewer than `least` samples."""
+    for k, of_client in enumerate(samples):
+        if len(of_client) < least:
+            raise UserError(f"--partition: client {k} would hold {len(of_client)} {what}: {FEWER}")
 
 
 def by_class(y: np.ndarray, classes: int, rng: Rng) -> Iterator[np.ndarray]:
+    """Yield the samples of each class, shuffled."""
     return (rng.permutation(np.flatnonzero(y == c)) for c in range(classes))
 
 
-def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
-    """Return each client's pool: of every class, in order, a share q ~ Dir(alpha).
+def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Samples:
+    """Return each client's pool: class by class, clients get shares q ~ Dir(alpha) of its samples.
 
-    A client that already has its mean share of samples gets none of the classes that follow. The
-    draw is repeated until the smallest client has `min_samples`.
+    A client that already has M / N samples gets nothing of the classes that follow. The draw is
+    repeated until the smallest client has `min_samples`.
     """
     n, least = run.clients, run.min_samples
     if least * n > len(y):
         need = f"{n} clients would need {least * n} samples, the data have {len(y)}"
         raise UserError(f"--min_samples is {least}; {need}")
-    sizes_c = np.bincount(y, minlength=classes)
-    cap = len(y) / n
+    class_sizes = np.bincount(y, minlength=classes)
+    mean_size = len(y) / n
 
-    def propose(batch: int) -> Pair:
+    def propose(batch: int) -> Pair:  # so many draws, of which the first good one is taken
         totals = np.zeros((batch, n), np.int64)
-        slices = np.zeros((batch, classes, n), np.int64)
+        sizes = np.zeros((batch, classes, n), np.int64)
         for c in range(classes):
-            q = rng.dirichlet(np.full(n, run.dirichlet_alpha), batch) * (totals < cap)
+            q = rng.dirichlet(np.full(n, run.dirichlet_alpha), batch) * (totals < mean_size)
             sums = q.sum(1, keepdims=True)
-            q = np.where(sums > 0, q / np.where(sums > 0, sums, 1), 1 / n)
-            slices[:, c] = cut(q, sizes_c[c])
-            totals += slices[:, c]
-        return slices, totals
+            q = np.where(sums > 0, q / np.where(sums > 0, sums, 1), 1 / n)  # shares that sum to 1
+            sizes[:, c] = cut(q, class_sizes[c])
+            totals += sizes[:, c]
+        return sizes, totals
 
     limit = min(PROPOSALS // (10 * classes), max(1, NUMBERS // (n * classes)))
     batch = 200_000 // (n * classes)
-    slices = first_accepted(propose, least, limit, batch, "--min_samples", "all clients")
-    shuffled = zip(by_class(y, classes, rng), slices, strict=True)
-    pieces = [np.split(samples, np.cumsum(sizes)[:-1]) for samples, sizes in shuffled]
-    return [rng.permutation(np.concatenate(pool)) for pool in zip(*pieces, strict=True)]
+    sizes = first_accepted(propose, least, limit, batch, "--min_samples", "all clients")
+    # cut the shuffled samples of each class into the clients' slices; a pool is one slice of each
+    shuffled = zip(by_class(y, classes, rng), sizes, strict=True)
+    slices = [np.split(samples, np.cumsum(of_class)[:-1]) for samples, of_class in shuffled]
+    return [rng.permutation(np.concatenate(pool)) for pool in zip(*slices, strict=True)]
 
 
-def pathological(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Pools:
+def pathological(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Samples:
     """Return each client's pool: shares of `classes_per_client` classes drawn uniformly.
 
-    A class is dealt to its holders by Dir(alpha) until each has `min_per_class` of it.
+    The clients that drew a class, its holders, get shares q ~ Dir(alpha) of its samples; shares
+    are drawn again until each holder has `min_per_class` samples of the class.
     """
     n, least = run.clients, run.min_per_class
-    drawn = [rng.permutation(classes)[: run.classes_per_client] for _ in range(n)]
-    classes_of = np.asarray(drawn)
-    pieces: list[Pools] = [[] for _ in range(n)]
+    classes_of = np.asarray([rng.permutation(classes)[: run.classes_per_client] for _ in range(n)])
+    slices: list[Samples] = [[] for _ in range(n)]  # of each client, one per class
     for c in range(classes):
         holders = np.flatnonzero((classes_of == c).any(1))
         samples = np.flatnonzero(y == c)
-        k, m = len(holders), len(samples)
-        if k == 0:
+        h, m = len(holders), len(samples)
+        if h == 0:
             continue  # with few clients a class may have no holder: its samples are not used
-        if least * k > m:
-            few = f"class {c} has {m} samples for {k} holders: use a smaller one"
+        if least * h > m:
+            few = f"class {c} has {m} samples for {h} holders: use a smaller one"
             raise UserError(f"--min_per_class is {least}; {few}, or fewer --clients")
 
-        def propose(batch: int, k: int = k, m: int = m) -> Pair:
-            slices = cut(rng.dirichlet(np.full(k, run.dirichlet_alpha), batch), m)
-            return slices, slices
+        def propose(batch: int, h: int = h, m: int = m) -> Pair:
+            sizes = cut(rng.dirichlet(np.full(h, run.dirichlet_alpha), batch), m)
+            return sizes, sizes
 
-        limit = min(PROPOSALS, NUMBERS // k)
+        limit = min(PROPOSALS, NUMBERS // h)
         whom = f"all holders of class {c}"
-        slices = first_accepted(propose, least, limit, 1_000_000 // k, "--min_per_class", whom)
-        parts = np.split(rng.permutation(samples), np.cumsum(slices)[:-1])
-        for holder, part in zip(holders, parts, strict=True):
-            pieces[holder].append(part)
-    return [rng.permutation(np.concatenate(p)) for p in pieces]
+        sizes = first_accepted(propose, least, limit, 1_000_000 // h, "--min_per_class", whom)
+        of_holders = np.split(rng.permutation(samples), np.cumsum(sizes)[:-1])
+        for holder, of_holder in zip(holders, of_holders, strict=True):
+            slices[holder].append(of_holder)
+    return [rng.permutation(np.concatenate(of_client)) for of_client in slices]
 
 
 def natural(
     run: Resolved, labels: ByHalf, classes: int, clients: ByHalf, rng: Rng
-) -> tuple[Pools, Pools]:
-    """Return pools and test samples of N of the data's own clients, such as writers.
+) -> tuple[Samples, Samples]:
+    """Return the pools and test sets of N of the data's own clients, such as writers.
 
-    They are drawn among those with at least `min_samples` samples, and keep their own train and
-    test split.
+    They are drawn among those with at least `min_samples` samples. Each keeps its own samples of
+    both halves. `clients` has the client of each sample.
     """
     n = run.clients
     if not clients:
@@ -169,34 +174,34 @@ def natural(
         mend = f"{FEWER} or a smaller --min_samples"
         raise UserError(f"--clients is {n}; of the {count} clients in the data {able_are}: {mend}")
     chosen = np.sort(rng.permutation(able)[:n])
-    rows = {}
+    samples = {}  # of each client of the data, by half
     for half, owner in clients.items():
         ends = np.cumsum(np.bincount(owner, minlength=count))
-        rows[half] = np.split(np.argsort(owner, kind="stable"), ends[:-1])
-    return [rows["train"][k] for k in chosen], [rows["test"][k] for k in chosen]
+        samples[half] = np.split(np.argsort(owner, kind="stable"), ends[:-1])
+    return [samples["train"][k] for k in chosen], [samples["test"][k] for k in chosen]
 
 
-def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> tuple[Pools, Pools]:
-    """Return pools and test samples of users as the FedRep repository makes its FEMNIST.
+def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> tuple[Samples, Samples]:
+    """Return pools and test sets as the FedRep repository deals its FEMNIST.
 
-    The paper's numbers most likely come from it. User u has the classes u, u+1, ... modulo C,
-    `classes_per_client` of them, of each floor((LogNormal(4, 1) + 100) / classes_per_client)
-    samples; of these 90 % train and 10 % test. With `overlap` all users of a class take a prefix of
-    the same list, as that script does: a user's test samples are others' training samples.
-    Without, they take consecutive slices.
+    The paper's numbers most likely come from it. Client k has `classes_per_client` classes, k, k+1,
+    ... modulo C, and floor((LogNormal(4, 1) + 100) / classes_per_client) samples of each: 90 % in
+    its pool and 10 % to test. With `overlap` all clients of a class take the first samples of one
+    list, as that script does, so that a client's test samples are others' training samples. Without
+    it they take consecutive slices of the list.
     """
     n, per_client = run.clients, run.classes_per_client
     lists = list(by_class(y, classes, rng))
     per_class = np.floor((rng.lognormal(4, 1, n) + 100) / per_client).astype(np.int64)
-    taken = np.zeros(classes, np.int64)
+    taken = np.zeros(classes, np.int64)  # samples of each class that clients have so far
     pools, tests = [], []
-    for u in range(n):
-        pieces = []
-        for c in ((u + i) % classes for i in range(per_client)):
+    for k in range(n):
+        slices = []
+        for c in ((k + i) % classes for i in range(per_client)):
             first = 0 if run.overlap else int(taken[c])
-            pieces.append(lists[c][first : first + per_class[u]])
-            taken[c] += per_class[u]
-        samples = rng.permutation(np.concatenate(pieces))
+            slices.append(lists[c][first : first + per_class[k]])
+            taken[c] += per_class[k]
+        samples = rng.permutation(np.concatenate(slices))
         pool_size = int(0.9 * len(samples))
         pools.append(samples[:pool_size])
         tests.append(samples[pool_size:])
@@ -208,7 +213,7 @@ def fedrep(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> tuple[Pools,
     return pools, tests
 
 
-# samples of each class, by client
+# of each client, how many samples of which class
 MOTIVATION = (
     {0: 50, 4: 50, 6: 50, 8: 50},
     {0: 300, 6: 300, 1: 200, 3: 200},
@@ -216,10 +221,10 @@ MOTIVATION = (
 )
 
 
-def motivation(y: np.ndarray, _: Resolved, classes: int, rng: Rng) -> Pools:
+def motivation(y: np.ndarray, _: Resolved, classes: int, rng: Rng) -> Samples:
     """Return the pools of the paper's example of three clients (its appendix A).
 
-    Clients 2 and 3 share two classes each with client 1.
+    The second and the third client share two classes each with the first.
     """
     lists = list(by_class(y, classes, rng))
     for c in range(10):
@@ -238,23 +243,27 @@ def motivation(y: np.ndarray, _: Resolved, classes: int, rng: Rng) -> Pools:
     return pools
 
 
-def share_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Pools:
-    """Return each client's test samples: as many as keep its class shares.
+def share_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Samples:
+    """Return each client's test set: the largest one that has the class shares of its pool.
 
-    Clients may share samples, as three disjoint sets would be small.
+    `counts` are the samples of each class in the pools, `[N, C]`. Clients may share test samples,
+    as disjoint sets would be small.
     """
     lists = list(by_class(y_test, counts.shape[1], rng))
     available = np.asarray([len(samples) for samples in lists])
     tests = []
     for count in counts:
-        scale = (available[count > 0] / count[count > 0]).min()
+        scale = (available[count > 0] / count[count > 0]).min()  # the scarcest class limits it
         parts = [lists[c][: int(count[c] * scale)] for c in np.flatnonzero(count)]
         tests.append(np.concatenate(parts))
     return tests
 
 
 def cut(q: np.ndarray, m: int) -> np.ndarray:
-    """Return slice sizes `[..., n]` that sum to m: cut points floor(cumsum(q) m), the last at m."""
+    """Return how many of m samples each of n clients gets, by its share `q` `[..., n]`.
+
+    The samples are cut at floor(cumsum(q) m), so that the sizes sum to m.
+    """
     points = np.floor(np.cumsum(q, -1) * m).astype(np.int64)
     points[..., -1] = m
     return np.diff(points, axis=-1, prepend=0)
@@ -263,86 +272,92 @@ def cut(q: np.ndarray, m: int) -> np.ndarray:
 def first_accepted(
     propose: Callable[[int], Pair], least: int, limit: int, batch: int, flag: str, whom: str
 ) -> np.ndarray:
-    """Return the first proposal in which the smallest of n sizes is at least `least`.
+    """Return the first draw of sizes in which the smallest of n clients has at least `least`.
 
-    `UserError` after `limit` proposals, or earlier if acceptance is hopeless. Dirichlet shares are
-    negatively associated, so all n reach `least` at most as often as n independent ones: q^n, where
-    q is the share that does. The growing batches are part of the result, as each one draws.
+    `propose(number)` returns so many draws at once, and the total of each client in each of them,
+    `[number, n]`. Batches grow up to `batch`, and how they grow decides what is drawn. A
+    `UserError` after `limit` draws, or earlier if there is no hope.
     """
-    tried, best, size, enough, drawn = 0, 0, 16, 0, 0
+    tried, number = 0, 16
+    best = 0  # the largest smallest total so far
+    enough, drawn = 0, 0  # totals of at least `least`, and all totals
     while tried < limit:
-        size = min(size * 4, max(1, batch), limit - tried)
-        slices, sizes = propose(size)
-        smallest = sizes.min(1)
+        number = min(number * 4, max(1, batch), limit - tried)
+        draws, totals = propose(number)
+        smallest = totals.min(1)
         good = np.flatnonzero(smallest >= least)
         if len(good):
-            return slices[good[0]]
-        tried += size
+            return draws[good[0]]
+        tried += number
         best = max(best, int(smallest.max()))
-        enough += int((sizes >= least).sum())
-        drawn += sizes.size
-        if drawn > 500_000 and limit * (enough / drawn) ** sizes.shape[1] < 1e-3:
+        enough += int((totals >= least).sum())
+        drawn += totals.size
+        # Dirichlet shares are negatively associated: all n are large enough at most as often as
+        # n independent ones would be
+        if drawn > 500_000 and limit * (enough / drawn) ** totals.shape[1] < 1e-3:
             break
     lower = f"{flag} {best}, " if best > 1 else ""  # a client needs two samples
     mend = f"use {lower}fewer --clients or a larger --dirichlet_alpha"
     raise UserError(f"{flag} is {least}; none of {tried} draws gave {whom} so many: {mend}")
 
 
-def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Pools:
-    """Return each client's test samples: of a class its share of that class's training pool.
+def deal_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Samples:
+    """Return each client's test set, disjoint from the others'.
 
-    They are disjoint, and the whole test set is used.
+    Who has a tenth of the training samples of a class gets a tenth of its test samples. `counts`
+    are the training samples by client and class, `[N, C]`.
     """
-    pieces = []
+    slices = []  # of each class, one per client
     for c, samples in enumerate(by_class(y_test, counts.shape[1], rng)):
         count = counts[:, c]
         if count.sum() == 0:
             continue
         quota = np.rint(count / count.sum() * len(samples)).astype(np.int64)
         quota = np.diff(np.minimum(np.cumsum(quota), len(samples)), prepend=0)
+        # rounding may leave some: one each to the first clients with a quota, then to other holders
         left = len(samples) - int(quota.sum())
-        # one each to the first clients with a quota, then to other holders of the class
         others = np.flatnonzero((quota == 0) & (count > 0))
         first = np.concatenate([np.flatnonzero(quota), others])
         quota[first[:left]] += 1
-        pieces.append(np.split(samples, np.cumsum(quota)[:-1]))
-    return [np.concatenate(test) for test in zip(*pieces, strict=True)]
+        slices.append(np.split(samples, np.cumsum(quota)[:-1]))
+    return [np.concatenate(of_client) for of_client in zip(*slices, strict=True)]
 
 
 def train_val(pool: np.ndarray, y: np.ndarray, seed: int) -> Pair:
-    """Return 80 % of a client's pool to train and ceil(20 %) to validate.
+    """Return a client's training set, 80 % of its pool, and its validation set, ceil(20 %).
 
-    They are stratified by class where every class allows it: the samples of scikit-learn's
-    `train_test_split`, in less than a quarter of its time.
+    Both have each class in these shares, where every class has enough samples. They are what
+    scikit-learn's `train_test_split` returns, in less than a quarter of its time.
     """
     _, classes = np.unique(y[pool], return_inverse=True)
     counts, n_val = np.bincount(classes), -(-len(pool) // 5)
     SPLITS.seed(seed)
-    if counts.min() < 2 or min(n_val, len(pool) - n_val) < len(counts):
+    if counts.min() < 2 or min(n_val, len(pool) - n_val) < len(counts):  # too few of a class
         order = SPLITS.permutation(len(pool))
         return pool[order[n_val:]], pool[order[:n_val]]
-    n_train_c = apportion(counts, len(pool) - n_val)
-    n_val_c = apportion(counts - n_train_c, n_val)
+    train_sizes = apportion(counts, len(pool) - n_val)  # of each class
+    val_sizes = apportion(counts - train_sizes, n_val)
     train, val = [], []
-    by_class = np.split(np.argsort(classes, kind="stable"), np.cumsum(counts)[:-1])
-    for rows, a, b in zip(by_class, n_train_c, n_val_c, strict=True):
-        order = rows[SPLITS.permutation(len(rows))]
-        train.append(order[:a])
-        val.append(order[a : a + b])
-    shuffled = [SPLITS.permutation(np.concatenate(rows)) for rows in (train, val)]
+    of_classes = np.split(np.argsort(classes, kind="stable"), np.cumsum(counts)[:-1])
+    for of_class, n_train_c, n_val_c in zip(of_classes, train_sizes, val_sizes, strict=True):
+        order = of_class[SPLITS.permutation(len(of_class))]
+        train.append(order[:n_train_c])
+        val.append(order[n_train_c : n_train_c + n_val_c])
+    shuffled = [SPLITS.permutation(np.concatenate(part)) for part in (train, val)]
     return pool[shuffled[0]], pool[shuffled[1]]
 
 
 def apportion(counts: np.ndarray, draws: int) -> np.ndarray:
-    """Return each class's number of draws, int64 `[C]`: its share, rounded by largest remainders.
+    """Return how many of `draws` samples each class gets, int64 `[C]`, in proportion to `counts`.
 
-    Ties are broken by lot.
+    The shares are rounded down, and the classes with the largest remainders get one more; a lot
+    decides among equal ones.
     """
     exact = counts / counts.sum() * draws
     out = np.floor(exact)
-    rest, left = exact - out, int(draws - out.sum())
-    for value in np.unique(rest)[::-1]:
-        alike = np.flatnonzero(rest == value)
+    remainder, left = exact - out, int(draws - out.sum())
+    for value in np.unique(remainder)[::-1]:
+        alike = np.flatnonzero(remainder == value)
         if left > 0:
             out[SPLITS.choice(alike, min(len(alike), left), replace=False)] += 1
         left -= len(alike)

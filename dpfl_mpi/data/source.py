@@ -1,4 +1,11 @@
-"""A data set as a run sees it: labels and facts at once, images only those asked for."""
+"""A data set as a run sees it: labels and facts are read at once, samples when asked for.
+
+Samples are called images in all names, even where they are vectors or tokens. They are in two
+halves, "train" and "test". A data set is either code with a function `load`, whose `Arrays` stay in
+memory, or a prepared file, which `python -m dpfl_mpi.prepare` has made and `in_file` opens; both
+become a `Source`. The engine and tools call `open_source`. A prepared file stores the SHA-256 of
+its content (`digest`), which tells a damaged file and is part of the names of results.
+"""
 
 import functools
 import hashlib
@@ -18,18 +25,19 @@ from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, prepare_command, who_can_take_part
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as
 
-PIECE_ROWS = 4096  # most that are read or hashed at once
-GAP_ROWS = 64  # reading so many more costs less than asking for the next piece by itself
+PIECE_ROWS = 4096  # most samples that are read or hashed at once
+GAP_ROWS = 64  # reading so many unwanted samples costs less than another call of HDF5
 FORMAT = "dpfl_mpi data 1"  # of prepared files
-MOST_LISTED = 1000  # entries of a list that is an attribute of a result: HDF5 gives one 64 KiB
+MOST_LISTED = 1000  # entries of a list that a result stores as an attribute, of at most 64 KiB
 TINY = float(np.finfo(np.float32).tiny)  # float32 holds smaller numbers with fewer digits
 KINDS = {"uint8": "images", "float32": "numbers", "int32": "tokens"}  # of samples, by dtype
-ALLOWED = ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32"))  # axes and dtype of samples
+# how many axes an array of samples may have, and which dtype
+ALLOWED = ((4, "uint8"), (4, "float32"), (2, "float32"), (2, "int32"))
 SAMPLES = "allowed are uint8 or float32 [M, H, W, C], float32 [M, F] or int32 [M, L]"
 NAMES = ("class_names", "client_names", "client_groups")  # lists of texts
-HALVES = ("train", "test")  # of a data set
-# a half and rows [n] -> samples [n, *shape]
-Images = Callable[[str, np.ndarray], np.ndarray]
+HALVES = ("train", "test")
+# returns the samples [n, *shape] of a half at row numbers [n]
+ReadImages = Callable[[str, np.ndarray], np.ndarray]
 # the arrays of a prepared file, in the order of its hash
 ARRAYS = (
     *("train/images", "train/labels", "test/images", "test/labels"),
@@ -41,9 +49,9 @@ ARRAYS = (
 class Arrays:
     """A data set in memory: samples `[M, ...]` and labels int64 `[M]`.
 
-    Samples, "images" in all names, are images uint8 or float32 `[M, H, W, C]`, vectors float32
-    `[M, F]`, or tokens int32 `[M, L]`, in which 0 fills up short texts. Data with clients of their
-    own, such as writers, have each sample's client, int64 `[M]`, an index into `client_names`.
+    Samples are images uint8 or float32 `[M, H, W, C]`, vectors float32 `[M, F]`, or tokens int32
+    `[M, L]`, in which 0 fills up short texts. Data with clients of their own, such as writers, have
+    each sample's client, int64 `[M]`, an index into `client_names`.
     """
 
     train_images: np.ndarray
@@ -51,13 +59,13 @@ class Arrays:
     test_images: np.ndarray
     test_labels: np.ndarray
     class_names: tuple[str, ...]
-    # per channel or number; of uint8 scaled to 0..1; () for tokens
+    # of each channel or number, where uint8 is scaled to 0..1; () for tokens
     mean: tuple[float, ...]
     std: tuple[float, ...]
     train_clients: np.ndarray | None = None
     test_clients: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
-    client_groups: tuple[str, ...] = ()  # of each of these, such as its domain; () for none
+    client_groups: tuple[str, ...] = ()  # the group of each, such as its domain; () for none
     note: str = ""  # what a reader of results must know about the data: one sentence
 
     @property
@@ -81,10 +89,10 @@ class Source:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    labels: dict[str, Any]  # "train", "test": int64 [M], or `StoredLabels`
+    labels: dict[str, Any]  # by half, int64 [M], or `StoredLabels`
     sha256: str
-    images: Images
-    clients: dict[str, np.ndarray] = field(default_factory=dict)  # "train", "test": int64 [M]
+    images: ReadImages
+    clients: dict[str, np.ndarray] = field(default_factory=dict)  # by half, int64 [M], or none
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()  # of the data's own clients
     client_groups: tuple[str, ...] = ()
@@ -93,7 +101,7 @@ class Source:
     vocabulary: int = 0  # one more than the largest token
     path: Path | None = None  # of the prepared file
     unread: str = ""  # a warning about clients of the data that the Run leaves out
-    pooled: bool = False  # "train" and "test" are one pool: training samples, then test samples
+    pooled: bool = False  # both halves are one pool: the training samples, then the test samples
 
     @property
     def kind(self) -> str:
@@ -107,7 +115,7 @@ class Source:
 
 @dataclass(frozen=True)
 class StoredLabels:
-    """Labels that stay in a prepared file until some are asked for."""
+    """Labels of a half that stay in a prepared file until some are asked for."""
 
     path: Path
     half: str
@@ -119,11 +127,11 @@ class StoredLabels:
 def open_source(
     run: Resolved, arrays: Arrays | None = None, labelled: bool = True, verified: bool = True
 ) -> Source:
-    """Return the data of a Run: a prepared file's, or those that its data set's `load` returns.
+    """Return the data of a Run, from its prepared file or from the `load` of its data set.
 
     Args:
         arrays: what `load` returned on another rank; by default it is called here.
-        labelled: read all labels and clients, which only dealing the samples needs.
+        labelled: read all labels and clients, which only dealing samples to clients needs.
         verified: compare the file's content with its SHA-256, which reads all of it.
     """
     if hasattr(run.found("dataset"), "load"):
@@ -135,12 +143,15 @@ def open_source(
 
 
 def load_arrays(run: Resolved) -> Arrays:
-    """Return what the `load` of a Run's data set returns."""
+    """Return what the `load` of a Run's data set returns, checked."""
     return made_by(run.dataset, run.found("dataset"), "load")
 
 
 def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
-    """Return the checked data set that `load` or `read` of its module returns."""
+    """Call `load` or `read` of a data set's module and return its data, checked.
+
+    `prepare` calls `read`, which takes the files of the user; a run calls `load`.
+    """
     where = f"{function} of the data set {short(dataset)}"
     made = getattr(module, function)(*arguments, **options)
     if not isinstance(made, Arrays):
@@ -158,14 +169,17 @@ def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options
 
 
 def check(arrays: Arrays, where: str) -> None:
-    """Raise `UserError` with the field if arrays are no data set."""
-    x = arrays.train_images
+    """Raise `UserError`, naming the field, if shapes, types, numbers or names do not fit.
+
+    `where` begins the sentence. Samples still in a file are compared by shape and dtype alone.
+    """
+    train = arrays.train_images
     if (arrays.train_clients is None) != (arrays.test_clients is None):
         raise UserError(f"{where}: train_clients and test_clients must both be there or neither")
     for half in HALVES:
         images = getattr(arrays, f"{half}_images")
         kind = (images.ndim, str(images.dtype))
-        alike = images.shape[1:] == x.shape[1:] and images.dtype == x.dtype
+        alike = images.shape[1:] == train.shape[1:] and images.dtype == train.dtype
         if kind not in ALLOWED or not alike or 0 in images.shape[1:]:
             what = f"{half}_images are {images.dtype} {list(images.shape)}"
             raise UserError(f"{where}: {what}; {SAMPLES}, of one shape in both parts")
@@ -176,8 +190,8 @@ def check(arrays: Arrays, where: str) -> None:
             values, count = getattr(arrays, f"{half}_{what}"), len(getattr(arrays, names))
             if isinstance(values, StoredLabels) or (values is None and what == "clients"):
                 continue
-            whole = np.shape(values) == (len(images),) and values.dtype == np.int64
-            if not whole or values.min(initial=0) < 0 or values.max(initial=-1) >= count:
+            fits = np.shape(values) == (len(images),) and values.dtype == np.int64
+            if not fits or values.min(initial=0) < 0 or values.max(initial=-1) >= count:
                 allowed = f"int64 [{len(images)}], from 0 to {count - 1}: {names} has {count} names"
                 raise UserError(f"{where}: {half}_{what} must be {allowed}")
     groups, count = len(arrays.client_groups), len(arrays.client_names)
@@ -186,7 +200,7 @@ def check(arrays: Arrays, where: str) -> None:
     for text in (*chain.from_iterable(getattr(arrays, name) for name in NAMES), arrays.note):
         if "\0" in text or not encodable(text):
             raise UserError(f"{where} holds the name {text!r}, which is not UTF-8; rename it")
-    count = 0 if x.dtype == np.int32 else x.shape[-1]
+    count = 0 if train.dtype == np.int32 else train.shape[-1]
     numbers = len(arrays.mean) == len(arrays.std) == count
     divides = all(TINY <= std <= 1 / TINY for std in arrays.std)
     if not (numbers and divides and np.isfinite(arrays.mean).all()):
@@ -195,7 +209,7 @@ def check(arrays: Arrays, where: str) -> None:
 
 
 def check_images(run: Resolved, source: Source) -> None:
-    """Raise `UserError` if a Run changes images, and its data have none or others."""
+    """Raise `UserError` if a setting of the Run changes images, which the data must then have."""
     images = len(source.shape) == 3
     if run.augment and not images:
         raise UserError("--augment crops and flips images; these data have none: use --no-augment")
@@ -204,7 +218,7 @@ def check_images(run: Resolved, source: Source) -> None:
 
 
 def unread_clients(run: Resolved, source: Source) -> str:
-    """Return a warning if clients of the data have no part in a Run that may want them, else ""."""
+    """Return a warning if the Run leaves out clients that the data name, else ""."""
     if not source.clients:
         return ""
     if run.partition.kind == "natural":
@@ -213,43 +227,41 @@ def unread_clients(run: Resolved, source: Source) -> str:
         least = f"{max(run.min_samples, 3)} samples (--min_samples), 2 to train and 1 to test"
         left_out = f"{count - len(able)} of the {count} clients in the data do not take part"
         return f"{left_out}: each needs {least}" if run.clients == len(able) < count else ""
-    # What `load` returns is known too late to make `natural` the default, as with prepared data.
-    if (
-        source.path
-        or run.partition.kind != "pathological"
-        or "partition" in run.found("dataset").SAID
-    ):
+    # The default for prepared data that name clients is `natural`. Data of `load` are known too
+    # late for that, so a user who chose no partition is told.
+    chosen = run.partition.kind != "pathological" or "partition" in run.found("dataset").SAID
+    if source.path or chosen:
         return ""
     unread = f"the data name each sample's client, which --partition {run.partition} does not read"
     return f"{unread}; --partition natural does"
 
 
 def as_dealt(run: Resolved, source: Source) -> Source:
-    """Return a Run's data, pooled if the Run deals test sets out of that pool."""
+    """Return the data, as one pool if the Run deals both training and test sets out of it."""
     if not run.deals_test:
         return source
     labels = np.concatenate([source.labels[half] for half in HALVES])
-    first = len(source.labels["train"])
+    n_train = len(source.labels["train"])
 
     def images(_: str, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *source.shape), source.dtype)
-        for half, inside, start in (("train", rows < first, 0), ("test", rows >= first, first)):
-            out[inside] = source.images(half, rows[inside] - start)
+        in_train = rows < n_train
+        out[in_train] = source.images("train", rows[in_train])
+        out[~in_train] = source.images("test", rows[~in_train] - n_train)
         return out
 
-    both = dict.fromkeys(HALVES, labels)
-    return replace(source, labels=both, images=images, clients={}, pooled=True)
+    of_both = dict.fromkeys(HALVES, labels)
+    return replace(source, labels=of_both, images=images, clients={}, pooled=True)
 
 
 def in_memory(arrays: Arrays) -> Source:
-    """Return arrays as a `Source`."""
     stored = arrays.stored()
     images = lambda half, rows: stored[f"{half}/images"][rows]  # noqa: E731
     return source_of(arrays, digest(stored.values(), arrays), arrays.vocabulary, images)
 
 
 def source_of(
-    arrays: Arrays, sha256: str, vocabulary: int, images: Images, path: Path | None = None
+    arrays: Arrays, sha256: str, vocabulary: int, images: ReadImages, path: Path | None = None
 ) -> Source:
     clients = {half: getattr(arrays, f"{half}_clients") for half in HALVES}
     return Source(
@@ -274,9 +286,9 @@ def source_of(
 def in_file(
     path: str | Path, dataset: str = "", labelled: bool = True, verified: bool = True
 ) -> Source:
-    """Return a file of `python -m dpfl_mpi.prepare` as a `Source`; its images stay in the file.
+    """Return a prepared file as a `Source`; its samples stay in the file.
 
-    `dataset` is the one that it must hold, "" for any; see `open_source`.
+    `dataset` is the one that it must hold, "" for any. `labelled`, `verified`: see `open_source`.
     """
     path = Path(path)
     if not os.path.exists(path):
@@ -307,7 +319,7 @@ def in_file(
 
 
 def arrays_in(file: Hdf5, labelled: bool) -> Arrays:
-    """Return a prepared file's arrays: images still in the file, without `labelled` labels, too."""
+    """Return a prepared file's arrays; samples stay in the file, and labels unless `labelled`."""
     fields: dict[str, Any] = {}
     for half in HALVES:
         fields[f"{half}_images"] = file.dataset(f"{half}/images", "iuf")
@@ -335,27 +347,31 @@ def verify(source: Source, file: Hdf5) -> None:
 
 
 def digest(stored: Iterable[Any], facts: Arrays | Source, own: bool = False) -> str:
-    """Return the SHA-256 of arrays in memory or in a file, and of the groups of clients.
+    """Return the SHA-256 of a data set, whose arrays `stored` are in memory or in a file.
 
-    Of `own` data it is also of the facts that change numbers.
+    It covers the groups of clients, and of the user's `own` data also the other facts that change
+    numbers; those of the package's own data sets never change.
     """
     sha = hashlib.sha256()
     for values in stored:
         sha.update(str(values.shape).encode())
         for first in range(0, len(values), PIECE_ROWS):
             piece = values[first : first + PIECE_ROWS]
-            piece = piece if piece.ndim > 1 else piece.astype(np.int64)
+            piece = piece if piece.ndim > 1 else piece.astype(np.int64)  # labels and clients
             sha.update(np.ascontiguousarray(piece).data)
     if own:
         numbers = (list(map(float, values)) for values in (facts.mean, facts.std))
         sha.update(json.dumps([list(facts.class_names), *numbers, facts.vocabulary]).encode())
-    if facts.client_groups:  # the oracle chooses by them
+    if facts.client_groups:  # the method oracle chooses by them
         sha.update(json.dumps(facts.client_groups).encode())
     return sha.hexdigest()
 
 
 def read_rows(path: Path, half: str, rows: np.ndarray, what: str = "images") -> np.ndarray:
-    """Return samples `[n, ...]`, or their labels, by row, read in few contiguous pieces."""
+    """Return the samples `[n, ...]` at row numbers `[n]`, or with `what` "labels" their labels.
+
+    HDF5 is slow at reading scattered rows, so contiguous pieces that hold them are read.
+    """
     with Hdf5(path, "an HDF5 file") as file:
         stored = file.dataset(f"{half}/{what}", "iuf")
         out = np.empty((len(rows), *stored.shape[1:]), stored.dtype)
@@ -363,8 +379,9 @@ def read_rows(path: Path, half: str, rows: np.ndarray, what: str = "images") -> 
         ascending = rows[order]
         ends = (np.diff(ascending) > GAP_ROWS) | (np.diff(ascending // PIECE_ROWS) > 0)
         with file.reading(f"{half}/{what}"):
-            for piece in np.split(np.arange(len(rows)), np.flatnonzero(ends) + 1):
-                if len(wanted := ascending[piece]):
+            for piece in np.split(order, np.flatnonzero(ends) + 1):
+                if len(piece):
+                    wanted = rows[piece]
                     first = wanted[0]
-                    out[order[piece]] = stored[first : wanted[-1] + 1][wanted - first]
+                    out[piece] = stored[first : wanted[-1] + 1][wanted - first]
     return out
