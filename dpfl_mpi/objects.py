@@ -23,7 +23,7 @@ import numpy as np
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.datasets.arrays import COLUMNS
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import top
+from dpfl_mpi.plugins.code import outermost
 from dpfl_mpi.prepare import packed
 from dpfl_mpi.settings.command_line import run_and_job
 from dpfl_mpi.storage.files import explained, write
@@ -156,7 +156,7 @@ def imports_of(kind: str, given: Any, source: str) -> Iterator[str]:
 
 def installed(module: ModuleType) -> bool:
     """Return whether a module is installed, so that every rank can import it."""
-    package = top(module.__name__)
+    package = outermost(module.__name__)
     if package == "dpfl_mpi" or package in {*sys.stdlib_module_names} - {"__main__"}:
         return True
     return bool(INSTALLED & {*Path(getattr(sys.modules[package], "__file__", None) or "").parts})

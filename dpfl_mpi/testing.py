@@ -29,7 +29,7 @@ from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.objects import plain
 from dpfl_mpi.plugins import KINDS, admit, find, is_path, shipped, short
-from dpfl_mpi.plugins.code import execute, in_module, in_path
+from dpfl_mpi.plugins.code import code_in_file, code_in_module, execute
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.command_line import SCHEMA, given, parser
 
@@ -128,7 +128,7 @@ def kinds_of(code: str) -> list[str]:
     known = [kind for kind in KINDS if code in shipped(kind)]
     if known:
         return known
-    source = in_path(code, Path(code)) if is_path(code) else in_module(code, code)
+    source = code_in_file(code, Path(code)) if is_path(code) else code_in_module(code, code)
     found: Any = execute(code, source)[1]
     kinds = [kind for kind, needed in FUNCTIONS.items() if any(hasattr(found, n) for n in needed)]
     return kinds or ["model"] * callable(found)

@@ -22,7 +22,7 @@ import torch
 from dpfl_mpi.errors import LONGEST, UserError, complain
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import failing_as
-from dpfl_mpi.plugins.code import execute, in_path
+from dpfl_mpi.plugins.code import code_in_file, execute
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.job import TENSORBOARD
@@ -106,7 +106,7 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
 def on_round_of(file: str) -> Begin:
     """Return what begins with a callback: it has the rounds that this start computes."""
     flag = f"--callback is {file}"
-    code = in_path(flag, Path(file))
+    code = code_in_file(flag, Path(file))
     on_round = getattr(execute(flag, code)[0], "on_round", None)
     lazy = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not callable(on_round) or any(kind(on_round) for kind in lazy):

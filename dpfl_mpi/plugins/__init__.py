@@ -1,7 +1,9 @@
-"""Data sets, methods and models by what a Run calls them, as docs/extend-methods.md says.
+"""Data sets, methods and models by the name that a Run has for them: the package's or the user's.
 
-`find` executes only what was admitted. Resolving a Run admits what it names. The Run of a result or
-a checkpoint is never resolved.
+A Run names one of this package, such as "dpfl", or the user's own code: a file NAME.py or
+MODULE:OBJECT. `admit` reads such code and computes its hash; `find` imports it, if it was admitted.
+Resolving a Run admits what it names. The Run that a result or a checkpoint stores is never
+resolved, so that opening a result executes no code. See docs/extend-methods.md.
 """
 
 import contextlib
@@ -17,19 +19,19 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.plugins.code import (
     PACKAGE,
     Code,
+    code_in_file,
+    code_in_module,
     execute,
     failure,
-    in_module,
-    in_path,
+    outermost,
     parts_of,
-    top,
 )
 
 KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
-CODE = "code:"  # before the hash of code, as `admit` returns it
+CODE = "code:"  # begins the hash of the user's code in the key of a Run
 FORMS = "a file NAME.py or MODULE:OBJECT of your own"
-ADMITTED: dict[tuple[str, str], Code] = {}  # by kind and by what the Run calls it
-LISTED = 5  # parts of code that differ; more are not named
+ADMITTED: dict[tuple[str, str], Code] = {}  # by kind, such as "method", and name
+LISTED = 5  # parts of code that `changes` names at most
 LOADED: dict[tuple[str, str, str], Any] = {}  # what `find` returned, by kind, name and hash
 
 
@@ -41,7 +43,7 @@ def shipped(kind: str) -> list[str]:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a Run names a file by this."""
+    """Return whether a name is that of a file."""
     return name.endswith(".py")
 
 
@@ -53,10 +55,10 @@ def short(name: Any) -> str:
 
 
 def admit(kind: str, name: str) -> str:
-    """Check a data set, method or model, and allow `find` to execute it. Nothing is executed here.
+    """Allow `find` to execute a data set, method or model, after reading it and its files.
 
-    Returns "" for a shipped one, else `code:` and the SHA-256 of its code, as the key of a Run has
-    it. A `UserError` where there is none, or it does not compile (with the file and the line).
+    Returns "" for one of this package, else `code:` and the SHA-256 of its code, which the key of a
+    Run has. A `UserError` if it is not there or does not compile.
     """
     flag = f"--{kind} is {name}"
     if not isinstance(name, str):
@@ -66,11 +68,11 @@ def admit(kind: str, name: str) -> str:
     if not {".", ":"} & {*name}:
         raise UserError(f"{flag}; allowed are {', '.join(shipped(kind))}, or {FORMS}")
     try:
-        code = in_path(flag, Path(name)) if is_path(name) else in_module(flag, name)
+        code = code_in_file(flag, Path(name)) if is_path(name) else code_in_module(flag, name)
     except OSError as error:
         why = f"{error.filename} cannot be read: {error.strerror}"
         raise UserError(f"{flag}, of which {why}") from None
-    if top(code.module) == PACKAGE:
+    if outermost(code.module) == PACKAGE:
         how = f"call it by its name, --{kind} {short(name)}"
         raise UserError(f"{flag}, a file of dpfl_mpi itself; {how}")
     ADMITTED[kind, name] = code
@@ -78,9 +80,9 @@ def admit(kind: str, name: str) -> str:
 
 
 def find(kind: str, name: str) -> Any:
-    """Return the module of a data set or a model (which imports torch), or a `methods.Method`.
+    """Return the module of a data set or a model, or a `methods.Method`.
 
-    Code that is not shipped must have been admitted.
+    The module of a model imports torch. The user's own code must have been admitted.
     """
     package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
     code = ADMITTED.get((kind, name))
@@ -95,7 +97,8 @@ def find(kind: str, name: str) -> Any:
         if kind == "model" and callable(found) and not hasattr(found, "build"):
             found = SimpleNamespace(**vars(module) | {"build": found})  # MODULE:FUNCTION
         if kind == "dataset":
-            found.OWN_DATA = getattr(found, "OWN_DATA", True)  # its name says not what is in it
+            # its data are known by their content, as its name does not tell them apart
+            found.OWN_DATA = getattr(found, "OWN_DATA", True)
             for function in ("load", "read"):
                 if callable(getattr(found, function, None)):
                     sentence = failing_as(f"{function} of the data set {short(name)}", code)
@@ -106,7 +109,7 @@ def find(kind: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def failing_as(what: str, code: Code) -> Iterator[None]:
-    """Turn an error inside into a sentence with the file and the line; not too little memory."""
+    """Turn an error of the user's code into a `UserError` with the file and the line."""
     try:
         yield
     except (UserError, MemoryError):
@@ -116,22 +119,22 @@ def failing_as(what: str, code: Code) -> Iterator[None]:
 
 
 def admitted(kind: str, name: str) -> str:
-    """Return the hash of the code that `find` would execute, as `admit` does; "" for none."""
+    """Return what `admit` returned for this code, "" if it was not admitted."""
     return CODE + ADMITTED[kind, name].sha256 if (kind, name) in ADMITTED else ""
 
 
 def codes(contents: Mapping[str, str]) -> dict[str, str]:
-    """Return those of a Run's contents that are code, by kind."""
+    """Return the hashes of the user's code among the hashes in a Run's key, by kind."""
     return {kind: contents[kind] for kind in KINDS if contents.get(kind, "").startswith(CODE)}
 
 
 def parts(kind: str, name: str) -> dict[str, str]:
-    """Return the hashes of all that admitted code defines, by names such as "pacs.py: load()"."""
+    """Return a hash of each thing that admitted code defines, by names like "pacs.py: load()"."""
     return parts_of(ADMITTED[kind, name])
 
 
 def changes(now: Mapping[str, str], then: Mapping[str, str]) -> str:
-    """Return which `parts` differ, as half a sentence."""
+    """Return which `parts` of code differ, as half a sentence."""
     names = sorted(part for part in {*now, *then} if now.get(part) != then.get(part))
     verb = "differs" if len(names) == 1 else "differ"
     return f"{', '.join(names[:LISTED]) or 'its order'} {verb} from the stored one"

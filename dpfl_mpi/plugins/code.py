@@ -1,9 +1,12 @@
-"""Code of one's own: its files, their hash, and its execution.
+"""The user's own code, a data set, method or model: which files it is, their hashes, its execution.
 
-The code of a file is that file, or all of its outermost package, a folder with an `__init__.py`. A
-module counts by its syntax tree without docstrings, or by the `VERSION` that it declares. Each text
-is imported under a name of its own. So an edited file is executed again, and there can be two files
-or packages of one name.
+A user names a file NAME.py, or MODULE:OBJECT of an installed module. If the file is in a package (a
+folder with an `__init__.py`), the whole outermost package is the code. `plugins.admit` reads it as
+a `Code` without executing it, and `plugins.find` calls `execute`.
+A Run's key has the hash `Code.sha256`: of each module the syntax tree without docstrings, so that a
+comment changes nothing, or in its place the `VERSION` that the module declares. A file is imported
+under a module name made of its content and place. So an edited file is executed again, and two
+files may have the same name.
 """
 
 import ast
@@ -25,10 +28,10 @@ from typing import Any, NamedTuple
 from dpfl_mpi.errors import LONGEST, UserError
 
 PACKAGE = "dpfl_mpi"  # never the user's code
-OWN = "dpfl_mpi_own_"  # before the hash, in the names of modules
-# hash and place of an installed MODULE when it was imported, by its outermost package
+OWN = "dpfl_mpi_own_"  # begins the module names of files, a hash follows
+# `text_sha256` and `root` of the installed code that was imported, by its outermost package
 IMPORTED: dict[str, tuple[str, Path]] = {}
-ROOTS: dict[str, Path] = {}  # the file or the folder of what is not installed, by `top(Code.name)`
+ROOTS: dict[str, Path] = {}  # file or folder of code that is not installed, by its module name
 
 
 class Code(NamedTuple):
@@ -39,27 +42,27 @@ class Code(NamedTuple):
     module: str  # its name, from the outermost package on
     attribute: str  # the object that MODULE:OBJECT names, or ""
     installed: bool  # Python finds it by its name
-    files: tuple[str, ...]  # that the module lists in FILES
-    sha256: str  # of what counts
-    text_sha256: str  # of all bytes: what is imported
+    files: tuple[str, ...]  # data files that the module reads and lists in FILES
+    sha256: str  # of what it computes
+    text_sha256: str  # of all bytes
 
     @property
     def name(self) -> str:
-        """The name under which it is imported, one for each content and place."""
+        """The name under which it is imported, another one for each content and place."""
         if self.installed:
             return self.module
         _, dot, inner = self.module.partition(".")
-        own = hashlib.sha256(f"{self.text_sha256} {self.root}".encode()).hexdigest()
-        return f"{OWN}{own[:16]}{dot}{inner}"
+        unique = hashlib.sha256(f"{self.text_sha256} {self.root}".encode()).hexdigest()
+        return f"{OWN}{unique[:16]}{dot}{inner}"
 
 
-def top(name: str) -> str:
-    """Return the outermost package of a module, or the module."""
+def outermost(name: str) -> str:
+    """Return the outermost package of a module, or the module if it is in none."""
     return name.partition(".")[0]
 
 
-def in_path(flag: str, path: Path) -> Code:
-    """Return the code of a file; a `UserError` begins with `flag`."""
+def code_in_file(flag: str, path: Path) -> Code:
+    """Return the code of a file; a `UserError` begins with `flag`, such as "--method is a.py"."""
     if not path.is_file():
         raise UserError(f"{flag}; there is no such file")
     path = path.resolve()
@@ -69,14 +72,15 @@ def in_path(flag: str, path: Path) -> Code:
         parts.insert(0, root.name)
     code = code_of(flag, path, root, ".".join(parts))
     if root == path:
-        refuse_beside(flag, path)
+        refuse_neighbours(flag, path)
     return code
 
 
-def in_module(flag: str, target: str) -> Code:
-    """Return the code of `MODULE` or `MODULE:OBJECT`, as `in_path` does. Nothing is executed."""
+def code_in_module(flag: str, target: str) -> Code:
+    """Return the code of `MODULE` or `MODULE:OBJECT`; a `UserError` begins with `flag`."""
     name, _, attribute = target.partition(":")
-    specs = (finder.find_spec(top(name), None) for finder in sys.meta_path)  # as on disk now
+    # where Python would import the outermost package from now, even if it was imported before
+    specs = (finder.find_spec(outermost(name), None) for finder in sys.meta_path)
     spec = next(filter(None, specs), None)
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
     root = Path(places[0] or "") if places else Path()
@@ -91,91 +95,104 @@ def in_module(flag: str, target: str) -> Code:
 def code_of(
     flag: str, path: Path, root: Path, module: str, attribute: str = "", installed: bool = False
 ) -> Code:
-    """Return the code of a module; its hashes have no absolute path, and no name of one file."""
+    """Return the code of a module.
+
+    Its hashes cover no absolute path, and no name of a single file: both may change.
+    """
     modules = [root]
     if root.is_dir():
         endings = (".py", *EXTENSION_SUFFIXES)
         modules = sorted(p for p in root.rglob("*") if p.name.endswith(endings) and p.is_file())
-    files = files_of(flag, path) if path.suffix == ".py" else ()
+    data_files = files_of(flag, path) if path.suffix == ".py" else ()
     named = {"" if p == path else str(p.relative_to(root)): p for p in modules}
-    named |= {f"file {name}": path.parent / name for name in files}
+    named |= {f"file {name}": path.parent / name for name in data_files}
 
-    def of(digest: Callable[[Path], str]) -> str:
-        return hashed([attribute, *sorted([name, digest(p)] for name, p in named.items())])
+    def hash_all(hash_file: Callable[[Path], str]) -> str:
+        return hash_json([attribute, *sorted([name, hash_file(p)] for name, p in named.items())])
 
-    return Code(path, root, module, attribute, installed, files, of(meaning), of(text))
+    hashes = hash_all(hash_meaning), hash_all(hash_bytes)
+    return Code(path, root, module, attribute, installed, data_files, *hashes)
 
 
-def hashed(value: Any) -> str:
+def hash_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def text(path: Path) -> str:
+def hash_bytes(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def meaning(path: Path) -> str:
-    """Return the hash of what a file computes: of its tree, its `VERSION`, or else of its bytes."""
+def hash_meaning(path: Path) -> str:
+    """Return the hash of the `VERSION` that a module declares, or of its syntax tree.
+
+    A file that is not Python or does not compile has the hash of its bytes.
+    """
     nodes = statements(path)
+    if not nodes:
+        return hash_bytes(path)
     values = [node.get("value", {}) for name, node in nodes if name == "VERSION"]
-    declared = [value for value in values if value.get("is") == "Constant"]
-    return hashed([path.name, declared] if declared else nodes) if nodes else text(path)
+    version = [value for value in values if value.get("is") == "Constant"]
+    return hash_json([path.name, version] if version else nodes)
 
 
 def statements(path: Path) -> list[tuple[str, Any]]:
-    """Return the outermost statements of a module: what each defines, and its syntax tree.
+    """Return the outermost statements of a module: the name that each defines, and its tree.
 
     Comments, docstrings and layout do not count. Empty where it is not Python or does not compile.
     """
     out: list[tuple[str, Any]] = []
     if path.suffix == ".py":
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            for node in bare(ast.parse(path.read_bytes())).get("body", ()):
+            for node in plain_tree(ast.parse(path.read_bytes())).get("body", ()):
                 target = node.get("targets", [node.get("target", {})])[0]
                 name = node.get("name") or target.get("id") or "what it executes"
                 out.append((name.strip("'") + "()" * ("FunctionDef" in node["is"]), node))
     return out
 
 
-def bare(node: Any) -> Any:
-    """Return a syntax tree as dicts, lists and texts, which no version of Python writes otherwise.
+def plain_tree(node: Any) -> Any:
+    """Return a syntax tree without docstrings as dicts, lists and texts.
 
-    Docstrings are left out.
+    These are the same under all versions of Python, unlike the text of `ast.dump`.
     """
     if isinstance(node, list):
-        return [bare(each) for each in node]
+        return [plain_tree(element) for element in node]
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = dict(ast.iter_fields(node))
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
         fields["body"] = fields["body"][1:]
-    kept = {name: bare(value) for name, value in fields.items() if value not in (None, [])}
-    return {"is": type(node).__name__} | kept
+    present = {name: value for name, value in fields.items() if value not in (None, [])}
+    return {"is": type(node).__name__} | {n: plain_tree(value) for n, value in present.items()}
 
 
 def parts_of(code: Code) -> dict[str, str]:
-    """Return the hashes of all that code defines, by names such as "pacs.py: load()"."""
+    """Return a hash of each thing that code defines, by a name such as "pacs.py: load()".
+
+    They tell the user what differs between two versions.
+    """
     files = [code.root, *(code.path.parent / name for name in code.files)]
     if code.root.is_dir():
         files[:1] = sorted(code.root.rglob("*.py"))
     out: dict[str, str] = {}
     for path in files:
-        for name, node in statements(path) or [("", text(path))]:
+        for name, node in statements(path) or [("", hash_bytes(path))]:
             part = f"{path.name}: {name}" if name else path.name
-            out[part] = hashed([out.get(part), node])[:8]
+            out[part] = hash_json([out.get(part), node])[:8]  # several statements may share a name
     return out
 
 
 def files_of(flag: str, path: Path) -> tuple[str, ...]:
+    """Return the names in the list FILES of a module, read without executing it."""
     for node in parsed(flag, path).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if "FILES" not in (getattr(target, "id", "") for target in targets):
             continue
-        names: Any = None
+        names: Any = None  # anything but a literal stays None
         with contextlib.suppress(ValueError, TypeError):
             names = ast.literal_eval(node.value)  # type: ignore[arg-type]
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
@@ -202,32 +219,34 @@ def parsed(flag: str, path: Path) -> ast.Module:
         raise UserError(f"{flag}, which does not compile: {what} ({path}{line})") from None
 
 
-def refuse_beside(flag: str, path: Path) -> None:
-    """Raise `UserError` where a single file imports what lies beside it: the hash has it not."""
+def refuse_neighbours(flag: str, path: Path) -> None:
+    """Raise `UserError` where a single file imports a file beside it, which its hash leaves out."""
     for node in ast.walk(parsed(flag, path)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""] if node.level == 0 else ["."]
-        for name in {top(name) for name in names} - {*sys.stdlib_module_names, PACKAGE}:
+        for name in {outermost(name) for name in names} - {*sys.stdlib_module_names, PACKAGE}:
             beside = [path.with_name(f"{name}.py"), path.parent / name / "__init__.py"]
             if not name or any(file.is_file() for file in beside):
                 how = "put both into a folder with an `__init__.py` and write `from . import ...`"
                 line = f"({path}, line {node.lineno})"  # type: ignore[attr-defined]
-                raise UserError(
-                    f"{flag}, which imports {name or 'a module'} beside it {line}; {how}"
-                )
+                neighbour = name or "a module"
+                raise UserError(f"{flag}, which imports {neighbour} beside it {line}; {how}")
 
 
 # execution ----------------------------------------------------------------------------------------
-class FromSource(SourceFileLoader):
-    """Executes the source: Python tells old bytecode from an edited file by whole seconds."""
+class SourceLoader(SourceFileLoader):
+    """Executes the source, never stored bytecode.
+
+    Python takes bytecode for new if the file was edited within the same second.
+    """
 
     def get_code(self, fullname: str) -> Any:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-class Own(MetaPathFinder):
-    """Finds the files and packages in `ROOTS`, and the modules of these packages."""
+class OwnCodeFinder(MetaPathFinder):
+    """Finds the files and packages in `ROOTS`, and the modules of these packages, for `import`."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name in ROOTS:
@@ -236,34 +255,37 @@ class Own(MetaPathFinder):
             file = root / "__init__.py" if places else root
             spec = spec_from_file_location(name, file, submodule_search_locations=places)
         else:
-            spec = PathFinder.find_spec(name, path) if top(name) in ROOTS else None
+            spec = PathFinder.find_spec(name, path) if outermost(name) in ROOTS else None
         if spec and isinstance(spec.loader, SourceFileLoader) and spec.origin:
-            spec.loader = FromSource(name, spec.origin)
+            spec.loader = SourceLoader(name, spec.origin)
         return spec
 
 
-sys.meta_path.insert(0, Own())
+sys.meta_path.insert(0, OwnCodeFinder())
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
-    """Return the module, executed once per content, and the object that is meant (or it again)."""
-    first = top(code.name)
+    """Return the module and the object that MODULE:OBJECT names, without one the module again.
+
+    The module is executed once per content. A `UserError` begins with `flag`.
+    """
+    package = outermost(code.name)
     version = code.text_sha256, code.root
-    if code.installed and IMPORTED.get(first, version) != version:
-        forget_modules(first)
-    importlib.invalidate_caches()  # a file may be younger than the list of its folder
+    if code.installed and IMPORTED.get(package, version) != version:
+        forget_modules(package)
+    importlib.invalidate_caches()  # a file may be younger than Python's list of its folder
     try:
         if not code.installed:
-            ROOTS[first] = code.root
+            ROOTS[package] = code.root
         module = importlib.import_module(code.name)
     except (Exception, SystemExit) as error:
-        forget_modules(first)  # half executed
+        forget_modules(package)  # half executed
         raise UserError(f"{flag}, which fails: {failure(error, code.path, code.root)}") from None
     if code_of(flag, *code[:5]).text_sha256 != code.text_sha256:
-        forget_modules(first)
+        forget_modules(package)
         raise UserError(f"{flag}, which was edited while it was read; start again")
     if code.installed:
-        IMPORTED[first] = version
+        IMPORTED[package] = version
     if module.__file__ and not code.path.samefile(module.__file__):
         raise UserError(f"{flag}, for which Python takes {module.__file__}: rename it")
     if {*getattr(module, "FILES", ())} - {*code.files}:
@@ -276,20 +298,23 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
 
 
 def forget_modules(package: str = "") -> None:
-    """Forget what was executed of a package, or of all code of one's own."""
-    gone = {package} if package else {*IMPORTED, *ROOTS}
-    for name in [name for name in sys.modules if top(name) in gone]:
+    """Forget the imported modules of a package, or of all the user's own code."""
+    packages = {package} if package else {*IMPORTED, *ROOTS}
+    for name in [name for name in sys.modules if outermost(name) in packages]:
         del sys.modules[name]
-    for name in gone:
+    for name in packages:
         IMPORTED.pop(name, None)
 
 
 def failure(error: BaseException, path: Path, root: Path) -> str:
-    """Return type and message of an error as one line, and its innermost line below `root`."""
-    text = re.sub(rf"{OWN}[0-9a-f]{{16}}\.?", "", str(error))
-    words = " ".join(text.split())[:LONGEST] or "no message"
-    place = str(path)
+    """Return an error's type and message, and its innermost line in the user's code, in one line.
+
+    Without a line in `root`, it names the file `path`.
+    """
+    message = re.sub(rf"{OWN}[0-9a-f]{{16}}\.?", "", str(error))  # names that the user did not give
+    message = " ".join(message.split())[:LONGEST] or "no message"
+    where = str(path)
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).is_relative_to(root):
-            place = f"{frame.filename}, line {frame.lineno}"
-    return f"{type(error).__name__}: {words} ({place})"
+            where = f"{frame.filename}, line {frame.lineno}"
+    return f"{type(error).__name__}: {message} ({where})"

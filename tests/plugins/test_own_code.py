@@ -17,7 +17,7 @@ from dpfl_mpi.figures import names as figure_names
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.plugins import admit, find
-from dpfl_mpi.plugins.code import in_path, parts_of
+from dpfl_mpi.plugins.code import code_in_file, parts_of
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import changed_code
 from dpfl_mpi.settings import Run
@@ -53,7 +53,7 @@ FILES = {
 
 
 def hash_of(path):
-    return in_path("--method", path).sha256
+    return code_in_file("--method", path).sha256
 
 
 def test_a_file_alone_is_its_code(tmp_path):
@@ -65,7 +65,7 @@ def test_a_file_alone_is_its_code(tmp_path):
     for line in ("import other", "from other import x", "from . import other", "import other.x"):
         own.write(tmp_path, start=f"\ndef init(fed):\n    {line}\n")
         sentence = f"beside it ({tmp_path}/start.py, line 3); put both into a folder with an `__in"
-        refused(sentence, in_path, "--method", tmp_path / "start.py")
+        refused(sentence, code_in_file, "--method", tmp_path / "start.py")
 
 
 def test_a_package_is_the_code_of_each_of_its_files(tmp_path):
@@ -73,7 +73,7 @@ def test_a_package_is_the_code_of_each_of_its_files(tmp_path):
     first = hash_of(one / "start.py")
     assert hash_of(own.write(tmp_path / "two", **FILES) / "start.py") == first
     assert hash_of(one / "b.py") != first != hash_of(one / "d.py")
-    inside = in_path("--method", one / "pack" / "part.py")
+    inside = code_in_file("--method", one / "pack" / "part.py")
     assert (inside.module, inside.root) == ("one.pack.part", one)
     for name in FILES:
         own.write(one, **{name: FILES[name] + "x = 0\n"})
@@ -107,7 +107,9 @@ def test_code_counts_without_its_comments_or_by_its_version(tmp_path):
     hashes = [hash_of(own.write(tmp_path, data=text) / "data.py") for text in versions]
     assert hashes[0] == hashes[1] != hashes[2] == hashes[3] != hashes[4] != hashes[5]
     (tmp_path / "a.pt").write_text("1")
-    parts = parts_of(in_path("", own.write(tmp_path, data=f"{BARE}FILES = ['a.pt']\n") / "data.py"))
+    parts = parts_of(
+        code_in_file("", own.write(tmp_path, data=f"{BARE}FILES = ['a.pt']\n") / "data.py")
+    )
     assert [*parts] == ["data.py: N", "data.py: load()", "data.py: FILES", "a.pt"]
 
 
