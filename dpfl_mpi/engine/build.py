@@ -1,4 +1,10 @@
-"""From a Run to the parts of a `Federation`, in the order in which they need each other."""
+"""`build` makes this rank's `Parts` of a Run: the objects that compute it, and the method's verbs.
+
+The engine calls it once, before the first round. First the data are opened and dealt to clients,
+then the clients to ranks; then come the model and what trains, scores and sends it, each made of
+those before. Rank 0, called root, alone has all labels. Functions marked collective must be called
+on every rank.
+"""
 
 import json
 import os
@@ -48,22 +54,26 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     Raises `UserError` on every rank for what only the user can mend.
     """
     method, attack = run.found("method"), run.attack
+    # the end of the error if a model diverges
     advice = "lower --lr, set --clip_norm, or --on_divergence exclude"
     if run.on_divergence == "exclude":
         advice = ""
     elif run.method not in shipped("method"):
         advice += f", or mend what {short(run.method)} computes beside the verbs"
+
+    # the data, and what limits each client: budget, reach, attacks, who takes part
     source = open_on_ranks(run, world)
     warn(source.unread, job, world)
-    if world.root:  # which has read a file of budgets
+    if world.root:  # which alone has read a file of budgets
         warn(budget_of_one(run), job, world)
     limits, graphs = limits_of(run, world), graphs_of(run, world)
-    if method.given:
-        most = np.max([graph.degrees() for graph in {id(g): g for g in graphs}.values()], 0)
+    if method.given:  # each client needs room for as many models as any given graph sends it
+        distinct = {id(graph): graph for graph in graphs}.values()
+        most = np.max([graph.degrees() for graph in distinct], 0)
         limits = replace(limits, most_senders=np.minimum(limits.most_senders, most))
     device = pick_device(job.device, run.precision, world.local_rank, world.node.size)
     tell_devices(job, world, device)
-    # each rank keeps its own clients, as `Members` places them
+    # which client has which samples, and which clients this rank has, as `Members` places them
     on_rank = lambda n_train: place(n_train, world.size) == world.rank  # noqa: E731
     whole = world.each_rank(lambda: deal(run, source) if world.root else None)
     partition = sharded(whole, world.share, on_rank)
@@ -78,6 +88,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         advice=advice,
         names=named.get("name", ()),
     )
+    # the model: its numerics and the row of weights with which every client starts
     init, own_init = (streams.stream(run.seed, streams.INIT, 0, number) for number in (0, 1))
     module = make(run, source, own_init)
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
@@ -87,6 +98,8 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         values = getattr(source, name)
         provenance[name] = json.dumps(values if len(values) <= MOST_LISTED else [])
     provenance |= {"partition_sha256": partition.sha256(), "partition_note": partition.note()}
+
+    # the clients' samples in memory, and the backend that trains and scores: kernels or PyTorch
     backdoor = attack is not None and attack.kind == "backdoor"
     clients = Clients(
         source,
@@ -100,20 +113,21 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         marked=limits.liars if backdoor else None,
     )
     computed = ensemble, clients, optimiser_of(run)
-    threads = job.threads_per_client
-    backend = select_backend(job.kernels, world, *computed, threads)
+    backend = select_backend(job.kernels, world, *computed, job.threads_per_client)
     warn(backend.warning, job, world)
     warn_of_few_cores(job, world)
     world.decide(lambda: refuse_results(job, partition.n, source.classes, ensemble.size))
+
+    # training, scoring, and how models travel: `transfer` is RMA windows or messages
     transfer, chosen = choose_transfer(job, world, ensemble.width)
     if chosen and world.root and not job.quiet:
         print(f"exchange: {chosen}", flush=True)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
-    lie = attack.kind if attack and attack.falsifies else ""
+    falsification = attack.kind if attack and attack.falsifies else ""
     training = Training(
         log,
         backend,
-        Attack(members, ensemble, lie, run.seed),
+        Attack(members, ensemble, falsification, run.seed),
         rate=partial(learning_rate, run),
         reset=run.momentum_state == "reset",
     )
@@ -160,16 +174,19 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
 def open_on_ranks(run: Resolved, world: World) -> Source:
     """Return the data on every rank; root alone has all labels. Collective.
 
-    Root alone imports the library that has them, and one rank per node verifies a file.
+    One rank per node verifies a prepared file.
     """
-    embedded = hasattr(run.found("dataset"), "load")
-    arrays = share_arrays(run, world) if embedded else None
+    has_load = hasattr(run.found("dataset"), "load")
+    arrays = share_arrays(run, world) if has_load else None
     first = world.local_rank == 0
     return world.each_rank(lambda: open_source(run, arrays, labelled=world.root, verified=first))
 
 
 def share_arrays(run: Resolved, world: World) -> Arrays:
-    """Return on every rank the data that `load` returns on root. Collective."""
+    """Return on every rank the data that `load` returns on root. Collective.
+
+    Root alone calls it, and imports the library that has the data.
+    """
     load = cache(lambda: vars(load_arrays(run)))
     is_array = lambda value: isinstance(value, np.ndarray)  # noqa: E731
     arrays = world.share(lambda: {n: v for n, v in load().items() if is_array(v)})
@@ -181,6 +198,7 @@ def share_arrays(run: Resolved, world: World) -> Arrays:
 
 
 def warn(text: str, job: Job, world: World) -> None:
+    """Print a warning on root, unless it is empty or the Job is quiet."""
     if text and world.root and not job.quiet:
         complain(f"warning: {text}")
 
@@ -188,7 +206,7 @@ def warn(text: str, job: Job, world: World) -> None:
 def tell_devices(job: Job, world: World, device: torch.device) -> None:
     """Print which ranks have which GPU. Collective.
 
-    Warn where ranks share one, or where `auto` takes the CPU although the node has a GPU.
+    Warn where ranks share one, or where `--device auto` takes the CPU although the node has a GPU.
     """
     why = why_hidden() if job.device == "auto" and device.type == "cpu" else ""
     names = world.texts(name_of(device))
@@ -219,7 +237,6 @@ def budget_of_one(run: Resolved) -> str:
     """Return a warning where no client may average with others, as in the method Local."""
     if run.found("method").topology != "graph" or not run.most_senders == 0 < run.clients - 1:
         return ""
-    own = "B_c counts the client's own model, so every client averages with itself alone"
-    mend = "--budget 2 or more lets it choose others"
-    local = f"{own}, as --method local does"
-    return f"--budget is {run.budget} of {run.clients} clients: {local}; {mend}"
+    alone = "B_c counts the client's own model, so every client averages with itself alone"
+    mend = "as --method local does; --budget 2 or more lets it choose others"
+    return f"--budget is {run.budget} of {run.clients} clients: {alone}, {mend}"

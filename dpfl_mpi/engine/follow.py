@@ -1,7 +1,8 @@
-"""`--log` and `--callback`: rank 0 reports each new round of the results file to them.
+"""`--log` and `--callback`: the two followers of a run, to which rank 0 reports each new round.
 
-Both run inside rank 0, between two rounds. One that fails, or takes too long, is switched off with
-a warning, and the run goes on without it.
+The loop in `engine.train` makes `Followers` and calls `tell` after each round. A follower takes its
+numbers from the results file, which is written at most once a second: it may get several rounds at
+once. One that fails, or takes too long, is switched off with a warning; the run goes on without it.
 """
 
 import contextlib
@@ -29,11 +30,11 @@ from dpfl_mpi.settings.job import TENSORBOARD
 from dpfl_mpi.storage.foreign import refused_as
 from dpfl_mpi.survival.signals import handled
 
-CALL_S = 60.0  # to take in the rounds that are new
+CALL_S = 60.0  # that a follower may take for the rounds that are new
 LEAVING_S = 5.0  # the same when the run is stopped
 Add = Callable[[Result, range], object]  # reports these rounds of a result
-# begin(result, round computed last) returns the last round that was reported before, and the
-# function that reports later ones
+# `Begin` is called once, with the result and the round that was computed last: it returns the last
+# round that an earlier start reported, -1 for none, and the function that reports later ones.
 Begin = Callable[[Result, int], tuple[int, Add]]
 
 
@@ -41,8 +42,8 @@ class Follower:
     """A log or a callback, which is told of each round once."""
 
     def __init__(self, flag: str, begin: Begin):
-        self.flag, self.begin = flag, begin
-        self.last: int | None = None  # round that it was told of
+        self.flag, self.begin = flag, begin  # `flag` is how warnings name it
+        self.last: int | None = None  # the last round that it was told of
 
     def tell(self, result: Result, t: int) -> None:
         if self.last is None:
@@ -79,7 +80,7 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
             self.followers.append(Follower(f"--callback={callback}", on_round_of(callback)))
 
     def tell(self, t: int) -> None:
-        """Tell of the rounds that are new in the results file; round t was computed last."""
+        """Tell each follower the rounds that are new in the results file. Round t is the last."""
         if not self.followers or not self.path.exists():
             return
         for follower in [*self.followers]:
@@ -104,7 +105,10 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
 
 
 def on_round_of(file: str) -> Begin:
-    """Return what begins with a callback: it has the rounds that this start computes."""
+    """Return the `Begin` of the function `on_round` in a file, the user's callback.
+
+    It is told only of rounds that this start computes.
+    """
     flag = f"--callback is {file}"
     code = code_in_file(flag, Path(file))
     on_round = getattr(execute(flag, code)[0], "on_round", None)
@@ -115,7 +119,7 @@ def on_round_of(file: str) -> Begin:
     call = failing_as(f"on_round of {file}", code)(on_round)
 
     def add(result: Result, rounds: range) -> None:
-        dtype = torch.get_default_dtype()  # a callback changes no number
+        dtype = torch.get_default_dtype()  # the callback may change it, the run must not notice
         try:
             for t in rounds:
                 call(result, t)
@@ -125,28 +129,30 @@ def on_round_of(file: str) -> Begin:
     return lambda result, t: (t - 1, add)
 
 
-# logs: every round of a Run once, also of earlier starts -----------------------------------------
+# Logs: they have every round of a Run once, also those that earlier starts computed ---------------
 def identity(result: Result) -> dict[str, str]:
-    """Return what tells a Run's rounds from others: a Run computed anew (--fresh) has its own."""
+    """Return what tells the rounds of a run from others in one log: its name, and when it began."""
     return {"run": result.path.stem, "since": str(result.starts()[0].get("time", ""))}
 
 
 def numbers_of(result: Result, rounds: range) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield each round and its numbers by name: means over clients, and costs."""
     by_round = result.by_round() | {"best_test_acc": result.mean("round/best_test_acc")}
     for t in rounds:
         yield t, {name: float(values[t]) for name, values in by_round.items()}
 
 
 def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
-    """Return this Run's last round in a file, or -1, and the function that appends JSON lines."""
-    who = identity(result)
+    """Begin to append a JSON line for each round to a file; see `Begin`."""
+    run = identity(result)
     once = {"warning": result.warning} if result.warning else {}
     try:
         text = path.read_text() if path.exists() else ""
         # Runs may share a file; a kill may have left half of the last line
         whole = re.sub(r'{"run": [^\n]*\Z', "", text)
-        known = [json.loads(line) for line in whole.splitlines()]
-        last = max((line["round"] for line in known if who.items() <= line.items()), default=-1)
+        lines = [json.loads(line) for line in whole.splitlines()]
+        of_run = [line["round"] for line in lines if run.items() <= line.items()]
+        last = max(of_run, default=-1)
     except (ValueError, KeyError, AttributeError, TypeError):
         wrong = f"--log is {path}, which holds other lines than those of a log"
         raise UserError(f"{wrong}; name another file") from None
@@ -157,23 +163,23 @@ def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
         path.parent.mkdir(parents=True, exist_ok=True)
         for t, numbers in numbers_of(result, rounds):
             finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
-            with path.open("a") as lines:
-                lines.write(json.dumps(who | {"round": t} | finite | once) + "\n")
-            once.clear()
+            with path.open("a") as file:
+                file.write(json.dumps(run | {"round": t} | finite | once) + "\n")
+            once.clear()  # the warning stands in the first line only
 
     return last, add
 
 
 def tensorboard(result: Result, _: int) -> tuple[int, Add]:
-    """Return this Run's last round in its folder, or -1, and the function that adds scalars."""
+    """Begin to add the numbers of each round to a folder for TensorBoard; see `Begin`."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
     name = re.sub(r"[^\w.+-]", "-", "-".join(identity(result).values()))
     folder = result.path.parent / TENSORBOARD / name
     writer = SummaryWriter(folder)
-    known = EventAccumulator(str(folder)).Reload()
-    last = known.Scalars("epochs")[-1].step if "epochs" in known.Tags()["scalars"] else -1
+    earlier = EventAccumulator(str(folder)).Reload()
+    last = earlier.Scalars("epochs")[-1].step if "epochs" in earlier.Tags()["scalars"] else -1
 
     def add(result: Result, rounds: range) -> None:
         for t, numbers in numbers_of(result, rounds):
@@ -185,12 +191,12 @@ def tensorboard(result: Result, _: int) -> tuple[int, Add]:
 
 
 class TooSlow(BaseException):
-    """Raised in a log or callback that takes too long; `except Exception` lets it pass."""
+    """Raised inside a follower that takes too long, whose `except Exception` must not catch it."""
 
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `TooSlow` in a block that takes longer; not in C, nor outside the main thread."""
+    """Raise `TooSlow` inside if it takes longer, once Python runs, and in the main thread only."""
 
     def stop(*_: object) -> None:
         raise TooSlow

@@ -1,4 +1,11 @@
-"""What a run writes and prints, gathered from all ranks by name."""
+"""`Record`: what a run writes into its results file and prints, gathered from all ranks.
+
+The loop in `engine.train` calls it after each round. `Parts` is this rank's share of the run: its
+`members` know who takes part, its `scoring` the best models, and its `log` has the notes and the
+seconds of the current round. Rank 0, called root, alone has a `Recorder`, which writes the file.
+Axes: N clients in all, K on this rank. Names such as "round/val_acc" are those of
+`results.schema.LAYOUT`.
+"""
 
 import json
 import time
@@ -27,10 +34,11 @@ from dpfl_mpi.survival.checkpoint import Checkpoints
 from dpfl_mpi.transport.clock import NS
 from dpfl_mpi.transport.log import SCORES
 
-# "best" is the test accuracy of each client's best model by validation; "received" counts models
+# heads of the lines printed: "best" is the test accuracy of each client's best model by validation,
+# "received" how many models a client received
 COLUMNS = "   val %  test %  best %  received  seconds    left"
-COUNTS = ("cases", "evaluations", "models_received")  # notes of a round that are whole numbers
-# datasets of the clients' best and last scores, by their names in `Parts.state` and its parts
+COUNTS = ("cases", "evaluations", "models_received")  # notes that are whole numbers
+# attributes of `Parts.scoring` and `Parts.training`, and the arrays of the file that have them
 BEST = {
     "best_round": "best/round",
     "best_val": "best/val_acc",
@@ -41,28 +49,27 @@ BEST = {
 
 
 class Record:
-    """What a run writes into its results file and prints, on root. Every method is collective.
-
-    An error of writing is raised on every rank. Elsewhere `recorder` is None.
-    """
+    """What a run writes and prints. Every rank calls each method; an error is raised on all."""
 
     def __init__(self, parts: Parts, quiet: bool):
         run = parts.run
         self.parts = parts
-        self.recorder: Any = None  # a Recorder on root
+        self.recorder: Any = None  # a Recorder on root, set by `begin_record`; None elsewhere
         self.prints = parts.world.root and not quiet
         self.total = run.rounds + run.finetune_epochs
-        self.start = 0.0  # of the round that is printed next
-        self.seconds = list[float]()  # of each round so far
+        self.start = 0.0  # when the round began that is printed next
+        self.seconds = list[float]()  # that each round took so far
 
     def write(self, on_root: Callable[[Recorder], None]) -> None:
-        """Call `on_root` with the Recorder on root."""
+        """Call `on_root` with the Recorder, on root alone."""
         self.parts.world.decide(lambda: on_root(self.recorder))
 
     def round(self, state: State) -> None:
-        """Write the round that `parts` is in: one gather of 18 numbers per client."""
+        """Write a row of each array over rounds: what happened in the round that `parts` is in."""
+        # the ledger counts bytes sent, and its clock simulates time with --network, else it is None
         parts, ledger = self.parts, self.parts.mail.ledger
         with parts.log.clock("write"):
+            # one call gathers all notes of all clients: arrays [N] or [N, ...] by name
             clients = parts.members.gather(parts.log.notes | best_of(parts))
             clock = ledger.settle()
             moved = parts.mail.mailroom.bytes_put, parts.world.bytes_collective
@@ -75,11 +82,12 @@ class Record:
             empty = CollaborationGraph.empty(parts.n)
             omega: CollaborationGraph = state["shared"].get("omega", empty)
             chosen = parts.members.among_active(state["shared"].get("chosen", omega))
-            if parts.round == 0:
+            if parts.round == 0:  # Omega, which later rounds may replace
                 senders = omega.senders.astype(np.int32)
                 recorder.write({"graph/omega/indptr": omega.indptr, "graph/omega/senders": senders})
             recorder.append_graph(chosen)
             mixed = ("val_acc", "test_acc") if parts.scoring.mixed else ()
+            # the rows of this round, by array
             row = {
                 "round/number": np.int64(parts.round),
                 "round/epochs": clients["client/epochs"].max(),
@@ -104,10 +112,10 @@ class Record:
             if ledger.counts:
                 row["traffic/bytes_sent"] = ledger.bytes
             recorder.append(row)
-            # root writes while the others go on
+            # root alone spent this time, while the others went on: it is the highest of all ranks
             seconds[PHASES.index("write"), 1:] += time.perf_counter() - start
-            of_phases = zip(PHASES, seconds, strict=True)
-            recorder.append({f"seconds/{name}": values for name, values in of_phases})
+            for phase, of_phase in zip(PHASES, seconds, strict=True):
+                recorder.append({f"seconds/{phase}": of_phase})
             self._write_best(recorder, clients)
 
         self.write(on_root)
@@ -115,40 +123,51 @@ class Record:
     def series(
         self, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]], **more: Any
     ) -> None:
-        """Write `more` arrays and the notes `[K]` after each of these local epochs, in a group."""
+        """Write what was noted while clients trained on after the last round.
+
+        Args:
+            group: of the file, such as "finetune".
+            epochs: the local epochs after which there are notes, `[R]`; `more` arrays also have R
+                rows.
+            notes: R times arrays `[K]` by name; they become arrays `[R, N]`.
+        """
         stacked = {name: np.stack([note[name] for note in notes], 1) for name in notes[0]}
         arrays = {f"{group}/{name}": values for name, values in {"epochs": epochs, **more}.items()}
-        for name, values in self.parts.members.gather(stacked).items():
-            dtype = np.int32 if name in COUNTS else values.dtype
-            arrays[f"{group}/{name}"] = values.T.astype(dtype)
+        for name, of_clients in self.parts.members.gather(stacked).items():  # [N, R]
+            dtype = np.int32 if name in COUNTS else of_clients.dtype
+            arrays[f"{group}/{name}"] = of_clients.T.astype(dtype)
         self.write(lambda recorder: recorder.write(arrays))
 
     def tuned(self) -> None:
-        """Write the best models' scores after tuning."""
+        """Write the best models' scores after fine-tuning."""
         clients = self.parts.members.gather(best_of(self.parts))
         self.write(lambda recorder: self._write_best(recorder, clients))
 
     def _write_best(self, recorder: Recorder, clients: Mapping[str, np.ndarray]) -> None:
-        """Write the clients' best so far, and in which rounds they diverged or stopped. On root."""
+        """Write each client's best scores so far, and when it diverged or stopped. On root."""
         members = self.parts.members
         recorder.write({name: clients[name] for name in BEST.values()})
         recorder.write({"client/diverged_round": members.diverged_round})
         if self.parts.run.patience:
             recorder.write({"client/stopped_round": members.stopped_round})
-        best = float(mean(clients["best/test_acc"][members.benign]))  # NaN where there is none
+        best = float(mean(clients["best/test_acc"][members.benign]))  # nan where there is none
         recorder.flush(members.round, best)
 
     def rows(self, name: str, rows_K: np.ndarray) -> None:
-        """Write all ranks' `[K, ...]` as one array `[N, ...]`, a few rows at a time."""
-        n, size = self.parts.n, rows_K.itemsize * int(np.prod(rows_K.shape[1:], dtype=np.int64))
-        step = max(1, GATHERED // max(1, size))
+        """Write all ranks' `[K, ...]` as one array `[N, ...]`, a few rows at a time.
+
+        So root needs memory for `GATHERED` bytes only.
+        """
+        n, row_shape = self.parts.n, rows_K.shape[1:]
+        row_bytes = rows_K.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        step = max(1, GATHERED // max(1, row_bytes))
         for first in range(0, n, step):
-            now = slice(first, min(first + step, n))
-            values: Any = self.parts.members.to_root(rows_K, now)  # None but on root
+            block = slice(first, min(first + step, n))
+            values: Any = self.parts.members.to_root(rows_K, block)  # None but on root
             self.write(partial(Recorder.write_rows, name=name, values=values, n=n, first=first))
 
     def print_heads(self) -> None:
-        """Print what is computed and the heads of columns; the first round begins."""
+        """Print what is computed and the heads of columns; the first round begins now."""
         run, ranks = self.parts.run, self.parts.world.size
         self.start = time.perf_counter()
         if self.prints:
@@ -157,7 +176,7 @@ class Record:
             print(f"{'round':>11}{COLUMNS}{'  simulated' if run.network else ''}", flush=True)
 
     def print_round(self) -> None:
-        """Print the round that `parts` is in, and the time left."""
+        """Print the line of the round that `parts` is in, with the time left."""
         t, members, notes = self.parts.round, self.parts.members, self.parts.log.notes
         best, clock = self.parts.scoring.best_test, self.parts.mail.ledger.clock
         scores = {"val": notes["val_acc"], "test": notes["test_acc"], "best": best}
@@ -174,19 +193,19 @@ class Record:
         percents = "".join(f"{value:8.2f}" for value in means).replace("nan", "  -")
         received = clients["received"].mean()
         simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
-        place = f"{t}/{self.total}"
+        progress = f"{t}/{self.total}"
         cost = f"{received:10.1f}{seconds:9.2f}{left:>8}{simulated}"
-        print(f"{place:>11}{percents}{cost}", flush=True)
+        print(f"{progress:>11}{percents}{cost}", flush=True)
 
     def finish(self, job: Job) -> None:
-        """Write what is known at the end, save the models where asked or small, close the file."""
+        """Write what is known at the end only, and the models if asked or small; close the file."""
         parts, ensemble = self.parts, self.parts.backend.ensemble
         self.rows("best/confusion", parts.scoring.best_confusion.astype(np.int32))
         save = saved_bytes(job, parts.n, ensemble.size) > 0
         if save:
             self.rows("model/best", parts.scoring.best[:, : ensemble.size].cpu().numpy())
         aucs = success = None
-        if parts.run.found("method").finetunes:  # by the row alone
+        if parts.run.found("method").finetunes:  # the model alone decides what is predicted
             aucs = parts.members.to_root(parts.scoring.aucs())
         if parts.run.attack and parts.run.attack.kind == "backdoor":
             success = parts.members.to_root(backdoor_success(parts.scoring))
@@ -210,7 +229,10 @@ class Record:
 def begin_record(
     path: Path, parts: Parts, job: Job, checkpoints: Checkpoints
 ) -> tuple[State | None, Record]:
-    """Return the state that this start goes on from, else None, and the Record. Collective."""
+    """Return the method's state at the last checkpoint, or None, and the Record. Collective.
+
+    Root creates the results file, or opens the copy of it that the checkpoint has.
+    """
     start, clients = describe_start(parts), facts_of_clients(parts)
     record = Record(parts, job.quiet)
     state = checkpoints.restore(parts)
@@ -228,7 +250,7 @@ def begin_record(
             recorder.write(clients)
             if record.prints and (text := changed_code(parts.run, path)):
                 complain(f"note: {text}")
-        else:
+        else:  # this start may have other hosts or versions than the last one
             warn_of_change(recorder.starts[-1], start)
 
     parts.world.decide(create)
@@ -236,7 +258,7 @@ def begin_record(
 
 
 def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:
-    """Return what is known of the clients before the first round, by name in the file."""
+    """Return the arrays of the file that are known before the first round, by name."""
     run, members, partition = parts.run, parts.members, parts.partition
     limits, reach, clock = members.limits, members.reach, parts.mail.ledger.clock
     out = {
@@ -264,6 +286,6 @@ def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:
 
 
 def best_of(parts: Parts) -> dict[str, np.ndarray]:
-    """Return this rank's best and last scores and epochs, `[K]` each, by name in the file."""
-    arrays = vars(parts.scoring) | vars(parts.training)
-    return {dataset: arrays[name] for name, dataset in BEST.items()}
+    """Return best and last scores and epochs of this rank's clients, `[K]`, by name in the file."""
+    attributes = vars(parts.scoring) | vars(parts.training)
+    return {array: attributes[name] for name, array in BEST.items()}

@@ -1,4 +1,10 @@
-"""The loop of every method: check, init, rounds, record, finish."""
+"""Computes a Run on all ranks: the loop over its rounds, whatever the method.
+
+`python -m dpfl_mpi` calls `train`. Every rank calls each of these functions. A Run is the settings
+that decide the numbers, a Job those that say where and how it is computed. The state is what a
+method keeps from round to round. A checkpoint has all that a later start needs to go on. A run that
+is told to stop keeps one, and raises `Leave` on every rank.
+"""
 
 from pathlib import Path
 
@@ -26,16 +32,17 @@ from dpfl_mpi.survival.signals import Heard, Watch, again_text
 
 
 def train(run: Run, job: Job, world: World) -> Path:
-    """Compute a Run on all ranks, from its checkpoint if there is one; return its results file.
+    """Compute a Run, from its checkpoint if there is one; return the path of its results file.
 
-    Raises `Leave` on every rank where the run was stopped and kept a checkpoint.
+    A result that is already finished is not computed again, unless with --fresh.
     """
     resolved, path = agree(run, job, world)
+    # the lock refuses a second process that would compute the same result
     lock = Lock(path, lambda text: world.abort(1, f"error: {text}"))
     world.decide(lock.acquire)
     try:
         checkpoints = Checkpoints(path, resolved.key(), job, world, lock.check)
-        date = None
+        date = None  # when the result was finished; None: it is to be computed
         requeued = batch.restarts() > 0  # on root, at least
         # a requeued job has the same command line, --fresh included, and goes on
         if job.fresh and not world.decide(lambda: requeued and checkpoints.exist()):
@@ -59,9 +66,9 @@ def train(run: Run, job: Job, world: World) -> Path:
 
 
 def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
-    """Return the resolved Run and the path of its result, checked on every rank. Collective."""
+    """Return the resolved Run and the path of its result, checked on every rank."""
 
-    def resolved_here() -> tuple[Resolved, Path]:
+    def resolve_here() -> tuple[Resolved, Path]:
         resolved = run.resolve()
         check(resolved)  # a Run may have been made by hand
         check(job)
@@ -71,7 +78,8 @@ def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
             now = f"this is {slug} (a file that it names was edited)"
             raise UserError(f"--out is {path}, the name of another Run; {now}")
         check_apart(job.out, resolved.graphs)  # else --fresh would overwrite what it reads
-        for kind, sha256 in codes(resolved.contents).items():  # the user's own code is executed
+        # import the user's own code, if this rank sees the version that root has read
+        for kind, sha256 in codes(resolved.contents).items():
             name = getattr(resolved, kind)
             if admit(kind, name) != sha256:
                 other = "of which this is another version than the one that root read"
@@ -79,25 +87,31 @@ def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
             find(kind, name)
         return resolved, path
 
-    return world.each_rank(resolved_here)
+    return world.each_rank(resolve_here)
 
 
 def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock: Lock) -> None:
-    """Compute and record a Run's rounds, and what follows them. Collective."""
+    """Compute and record a Run's rounds, then fine-tuning and newcomers.
+
+    `Followers` report rounds to --log and --callback; `Watch` hears signals and ends a run that
+    hangs. `world.code` is the exit code after an error of MPI: it says whether another start would
+    go on from a checkpoint.
+    """
     world = checkpoints.world
     with (
         Followers(path, job, world) as followers,
         Watch(job, world, lock.release, checkpoints.count_hang) as watch,
     ):
         if world.local_rank == 0:
-            remove_left()
+            remove_left()  # shared memory of runs that were killed
         parts = build(run, job, world)
         state, record = begin_record(path, parts, job, checkpoints)
         method = run.found("method")
         try:
-            # unless this start keeps a checkpoint
+            # until this start keeps a checkpoint
             world.code = STALLED if checkpoints.note_start() else REQUEUE
             first = parts.round + 1 if state else 0
+            # the base has the same rounds without fine-tuning: they may be copied from its result
             may_copy = run.finetune_epochs and not (state or run.newcomers or run.churn)
             base = run.untuned()
             if may_copy and after.from_base(base.path(job.results), base.key(), job, parts, record):
@@ -112,6 +126,7 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
                 record.round(state)
                 record.print_round()
                 followers.tell(t)
+                # a checkpoint is due now and then, and before the run stops as it was told
                 more = t < run.rounds
                 stop = watch.stop(more, checkpoints.seconds)
                 saved, stop = checkpoints.save(parts, state, record.recorder, stop)
@@ -130,12 +145,12 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
                 for t in after.add_newcomers(record, parts, state, method):
                     watch.begin(t)
             record.finish(job)
-        except Damaged as error:
+        except Damaged as error:  # a model arrived with a wrong checksum
             parts.close()
             again = f"{again_text(job)} goes on from the last checkpoint"
             raise Leave(world.code, f"error: round {parts.round}: {error}; {again}") from None
         except UserError:
-            if world.all_stop():  # MPI warns of a window that is open at its end
+            if world.all_stop():  # closing takes all ranks; MPI warns of a window left open
                 parts.close()
             raise
         finally:
@@ -145,18 +160,18 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
 
 
 def state_after(parts: Parts, method: Method, before: State | None) -> State:
-    """Return the method's checked state after this round; `before` is None in round 0."""
+    """Call the method for this round; return its state, checked. `before` is None in round 0."""
     if before is not None and method.topology == "server" and not parts.members.present.any():
-        return before  # there is no mean of nobody
-    # names are copied now, because a round may change `before`
-    names = before and {part: dict.fromkeys(before[part]) for part in before}
+        return before  # a server has nobody whose models it could average
+    # the names that the state must keep: copied now, because a round may change `before`
+    names = before and {group: dict.fromkeys(before[group]) for group in before}
     generators = global_generators() if parts.mail.mailroom.own_code else ()
     try:
         if before is None:
             state = method.init(parts.fed)
         else:
             state = method.round(parts.fed, before, parts.round)
-    except Nobody:
+    except Nobody:  # no client is left to train or average
         if before is None or not parts.members.participants.any():
             raise
         return before  # all that take part have diverged, others have not
