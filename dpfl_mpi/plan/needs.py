@@ -1,6 +1,9 @@
-"""What a run will need: memory and window of each rank; and the time of one measured step.
+"""What a run will need: the memory of each rank, computed, and the time of a step, measured.
 
-Memory is arithmetic on what the ranks will hold, with the placement that the run itself uses.
+`python -m dpfl_mpi.describe` prints both before a run is started; a run itself calls
+`refuse_results` and `saved_bytes`. A row is the weights of a model, as float32 in memory. A window
+is the shared memory (MPI RMA) in which a rank receives other clients' models; a slot is room for
+one model in it. A pass is one filling and reading of all windows: wide graphs take several.
 """
 
 import timeit
@@ -30,32 +33,32 @@ from dpfl_mpi.streams import INIT, stream
 from dpfl_mpi.transport.build import sent_of
 
 LABEL = 8  # bytes
-# bytes of a rank before it holds data: interpreter, torch, MPI and shared libraries (measured)
+# bytes of a rank before it holds data: Python, torch, MPI and shared libraries (measured)
 PYTHON = 390 * 2**20
 GATHERED = 2**26  # bytes of models or confusion matrices that root receives at a time
-# models of at most this size, and of this size in all, are saved unless --no-save_models; bytes
+# bytes of a model, and of all models together, below which they are saved unasked
 SMALL_MODEL, SMALL_MODELS = 1e6, 1e8
 TIMED_IMAGES = 64  # most images of the epoch that is timed, in whole mini-batches
 TIMED_S = 0.5  # seconds that the measurement takes
-LR = 1e-4  # small, so that the weights stay finite
+LR = 1e-4  # of the steps that are timed: small, so that the weights stay finite
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run will need: arrays have one value per rank, sizes are bytes."""
+    """What a run will need. Arrays have one value per rank but for `owner`; sizes are bytes."""
 
     owner: np.ndarray  # rank of every client [N]
-    clients: np.ndarray
-    node: np.ndarray
-    steps: np.ndarray  # gradient steps
+    clients: np.ndarray  # how many a rank has
+    node: np.ndarray  # of a rank
+    steps: np.ndarray  # gradient steps in the whole run
     data: np.ndarray
-    rows: dict[str, np.ndarray]  # of float32, by what holds them; a row in 64 bits counts twice
-    sketches: int  # while clients choose among the most similar
-    results: np.ndarray  # confusion matrices; on root also what is written at the end
+    rows: dict[str, np.ndarray]  # how many rows, by purpose; a row in 64 bits counts twice
+    sketches: int  # while clients choose among the most similar (--candidates)
+    results: np.ndarray  # confusion matrices; on rank 0 also what is written at the end
     window: np.ndarray
-    passes: int  # times that the windows are filled to exchange the widest graph
-    parameters: int
-    row: int  # bytes of a model in memory
+    passes: int  # that the widest graph takes; 0: not even one model per client fits
+    parameters: int  # of a model
+    row: int  # bytes of a row
 
     @property
     def models(self) -> np.ndarray:
@@ -68,7 +71,7 @@ class Needs:
 
 
 def ensemble_of(run: Resolved, source: Source) -> Ensemble:
-    """Return the model's numerics on this machine's CPU."""
+    """Return the numerics of a Run's model on this machine's CPU."""
     torch.set_num_threads(1)  # as each rank of a run
     cpu = torch.device("cpu")
     how = run.precision, source.dtype
@@ -80,49 +83,54 @@ def needs_of(
     run: Resolved,
     job: Job,
     source: Source,
-    dealt: Partition,
+    partition: Partition,
     ensemble: Ensemble,
     ranks: int,
     nodes: int,
 ) -> Needs:
     """Return what each rank will hold and train."""
-    n, row, method = dealt.n, 4 * ensemble.width, run.found("method")
-    train, val, test = (dealt.sizes(part) for part in PARTS)
-    owner = place(train, ranks)
-    k_r = np.bincount(owner, minlength=ranks)
+    n, row, method = partition.n, 4 * ensemble.width, run.found("method")
+    train, val, test = (partition.sizes(part) for part in PARTS)
+    owner = place(train, ranks)  # as the run itself will place the clients
+    clients = np.bincount(owner, minlength=ranks)
     per_rank = lambda values: np.bincount(owner, values, ranks).astype(np.int64)  # noqa: E731
+
+    # the window, and the rows beside it
     columns, codec = sent_of(run, ensemble)
-    packed = 0  # bytes of a slot that does not hold a whole row
+    packed = 0  # bytes of a slot, if models are sent compressed or in part
     if codec:
         packed = -(-codec.bytes // 4) * 4
     elif columns is not None:
         packed = 4 * int(columns[: ensemble.size].sum())
-    window, passes = windows(run, job, k_r, row, packed or row)
-    rows = rows_of(run, k_r)
-    if packed:  # decoded models lie in memory
-        unpacked = np.minimum(k_r * run.most_senders, n - k_r)
+    window, passes = windows(run, job, clients, row, packed or row)
+    rows = rows_of(run, clients)
+    if packed:  # models are unpacked into memory
+        unpacked = np.minimum(clients * run.most_senders, n - clients)
         rows["unpacked"] = unpacked * (run.staleness + 1)
     if passes > 1:
         # a few models for all clients at a time: sums in 64 bits, quotients, the kernels' search
         searches = run.most_senders > 0 and method.searches
-        rows["passes"] = k_r * (8 if searches else 2)
-    results = 12 * k_r * source.classes**2  # the best in 64 bits, what is sent in 32
+        rows["passes"] = clients * (8 if searches else 2)
+
+    # confusion matrices: the best in 64 bits, what is sent in 32
+    results = 12 * clients * source.classes**2
     results[0] += results_bytes(n, source.classes, saved_bytes(job, n, ensemble.size))
+
+    # local epochs of a client in the whole run
     rounds = run.rounds * run.participation  # in which a client takes part
     of_round = run.tau_train * method.models * run.options.get("steps", 1)
     epochs = run.tau_init + rounds * of_round + run.finetune_epochs
-    # bytes of a sample with its label; to train, with the border of an image that is cropped
+
+    # bytes of a sample with its label; to train, with a border around images that are cropped
     border = [2 * BORDER, 2 * BORDER, 0] if run.augment else 0
-    width = np.dtype(source.dtype).itemsize
-    to_train, to_score = (
-        int(np.prod(shape)) * width + LABEL
-        for shape in (np.add(source.shape, border), source.shape)
-    )
+    itemsize = np.dtype(source.dtype).itemsize
+    to_train = int(np.prod(np.add(source.shape, border))) * itemsize + LABEL
+    to_score = int(np.prod(source.shape)) * itemsize + LABEL
     # data made by `load` is copied in full to every rank
     whole = 0 if source.path else sum(map(len, source.labels.values())) * to_score
     return Needs(
         owner=owner,
-        clients=k_r,
+        clients=clients,
         node=np.arange(ranks) // -(-ranks // nodes),
         steps=per_rank(-(-train // run.batch_size) * epochs),
         data=per_rank(train) * to_train + per_rank(val + test) * to_score + whole,
@@ -136,66 +144,68 @@ def needs_of(
     )
 
 
-def rows_of(run: Resolved, k_r: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the rows that ranks with so many clients hold when they hold most, by purpose."""
+def rows_of(run: Resolved, clients: np.ndarray) -> dict[str, np.ndarray]:
+    """Return how many rows ranks with so many clients hold at most, by purpose."""
     method = run.found("method")
-    groups = 1 if run.network or run.codec or run.send else placement.waves(k_r)
-    searching = -(-k_r // groups)  # clients that search Omega at once, with two sums in 64 bits
-    some_only = run.reach is not None or run.most_asked < run.clients - 1
-    search = 4 * searching + 2 * k_r * some_only
+    groups = 1 if run.network or run.codec or run.send else placement.waves(clients)
+    searching = -(-clients // groups)  # clients that search Omega at once, with two sums in 64 bits
+    asks_some = run.reach is not None or run.most_asked < run.clients - 1
+    search = 4 * searching + 2 * clients * asks_some
     return {
-        "model": k_r * method.models,
-        "average": k_r,  # which takes the model's place
-        "momentum": k_r * method.models * (1 + (run.optimizer != "sgd")),  # Adam has two means
-        "best": k_r,
-        # rows of earlier rounds may be sent; others know another row than was trained
-        "staging": k_r * (1 + run.staleness + 2 * bool(run.codec)),
+        "model": clients * method.models,
+        "average": clients,  # which takes the model's place
+        "momentum": clients * method.models * (1 + (run.optimizer != "sgd")),  # Adam has two means
+        "best": clients,
+        # what is sent: also rows of earlier rounds, and with a codec what others have unpacked
+        "staging": clients * (1 + run.staleness + 2 * bool(run.codec)),
         "search": search * bool(run.most_senders > 0 and method.searches),
     }
 
 
 def windows(
-    run: Resolved, job: Job, k_r: np.ndarray, row: int, slot: int
+    run: Resolved, job: Job, clients: np.ndarray, row: int, slot: int
 ) -> tuple[np.ndarray, int]:
     """Return the slots of each rank's window, and the passes that the widest graph takes.
 
-    A pass fills the windows once; each rank reads its models from its own before the next pass.
-    There are 0 passes where not even one model per client fits.
-    A slot has the bytes of a model as it is sent; it may have to come whole once, `row` bytes.
+    A slot has the bytes of a model as it is sent. A model that is sent in part or compressed may
+    have to come whole once, in `row` bytes. 0 passes: not even one model per client fits.
     """
     most, versions = run.most_senders, run.staleness + 1
-    slots, limit = placement.window_slots(k_r * most, k_r, versions, job.window_gb, slot)
+    # how many slots a rank could use, and how many --window_gb allows
+    slots, limit = placement.window_slots(clients * most, clients, versions, job.window_gb, slot)
     window = np.minimum(slots, limit)
-    if most == 0 and run.found("method").every_row:  # no graph says how wide the window is
-        others = int(k_r.sum()) - k_r
-        max_rows = min(int(k_r.sum()), MAX_ROWS_PER_PASS)
-        rows = placement.rows_per_pass(np.full(len(k_r), limit), k_r, max_rows)
-        window = np.where(k_r > 0, np.minimum(others, rows), 0)
-    _, whole = placement.window_slots(k_r * most, k_r, versions, job.window_gb, row)
-    per_pass = placement.models_per_pass(slots, np.full(len(k_r), whole), k_r)
-    if per_pass == 0 or (slots <= limit).all():
-        return window, 0 if per_pass == 0 else 1
-    room = np.full(len(k_r), whole if run.codec else limit)
-    per_pass = placement.models_per_pass(slots, room, k_r) or 1
+    if most == 0 and run.found("method").every_row:  # no graph, but all rows go to all ranks
+        others = int(clients.sum()) - clients
+        max_rows = min(int(clients.sum()), MAX_ROWS_PER_PASS)
+        rows = placement.rows_per_pass(np.full(len(clients), limit), clients, max_rows)
+        window = np.where(clients > 0, np.minimum(others, rows), 0)
+    _, whole = placement.window_slots(clients * most, clients, versions, job.window_gb, row)
+    per_pass = placement.models_per_pass(slots, np.full(len(clients), whole), clients)
+    if per_pass == 0:
+        return window, 0
+    if (slots <= limit).all():
+        return window, 1
+    capacity = np.full(len(clients), whole if run.codec else limit)
+    per_pass = placement.models_per_pass(slots, capacity, clients) or 1
     return window, -(-most // per_pass)
 
 
 def saved_bytes(job: Job, clients: int, parameters: int) -> int:
-    """Return the bytes of each saved model: 0 without --save_models, or if models are large."""
+    """Return the bytes of a model in the results file: 0 if models are not saved."""
     size = 4 * parameters
     small = size < SMALL_MODEL and clients * size < SMALL_MODELS
     return size * (small if job.save_models is None else job.save_models)
 
 
 def results_bytes(clients: int, classes: int, saved: int) -> int:
-    """Return the bytes of the results file, and of root's two buffers for parts of it."""
+    """Return what the results take on rank 0: the file in memory, and two buffers for its parts."""
     confusion = 4 * classes**2
     received = clients * max(confusion, saved)
     return clients * (confusion + saved) + 2 * min(received, GATHERED)
 
 
 def refuse_results(job: Job, clients: int, classes: int, parameters: int) -> None:
-    """Raise `UserError` where root could not hold the results of so many clients."""
+    """Raise `UserError` where rank 0 could not hold the results of so many clients."""
     saved = saved_bytes(job, clients, parameters)
     need, (limit, name) = results_bytes(clients, classes, saved), node_memory(shared=False)
     if need > limit:
@@ -211,24 +221,24 @@ def refuse(job: Job, needs: Needs) -> None:
     """Raise `UserError` for a run that does not fit, if every node is like this machine."""
     if needs.passes == 0:
         raise placement.too_narrow(job.window_gb, needs.row, needs.clients)
-    for shared, need_r, what, advice in (
-        (True, needs.window, "the RMA windows", "set a smaller --window_gb"),
-        (
-            False,
-            needs.memory,
-            "data, models, results and windows",
-            "use more --nodes or a smaller --window_gb",
-        ),
+    everything, more_nodes = "data, models, results and windows", "use more --nodes or a"
+    for shared, of_ranks, what, advice in (
+        (True, needs.window, "the RMA windows", "set a"),
+        (False, needs.memory, everything, more_nodes),
     ):
-        need, (limit, name) = np.bincount(needs.node, need_r).max(), node_memory(shared=shared)
+        need, (limit, name) = np.bincount(needs.node, of_ranks).max(), node_memory(shared=shared)
         if need > limit:
-            room = f"this machine can give {megabytes(limit)} ({name})"
-            raise UserError(f"{what} need {megabytes(need)} on a node; {room}: {advice}")
+            given = f"this machine can give {megabytes(limit)} ({name})"
+            mend = f"{advice} smaller --window_gb"
+            raise UserError(f"{what} need {megabytes(need)} on a node; {given}: {mend}")
 
 
 # time -------------------------------------------------------------------------------------------
 def step_seconds(run: Resolved, backend: Any, steps: int) -> float:
-    """Return the shortest measured time of one gradient step of `one_client`, in seconds."""
+    """Return the shortest measured time of a gradient step, in seconds.
+
+    `backend` and `steps` are those of `one_client`.
+    """
     ensemble = backend.ensemble
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
     block = Block(ensemble, row, backend.zero_momentum(1), slice(0, 1))
@@ -240,24 +250,21 @@ def step_seconds(run: Resolved, backend: Any, steps: int) -> float:
 def one_client(
     run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int, scored: int = 1
 ) -> tuple[Any, int]:
-    """Return a backend with one client of n random training samples, and the steps of an epoch.
+    """Return a backend with one client of random samples, and the steps of its epoch.
 
-    n is at most `TIMED_IMAGES`, at least one mini-batch. Raises `UserError` if --kernels asks for
-    native kernels, which are not available here.
+    It has up to n samples to train, but at most `TIMED_IMAGES` or one mini-batch, and `scored` ones
+    to validate. A `UserError` if --kernels asks for native kernels that are not available here.
     """
     n = max(1, min(n, max(1, TIMED_IMAGES // run.batch_size) * run.batch_size))
     rng = np.random.default_rng(0)
     images = rng.integers(0, source.vocabulary or 256, (n + scored, *source.shape))
     images = images.astype(source.dtype)
     labels = rng.integers(0, source.classes, n + scored)
-    parts = {"train": [np.arange(n)], "val": [np.arange(n, n + scored)], "test": [np.arange(0)]}
+    samples = {"train": [np.arange(n)], "val": [np.arange(n, n + scored)], "test": [np.arange(0)]}
     counts = np.zeros((1, source.classes), np.int64)
-    partition = assemble(parts, counts, np.ones(1), False)
-    drawn = replace(
-        source,
-        labels={"train": labels, "test": labels},
-        images=lambda part, rows: images[rows],
-    )
+    partition = assemble(samples, counts, np.ones(1), False)
+    both = {"train": labels, "test": labels}
+    drawn = replace(source, labels=both, images=lambda half, rows: images[rows])
     ids, sgd = np.zeros(1, np.int64), optimiser_of(run)
     clients = Clients(drawn, partition, ids, run.seed, run.augment, ensemble)
     native, why = native_or_why(job.kernels, ensemble, clients, sgd)
@@ -266,9 +273,9 @@ def one_client(
 
 
 def fastest(action: Callable[[], object], seconds: float) -> float:
-    """Return the shortest time of an action, repeated for about so many `seconds`, in seconds."""
+    """Return the shortest time of an action in seconds, repeated for about so many `seconds`."""
     timer = timeit.Timer(action)
-    timer.timeit(1)
+    timer.timeit(1)  # the first time is longer
     return min(timer.repeat(max(3, int(seconds / timer.timeit(1))), 1))
 
 
