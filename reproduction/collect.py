@@ -131,7 +131,7 @@ def graph_lines(result: Result) -> pd.DataFrame:
     classes, lines = frames.ranked_classes(result), []
     for t in sorted({0, result.last_round // 2, result.last_round}):
         for k, chosen in enumerate(result.graph(t)):
-            senders = frames.joined(np.flatnonzero(chosen))
+            senders = " ".join(map(str, np.flatnonzero(chosen)))
             lines.append({"t": t, "client": k, "classes": classes[k], "collaborators": senders})
     return pd.DataFrame(lines)
 

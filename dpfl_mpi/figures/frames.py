@@ -1,6 +1,10 @@
-"""Results as data frames (`of_results`).
+"""Results as data frames: `of_results` makes `Frames`, which the `draw` of a figure is given.
 
-    runs        one line per Run: its path, setting, row (name in tables), seed, and `line_of`
+A setting is the data and their partition, a row the name of a method with its budget in tables.
+`frames.runs`, `frames.rows` and `frames.files` are there at once; a frame in brackets is made when
+it is asked for, `frames["clients"]`, by the function below that has its name.
+
+    runs        one line per Run: its path, setting, row, seed, and what `line_of` says
     rows        the first line of `runs` of each setting and row, in the order of tables
     files       one line per result file, in the order given; a Run may be there twice
     [clients]   one line per Run and client: accuracies of its best model, sample counts, classes,
@@ -35,25 +39,26 @@ KEYS = ["run", "setting", "row", "seed", "partition"]  # columns with which ever
 
 
 class Frames:
-    """Data frames of Runs, read on demand.
+    """Data frames of Runs, made when they are asked for.
 
-    Where they come from results, lines of `runs` and `files` have a column `result`.
+    `make(name)` returns the lines of a frame, with a column "run". If the frames come from results,
+    lines of `runs` and `files` have a column "result".
     """
 
     def __init__(
         self,
         runs: pd.DataFrame,
-        lines: Callable[[str], pd.DataFrame],
+        make: Callable[[str], pd.DataFrame],
         files: pd.DataFrame | None = None,
     ):
         self.runs = runs
-        self.lines = lines
+        self.make = make
         self.files = runs if files is None else files
         self.rows = runs.drop_duplicates(["setting", "row"], ignore_index=True)
-        self.read = functools.cache(lambda name: runs[KEYS].merge(lines(name), on="run"))
+        self.made = functools.cache(lambda name: runs[KEYS].merge(make(name), on="run"))
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        return self.read(name)
+        return self.made(name)
 
     def of(self, name: str, setting: str, row: str | None = None) -> pd.DataFrame:
         """Return the lines of a frame, or of `runs`, of one setting and, if given, one row."""
@@ -62,9 +67,9 @@ class Frames:
         return lines if row is None else lines[lines["row"] == row]
 
     def where(self, condition: Any) -> "Frames":
-        """Return the frames of the Runs for which `condition`, booleans beside `runs`, is true."""
+        """Return the frames of some Runs: `condition` has a bool for each line of `runs`."""
         runs = self.runs[condition].reset_index(drop=True)
-        return Frames(runs, self.lines, self.files[self.files["run"].isin(runs["run"])])
+        return Frames(runs, self.make, self.files[self.files["run"].isin(runs["run"])])
 
 
 def accuracy(result: Result, metric: str = "accuracy") -> np.ndarray:
@@ -74,16 +79,14 @@ def accuracy(result: Result, metric: str = "accuracy") -> np.ndarray:
 
 def ranked_classes(result: Result) -> list[str]:
     """Return each client's classes, the most frequent first, as "3 5 7"."""
-    counts = result["client/class_counts"]
-    ranked = np.argsort(-counts, axis=1, kind="stable")
-    clients = zip(ranked, counts, strict=True)
-    return [joined(c for c in classes if count[c]) for classes, count in clients]
+    out = []
+    for counts in result["client/class_counts"]:
+        ranked = np.argsort(-counts, kind="stable")
+        out.append(" ".join(str(c) for c in ranked if counts[c]))
+    return out
 
 
-def joined(numbers: Iterable[int]) -> str:
-    return " ".join(map(str, numbers))
-
-
+# one function per frame in brackets: it returns the lines of a result
 def clients(result: Result) -> pd.DataFrame:
     columns = {
         "client": np.arange(len(result["client/p"])),
@@ -102,7 +105,7 @@ def scores(result: Result) -> pd.DataFrame:
 
 
 def curves(result: Result) -> pd.DataFrame:
-    """Return the lines of `curves`; `models_epochs` are summed over the models a client trains."""
+    """Return the lines of `curves`; `models_epochs` are those of all models of a client."""
     rounds = slice(0, result.last_round + 1)
     columns = {"round": result["round/number"][rounds], "epochs": result["round/epochs"][rounds]}
     for name in ("train_loss", "val_loss", "val_acc", "test_acc"):
@@ -111,12 +114,10 @@ def curves(result: Result) -> pd.DataFrame:
 
 
 def graphs(result: Result) -> pd.DataFrame:
-    """Return the lines of `graphs`; none if no client ever chose.
-
-    A method that chooses only within rounds has no graph before round 1 (Omega).
-    """
+    """Return the lines of `graphs`; none if no client ever chose."""
     rounds = range(0)
     if len(result["graph/chosen/senders"]):
+        # a method that chooses only within rounds has no graph before round 1
         no_omega = not len(result.chosen(0).senders) and result.last_round > 0
         rounds = range(int(no_omega), result.last_round + 1)
     read = [functools.partial(result.chosen, t) for t in rounds]
@@ -124,14 +125,18 @@ def graphs(result: Result) -> pd.DataFrame:
 
 
 def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
-    """Return test accuracies `[T, N]` of the best models so far; of ties the `latest` or first."""
+    """Return the test accuracy of each client's best model so far, `[T, N]`.
+
+    `val` and `test` are the accuracies of each round. The best has the highest `val`; of equal ones
+    it is the `latest` or the first. It is nan before a client is scored.
+    """
     best = np.fmax.accumulate(val)
     is_best = val == best
     if not latest:
         is_best[1:] &= best[1:] != best[:-1]
-    rounds = np.where(is_best, np.arange(len(val))[:, None], -1)
-    last = np.maximum.accumulate(rounds)
-    return np.where(last < 0, np.nan, np.take_along_axis(test, np.maximum(last, 0), 0))
+    best_round = np.maximum.accumulate(np.where(is_best, np.arange(len(val))[:, None], -1))
+    of_best = np.take_along_axis(test, np.maximum(best_round, 0), 0)
+    return np.where(best_round < 0, np.nan, of_best)
 
 
 def costs(result: Result) -> pd.DataFrame:
@@ -140,15 +145,15 @@ def costs(result: Result) -> pd.DataFrame:
     Costs are means per client. Fine-tuning receives no models, and its seconds are not recorded.
     """
     rounds, benign = slice(0, result.last_round + 1), result.benign
-    newcomers = int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0
-    trained = len(benign) - newcomers
+    n_newcomers = int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0
+    n_trained = len(benign) - n_newcomers  # the clients among which gradient steps are shared
     received = result["traffic/models_received"][rounds][:, benign]
     evaluated = result["graph/evaluations"][rounds][:, benign]
     columns = {
         "accuracy": 100 * mean(result["round/best_test_acc"][rounds, benign]),
         "models": np.cumsum(received.mean(1)),
         "evaluations": np.cumsum(evaluated.mean(1)),
-        "steps": result["round/gradient_steps"][rounds] / trained,
+        "steps": result["round/gradient_steps"][rounds] / n_trained,
         "seconds": np.cumsum(result.by_round()["seconds"]),
     }
     out = pd.DataFrame(columns)
@@ -156,7 +161,7 @@ def costs(result: Result) -> pd.DataFrame:
         val, test = (result[f"finetune/{part}_acc"][1:, benign] for part in ("val", "test"))
         tuning = {
             "accuracy": 100 * mean(best_so_far(val, test, result.run.tie == "latest")),
-            "steps": result["finetune/gradient_steps"][1:] / trained,
+            "steps": result["finetune/gradient_steps"][1:] / n_trained,
         }
         unchanged = {name: columns[name][-1] for name in ("models", "evaluations")}
         out = pd.concat([out, pd.DataFrame(tuning).assign(**unchanged)], ignore_index=True)
@@ -175,7 +180,7 @@ FRAMES = {f.__name__: f for f in (clients, scores, curves, graphs, costs, newcom
 
 
 def line_of(result: Result) -> dict[str, Any]:
-    """Return the line of `runs` of a result, without its setting and row."""
+    """Return a result's line in `runs`, without its setting and row."""
     run = result.run
     other_seed = f" (partition {run.partition_seed})" if run.partition_seed != run.seed else ""
     omega_changes = run.churn or (run.options or {}).get("redraw")
@@ -204,8 +209,8 @@ def line_of(result: Result) -> dict[str, Any]:
 
 def of_method(method: Method | Declared) -> dict[str, Any]:
     """Return the columns of `runs` that describe a method, and how its curves look."""
-    looks = dict(zip(("colour", "line", "marker"), method_look(method), strict=True))
-    return {name: getattr(method, name) for name in ("topology", "searches", "models")} | looks
+    look = dict(zip(("colour", "line", "marker"), method_look(method), strict=True))
+    return {name: getattr(method, name) for name in ("topology", "searches", "models")} | look
 
 
 def of_results(results: Sequence[Result]) -> Frames:
@@ -213,24 +218,26 @@ def of_results(results: Sequence[Result]) -> Frames:
 
     Settings are in the order of the results, rows in that of tables. A Run given twice counts once.
     """
+    # each group has a setting, a row, and the results that repeat this with other seeds
     groups = named(repetitions(results))
-    order = [where for where, _, _ in groups]
-    groups.sort(key=lambda group: (order.index(group[0]), *rank(group[2][0].run)))
-    lines = [
-        line_of(r) | {"setting": where, "row": row} for where, row, group in groups for r in group
-    ]
+    settings = [where for where, _, _ in groups]
+    groups.sort(key=lambda group: (settings.index(group[0]), *rank(group[2][0].run)))
+    lines = []
+    for where, row, group in groups:
+        lines += [line_of(result) | {"setting": where, "row": row} for result in group]
     files = pd.DataFrame(lines)
+    # of several files of a Run, a finished one counts
     runs = files.sort_values("finished", ascending=False, kind="stable")
     runs = runs.drop_duplicates(["key", "partition"]).sort_index(ignore_index=True)
 
-    def read(name: str) -> pd.DataFrame:
+    def make(name: str) -> pd.DataFrame:
         pairs = zip(runs["run"], runs["result"], strict=True)
         parts = [FRAMES[name](result).assign(run=run) for run, result in pairs]
         return pd.concat(parts, ignore_index=True)
 
-    place = {str(r.path): i for i, r in enumerate(results)}
-    as_given = files.sort_values("run", key=lambda run: run.map(place), kind="stable")
-    return Frames(runs, read, as_given)
+    position = {str(result.path): i for i, result in enumerate(results)}
+    as_given = files.sort_values("run", key=lambda run: run.map(position), kind="stable")
+    return Frames(runs, make, as_given)
 
 
 def with_graphs(frames: Frames) -> pd.DataFrame:
@@ -242,15 +249,15 @@ def with_graphs(frames: Frames) -> pd.DataFrame:
 
 
 def client_order(classes: Iterable[str], groups: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return clients sorted by their classes, and each one's most frequent class, int `[N]` each.
+    """Return the clients sorted by their classes, and the most frequent class of each, int `[N]`.
 
-    `classes` are texts such as "3 5 7", as `ranked_classes` returns them. The most frequent classes
-    are in client order; -1 stands for a client without classes. With `groups` of clients, texts
-    `[N]`, they are sorted by these, and have the group's place in the alphabet.
+    `classes` are texts such as "3 5 7", as `ranked_classes` returns them; a client without classes
+    has -1. With `groups` of clients, texts `[N]`, clients are sorted by these, and the numbers are
+    those of the groups in alphabetical order.
     """
     if groups is not None:
-        places = np.unique(np.asarray(groups, str), return_inverse=True)[1]
-        return np.argsort(places, kind="stable"), places
-    ranked = [[*map(int, each.split())] or [-1] for each in classes]
+        numbers = np.unique(np.asarray(groups, str), return_inverse=True)[1]
+        return np.argsort(numbers, kind="stable"), numbers
+    ranked = [[*map(int, text.split())] or [-1] for text in classes]
     order = sorted(range(len(ranked)), key=ranked.__getitem__)
-    return np.array(order), np.array([each[0] for each in ranked])
+    return np.array(order), np.array([of_client[0] for of_client in ranked])

@@ -1,8 +1,9 @@
 """Does the collaboration graph mean anything, or is it chance?
 
-It shows homophily, reciprocity, asked, gap and classes of each round's graph, and how far the
-Omegas of Runs on one partition agree; docs/experiments.md defines them. An edge is one client that
-averages with another.
+In the graph of a round, an edge is one client that averages with another; Omega is the graph before
+round 1. `python analysis/omega.py` calls `draw`, which shows five measures of each round's graph
+(`MEASURES`, docs/experiments.md), and how far the Omegas of Runs on one partition agree. Both are
+compared with random graphs in which each client has as many senders and receivers.
 """
 
 import itertools
@@ -27,7 +28,8 @@ RUNS = [
     *cifar10(seed=SEEDS, partition_seed=42),
     *cifar10(method=("pairwise", "oracle", "random_graph")),
 ]
-# 0 to 1; classes is below 0 if the two agree less than by chance
+# measures of a graph, from 0 to 1, and their titles; "classes" is below 0 if the communities of the
+# graph agree with the classes less than by chance
 MEASURES = {
     "homophily": "homophily: classes\n(groups) in common",
     "reciprocity": "reciprocity: share of\nedges both ways",
@@ -46,16 +48,22 @@ OPTIONS = {
 
 
 def in_common(result: Result) -> np.ndarray:
-    """Return which clients share a group where the data have groups, else `overlap`, `[N, N]`."""
+    """Return what each pair of clients has in common, 0 to 1, `[N, N]`.
+
+    It is 1 if they share a group, or without groups in the data the `overlap` of their classes.
+    """
     if (groups := result.groups) is not None:
         return groups[:, None] == groups
     return overlap(result["client/class_counts"])
 
 
 def overlap(counts: np.ndarray) -> np.ndarray:
-    """Return 1 - the total variation distance of clients' class distributions, `[N, N]`."""
-    q = counts / counts.sum(1, keepdims=True)
-    return np.minimum(q[:, None], q[None]).sum(2)
+    """Return 1 - the total variation distance of clients' class distributions, `[N, N]`.
+
+    `counts` are each client's samples by class, `[N, C]`.
+    """
+    shares = counts / counts.sum(1, keepdims=True)
+    return np.minimum(shares[:, None], shares[None]).sum(2)
 
 
 def homophily(graph: CollaborationGraph, common: np.ndarray) -> float:
@@ -68,10 +76,13 @@ def homophily(graph: CollaborationGraph, common: np.ndarray) -> float:
 def z_score(
     graph: CollaborationGraph, common: np.ndarray, draws: int, rng: np.random.Generator
 ) -> float:
-    """Return how many deviations the homophily is above that of graphs with the same degrees."""
+    """Return by how many standard deviations the homophily exceeds that of random graphs.
+
+    These are `draws` graphs with the same degrees. It is nan if they are all alike.
+    """
     null = np.array([homophily(rewired(graph, rng), common) for _ in range(draws)])
     spread = null.std(ddof=1) if draws > 1 else 0.0
-    if not spread > 1e-12:
+    if not spread > 1e-12:  # also if it is nan
         return float("nan")
     return float((homophily(graph, common) - null.mean()) / spread)
 
@@ -85,7 +96,11 @@ def gini(counts: np.ndarray) -> float:
 
 
 def spectral_gap(graph: CollaborationGraph, p: np.ndarray) -> float:
-    """Return 1 - |second eigenvalue| of the matrix that averages along the graph (equation 4)."""
+    """Return 1 - |second eigenvalue| of the matrix that averages along the graph (equation 4).
+
+    A client averages itself and its senders with weights in proportion to `p` `[N]`. With a gap of
+    1 one round mixes all models; with 0 some clients never exchange anything.
+    """
     weights = (graph.matrix() | np.eye(graph.n, dtype=bool)) * p
     weights /= weights.sum(1, keepdims=True)
     sizes = np.sort(np.abs(np.linalg.eigvals(weights)))
@@ -107,33 +122,39 @@ def communities(graph: CollaborationGraph) -> np.ndarray:
 
 
 def rand_index(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985)."""
+    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985).
+
+    It counts the pairs of clients that are in one group in both: 1 if all are, 0 by chance.
+    """
     table = pd.crosstab(a, b).to_numpy()
-    both, in_a, in_b = (comb(x, 2).sum() for x in (table, table.sum(1), table.sum(0)))
+    both, in_a, in_b = (comb(sizes, 2).sum() for sizes in (table, table.sum(1), table.sum(0)))
     chance = in_a * in_b / comb(len(a), 2)
     most = (in_a + in_b) / 2
     return float((both - chance) / (most - chance)) if most != chance else 1.0
 
 
 def jaccard(a: CollaborationGraph, b: CollaborationGraph) -> float:
-    """Return the mean of |A & B| / |A or B| over the clients that chose someone in a or b."""
-    x, y = a.matrix(), b.matrix()
-    either = (x | y).sum(1)
+    """Return the Jaccard index of a client's senders in two graphs: common ones among all of them.
+
+    It is the mean over the clients that have senders in a or b.
+    """
+    in_a, in_b = a.matrix(), b.matrix()
+    common, either = (in_a & in_b).sum(1), (in_a | in_b).sum(1)
     some = either > 0
-    return float(((x & y).sum(1)[some] / either[some]).mean()) if some.any() else float("nan")
+    return float((common[some] / either[some]).mean()) if some.any() else float("nan")
 
 
 def of_round(result: Result, t: int) -> dict[str, float]:
     """Return the `MEASURES` of round t's graph."""
     graph, counts = result.chosen(t), result["client/class_counts"]
-    kinds = counts.argmax(1) if (groups := result.groups) is None else groups
+    groups = counts.argmax(1) if result.groups is None else result.groups
     one_way = asymmetry(graph.matrix())[0] if len(graph.senders) else float("nan")
     return {
         "homophily": homophily(graph, in_common(result)),
         "reciprocity": 1 - one_way,
         "asked": gini(np.bincount(graph.senders, minlength=graph.n)),
         "gap": spectral_gap(graph, result["client/p"]),
-        "classes": rand_index(communities(graph), kinds),
+        "classes": rand_index(communities(graph), groups),
     }
 
 
@@ -143,9 +164,10 @@ def z_of_round(result: Result, t: int, draws: int) -> float:
 
 
 def agreement(runs: pd.DataFrame, draws: int) -> pd.DataFrame:
-    """Return a, b, jaccard and "by chance" for each pair of Runs on one partition.
+    """Return the Jaccard index of the Omegas of each pair of Runs on one partition.
 
-    All `runs` have an Omega. By chance is the mean Jaccard index of graphs with the same degrees.
+    `runs` are lines of `frames.runs` that have an Omega. "by chance" is the mean index over random
+    graphs with the degrees of the first one.
     """
     rows = []
     for a, b in itertools.combinations(runs.itertuples(), 2):
@@ -165,10 +187,13 @@ def agreement_table(pairs: pd.DataFrame) -> str:
 
 
 def z_lines(graphs: pd.DataFrame, draws: int) -> tuple[pd.DataFrame, str]:
-    """Return the z-scores of each row's Omega and last graph, and a table with all measures."""
+    """Return the z-scores of each row's Omega and last graph, and a table with all measures.
+
+    `graphs` has a line per Run and round, with the measures.
+    """
     scores, table = [], []
-    for (where, row), lines in graphs.groupby(["setting", "row"], sort=False):
-        names = {"setting": where, "method": row}
+    for (setting, row), lines in graphs.groupby(["setting", "row"], sort=False):
+        names = {"setting": setting, "method": row}
         results = lines.drop_duplicates("run")["result"]
         last = lines.groupby("run")["t"].max().min()
         for t, when in ((0, "Omega"), (last, "last round")):
@@ -187,6 +212,7 @@ def z_lines(graphs: pd.DataFrame, draws: int) -> tuple[pd.DataFrame, str]:
 def draw(frames: Frames, draws: int = 50) -> Drawing:
     if draws < 1:
         raise UserError(f"--draws is {draws}; allowed is a whole number of at least 1")
+    # the figure: a panel per measure, over rounds
     figure, panels = plt.subplots(1, len(MEASURES), figsize=(TEXT, 2.0), sharex=True)
     graphs = with_graphs(frames).merge(frames.runs[["run", "result"]], on="run")
     graphs = graphs.join(pd.DataFrame([of_round(g.result, g.t) for g in graphs.itertuples()]))
@@ -195,6 +221,7 @@ def draw(frames: Frames, draws: int = 50) -> Drawing:
     for axes, title in zip(panels, MEASURES.values(), strict=True):
         axes.set_title(title, fontsize=7)
         axes.set_xlabel(r"round (0: $\Omega$)")
+    # the text: a table of Omega and the last graph, and one of pairs of Omegas
     scores, table = z_lines(graphs, draws)
     parts = [data, scores]
     text = f"{table}\n\nAll are 0 to 1 (classes: 0 is chance). "
@@ -202,9 +229,10 @@ def draw(frames: Frames, draws: int = 50) -> Drawing:
     if any(result.groups is not None for result in frames.runs["result"]):
         text += "Where clients have groups, homophily is the share of edges inside a group, "
         text += "and classes compares the communities with the groups.\n"
-    searched = set(graphs[graphs["t"] == 0]["run"])
+    # Runs that have an Omega, in the order given, repetitions together
+    have_omega = set(graphs[graphs["t"] == 0]["run"])
     paths = [str(r.path) for group in repetitions(frames.files["result"]) for r in group]
-    in_order = list(dict.fromkeys(path for path in paths if path in searched))
+    in_order = list(dict.fromkeys(path for path in paths if path in have_omega))
     pairs = agreement(frames.runs.set_index("run").loc[in_order], draws)
     if len(pairs):
         head = "Agreement of two Omegas on one partition (Jaccard index, mean over clients)"
