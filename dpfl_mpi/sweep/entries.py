@@ -1,4 +1,9 @@
-"""How far the Runs of a sweep are, by their result files, the jobs they went to, and Slurm."""
+"""How far the Runs of a sweep are: `Entry.status` finds out for one Run.
+
+It looks at the result file, at the lock that the computing process holds, and at the job or process
+to which the Run was given last. A submission is one call of a sweep that gave Runs to jobs; the
+folder of its logs has a list of them, `jobs.json`.
+"""
 
 import contextlib
 import functools
@@ -21,24 +26,25 @@ from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.survival.signals import STALLED_TEXT
 
 LOG_LINES = 6  # shown of a failed Run
-NOISE = (
+NOISE = (  # how lines of a log begin that say nothing of the Run
     "submitit ",
     "srun: launch/slurm",
     "srun: forcing",
     "srun: got SIGCONT",
     "srun: Job step aborted",
 )
-ASK_S = 10.0  # between two questions to Slurm, whose controller serves everybody
-BLIND_S = 2 * ASK_S  # a job just submitted may be missing from the last answer
+ASK_S = 10.0  # seconds between two questions to Slurm, whose controller serves everybody
+BLIND_S = 2 * ASK_S  # so long a submitted job may be missing from Slurm's last answer
 
 
 @dataclass(frozen=True)
 class Submission:
-    """Which Runs, by the names of their results, went to which jobs: `jobs.json`."""
+    """Which Runs went to which jobs: the content of `jobs.json`. Runs have their results' names."""
 
     cluster: str  # "slurm" or "local"
-    jobs: Mapping[str, str]  # on this machine: process numbers
-    born: Mapping[str, str] = field(default_factory=dict)  # process start: numbers are used again
+    jobs: Mapping[str, str]  # numbers of the jobs of Slurm, or of processes on this machine
+    # when each process started: the system uses its number again
+    born: Mapping[str, str] = field(default_factory=dict)
     stopped: Sequence[str] = ()  # Runs that the sweep itself stopped
     host: str = field(default_factory=socket.gethostname)
     submitted: float = field(default_factory=time.time)
@@ -57,27 +63,28 @@ def read_submission(file: Path) -> Submission:
     with refused_as(f"{file} is damaged"):
         submission = Submission(**values)
         texts = submission.host, *submission.jobs, *submission.born.values(), *submission.stopped
-        numbers = [re.fullmatch("[A-Za-z0-9_]{1,32}", job) for job in submission.jobs.values()]
-        right = all(numbers) and all(isinstance(text, str) for text in texts)
-        if not right or not math.isfinite(submission.submitted):
+        are_numbers = [re.fullmatch("[A-Za-z0-9_]{1,32}", job) for job in submission.jobs.values()]
+        fits = all(are_numbers) and all(isinstance(text, str) for text in texts)
+        if not fits or not math.isfinite(submission.submitted):
             raise ValueError
         return submission
 
 
 @functools.cache
 def warn(text: str) -> None:
+    """Print a warning, each text once."""
     complain(f"warning: {text}")
 
 
 def load_submissions(entries: Sequence["Entry"], sweeps: Path) -> None:
-    """Give each entry its newest submission among the folders of `sweeps`."""
-    found = []
+    """Give each entry its newest submission; `sweeps` is the folder of all submissions' folders."""
+    submissions = []
     for file in sweeps.glob("*/jobs.json"):
         try:
-            found.append((file.parent, read_submission(file)))
+            submissions.append((file.parent, read_submission(file)))
         except UserError as error:
             warn(f"{error}; the jobs of that submission are not known")
-    for folder, submission in sorted(found, key=lambda pair: (pair[1].submitted, pair[0])):
+    for folder, submission in sorted(submissions, key=lambda pair: (pair[1].submitted, pair[0])):
         for entry in entries:
             if entry.path.name in submission.jobs:
                 entry.folder, entry.submission = folder, submission
@@ -90,7 +97,7 @@ class Status:
     name: str
     state: str  # finished, running, waiting, stopped, failed, missing or unreadable
     round: int  # the last one recorded, -1: none
-    rounds: int
+    rounds: int  # that the Run has in all
     accuracy: float  # mean test accuracy, nan: none
     warning: str = ""  # of its last start
 
@@ -104,7 +111,8 @@ class Entry:
     folder: Path | None = None
     submission: Submission | None = None
     error: str = ""  # why the result file could not be read
-    _file: tuple[int, ...] = ()  # which version of the file `_recorded` is from
+    # the status that `recorded` read last, and the file that it was read from: inode, time and size
+    _file: tuple[int, ...] = ()
     _recorded: Status | None = None
 
     @property
@@ -117,11 +125,12 @@ class Entry:
         return self.submission is not None and self.submission.cluster == "slurm"
 
     def status(self, jobs: set[str]) -> Status:
-        """Return how far the Run is; `jobs` are those that Slurm still has.
+        """Return how far the Run is; `jobs` are the numbers of those that Slurm still has.
 
-        Whoever holds the lock computes it: another sweep may have been quicker than our job.
+        If the lock is taken the Run is computed, maybe by another sweep that was quicker.
         """
-        locked, alive = Lock(self.path).taken(), self.alive(jobs)  # before the file is read
+        # asked before the file is read: a Run that ends in between is seen as finished
+        locked, alive = Lock(self.path).taken(), self.alive(jobs)
         recorded = self.recorded()
         state = recorded.state
         if state == "finished":
@@ -136,7 +145,7 @@ class Entry:
         return replace(recorded, state="stopped") if state == "running" else recorded
 
     def recorded(self) -> Status:
-        """Return what the result file says. It is read only if it has changed: sweeps are large."""
+        """Return what the result file says. It is read only if it has changed, to save time."""
         nothing = Status(self.path.stem, "missing", -1, self.run.rounds, math.nan)
         self.error = ""
         try:
@@ -154,13 +163,12 @@ class Entry:
         except UserError as error:
             self.error = f"error: {error}; move it away first"
             return replace(self._recorded or nothing, state="unreadable")
-        now = replace(nothing, state=state, round=done, accuracy=accuracy)
-        self._recorded = replace(now, warning=warning)
-        self._file = file
-        return self._recorded
+        recorded = replace(nothing, state=state, round=done, accuracy=accuracy, warning=warning)
+        self._recorded, self._file = recorded, file
+        return recorded
 
     def alive(self, jobs: set[str]) -> bool:
-        """Return whether its job or process goes on; on other hosts only the lock tells."""
+        """Return whether its job or process goes on. For a process on another host it is False."""
         if self.submission is None:
             return False
         if self.on_slurm:

@@ -1,4 +1,8 @@
-"""The command line of a sweep, and which Runs it wants: of a file, of a grid, of tried values."""
+"""The command line of `python -m dpfl_mpi.sweep`, and which Runs it wants.
+
+They are the list RUNS of a file, or all combinations of the values of some flags (the grid). With
+`--tune NAME=A,B` each of them is computed with each value, and `choose` reports which is best.
+"""
 
 import argparse
 import dataclasses
@@ -20,6 +24,7 @@ from dpfl_mpi.settings.command_line import EPILOG, Parser, add_flags
 from dpfl_mpi.settings.fields import fields, read
 from dpfl_mpi.sweep.entries import Entry
 
+# flags with several values, and the field of a Run that takes one of them
 GRID = {"seeds": "seed", "methods": "method", "datasets": "dataset", "budgets": "budget"}
 MINUTES = 720  # default time limit of a job on Slurm
 
@@ -69,7 +74,7 @@ def parser(description: str) -> Parser:
 
 
 def runs_of(file: Path) -> list[Run]:
-    """Return the list RUNS of a file, which is executed as a script: it may import neighbours."""
+    """Return the list RUNS of a file, which is executed as a script and may import files beside."""
     if not file.is_file():
         raise UserError(f"{file}; there is no such file")
     sys.path.insert(0, folder := str(file.resolve().parent))
@@ -87,16 +92,19 @@ def runs_of(file: Path) -> list[Run]:
 
 
 def axes(args: argparse.Namespace) -> dict[str, list[Any]]:
-    """Return the values of the flags of `GRID` that are given, by the field of Run."""
-    given = {field: getattr(args, flag) or () for flag, field in GRID.items()}
-    return {f: [read(Run, f, value) for value in values] for f, values in given.items() if values}
+    """Return the values of each flag of `GRID` that is given, by the field of a Run."""
+    out = {}
+    for flag, field in GRID.items():
+        if values := getattr(args, flag):
+            out[field] = [read(Run, field, value) for value in values]
+    return out
 
 
 def grid(args: argparse.Namespace, base: Run) -> list[Run]:
     """Return `base` with every combination of the values of the grid's flags."""
-    wanted = axes(args)
-    points = itertools.product(*wanted.values())
-    return [dataclasses.replace(base, **dict(zip(wanted, point, strict=True))) for point in points]
+    values = axes(args)
+    points = (dict(zip(values, p, strict=True)) for p in itertools.product(*values.values()))
+    return [dataclasses.replace(base, **point) for point in points]
 
 
 def only(runs: list[Run], args: argparse.Namespace) -> list[Run]:
@@ -106,12 +114,12 @@ def only(runs: list[Run], args: argparse.Namespace) -> list[Run]:
     """
     flags = {field: flag for flag, field in GRID.items()}
     for field, values in axes(args).items():
-        has = {value: [run for run in runs if same(run, field, value)] for value in values}
-        for value in (value for value, found in has.items() if not found):
-            names = sorted({str(getattr(run.resolve(), field)) for run in runs})
-            there = f"the Runs of {args.file} have {', '.join(names)}"
-            raise UserError(f"--{flags[field]} has {value}; {there}")
-        runs = [run for run in runs if any(run in found for found in has.values())]
+        for value in values:
+            if not any(same(run, field, value) for run in runs):
+                names = sorted({str(getattr(run.resolve(), field)) for run in runs})
+                available = f"the Runs of {args.file} have {', '.join(names)}"
+                raise UserError(f"--{flags[field]} has {value}; {available}")
+        runs = [run for run in runs if any(same(run, field, value) for value in values)]
     return runs
 
 
@@ -125,7 +133,7 @@ def same(run: Run, field: str, value: Any) -> bool:
 def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
     """Return the base of each fine-tuned Run, by the name of its result, if the sweep has it.
 
-    The base is the same Run with --finetune_epochs 0. The tuned Run starts from its models.
+    The base is the same Run without fine-tuning. The fine-tuned Run starts from its models.
     """
     by_path = {entry.path: entry for entry in entries}
     tuned = [entry for entry in entries if entry.run.finetune_epochs]
@@ -133,35 +141,41 @@ def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
     return {name: by_path[path] for name, path in paths.items() if path in by_path}
 
 
-# tuning -------------------------------------------------------------------------------------------
+# --tune -------------------------------------------------------------------------------------------
 def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
-    """Return the Runs of each value of `--tune`, by the value.
+    """Return the Runs with each value of `--tune NAME=A,B`, by the value.
 
-    Its NAME is a setting, or an option as its flag is called: `options.NAME`.
+    NAME is a setting, or an option as its flag is called: `options.NAME` or `model_options.NAME`.
     """
     name, _, values = tune.partition("=")
-    of, _, option = name.rpartition(".")
+    field, _, option = name.rpartition(".")  # of an option; of a setting the field is ""
     settings = {f.name for f in fields(Run)} - {"method", "options", "model_options"}
-    known = of in ("options", "model_options") or name in settings
+    known = field in ("options", "model_options") or name in settings
     if not (known and values.strip(", ")):
         allowed = "a setting or an option with its values: lr=0.01,0.1 or options.lam=0.1,0.75,1"
         raise UserError(f"--tune is {tune}; allowed is {allowed}")
     out: dict[str, list[Run]] = {}
     for value, run in itertools.product(words(values), runs):
-        options = {**(getattr(run, of) or {}), option: value} if of else {}
-        change: dict[str, Any] = {of: options} if of else {name: read(Run, name, value)}
+        change: dict[str, Any]
+        if field:
+            change = {field: {**(getattr(run, field) or {}), option: value}}
+        else:
+            change = {name: read(Run, name, value)}
         out.setdefault(value, []).append(dataclasses.replace(run, **change))
     return out
 
 
 def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
-    """Return the table of tried values and the best one, for each method of the Runs."""
+    """Return the table of tried values and the best one, for each method of the Runs.
+
+    `values` has the Runs by the tried value.
+    """
     name, tables = tune.partition("=")[0], []
     methods = dict.fromkeys(run.method for runs in values.values() for run in runs)
     for method in methods or [""]:
         of_method = {v: [run for run in runs if run.method == method] for v, runs in values.items()}
-        alone = name if len(methods) < 2 else f"{short(method)}.{name}"
-        tables.append(choose_one(of_method, job, alone))
+        shown_name = name if len(methods) < 2 else f"{short(method)}.{name}"
+        tables.append(choose_one(of_method, job, shown_name))
     return "\n\n".join(tables)
 
 
@@ -170,7 +184,7 @@ def choose_one(values: Mapping[str, Sequence[Run]], job: Job, name: str) -> str:
 
     The accuracy is a mean over clients and Runs. The test set is not read.
     """
-    means: dict[str, float] = {}
+    means: dict[str, float] = {}  # by value
     unscored = dict.fromkeys(values, 0)  # clients without a score, because they diverged
     for value, runs in values.items():
         scores = []
@@ -195,7 +209,8 @@ def choose_one(values: Mapping[str, Sequence[Run]], job: Job, name: str) -> str:
     if not scored:
         return "\n".join([*lines, "no value is best: no client was scored"])
     best = max(scored, key=lambda value: means[value])
-    equal = [value for value in scored if value != best and percent[value] == percent[best]]
-    rule = f"a tie to two digits with {', '.join(equal)}; of equal accuracies the first is taken"
-    lines.append(f"best by validation: {name}={best}{f' ({rule})' if equal else ''}")
+    lines.append(f"best by validation: {name}={best}")
+    if equal := [value for value in scored if value != best and percent[value] == percent[best]]:
+        tie = f"a tie to two digits with {', '.join(equal)}"
+        lines[-1] += f" ({tie}; of equal accuracies the first is taken)"
     return "\n".join(lines)
