@@ -1,6 +1,8 @@
-"""The summary of a result: its main figures, and the lines that a run prints at its end.
+"""The summary of a result: the lines of text that a run prints at its end, and `show` always.
 
-Lines are at most 80 columns wide; only paths may be longer.
+The last section lays out text and tables for a terminal; other commands use it, too. Lines are at
+most 80 columns wide; only paths may be longer. Rounds are 0 to T: row 0 of an array `[T+1]` is
+after preprocessing, before round 1. Benign clients are those that count in averages.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ from dpfl_mpi.storage.files import checkpoints_of
 from dpfl_mpi.storage.lock import Lock
 
 WIDTH = 80  # columns of a terminal
-MOST_GROUPS = 12  # that are listed each
+MOST_GROUPS = 12  # of clients that are listed one by one
 MOST_NAME = 20  # columns of a client's name
 NBSP = "\xa0"  # a blank at which no line is broken
 
@@ -37,9 +39,10 @@ def slowest_seconds(result: Result) -> dict[str, np.ndarray]:
 
 
 def print_finished(run: Resolved, job: Job) -> bool:
-    """Return whether a Run needs no ranks: it has a finished result, which is printed.
+    """Print the summary of a Run's finished result, and return whether there is one.
 
-    Anything else, such as a lock, a checkpoint or a damaged file, is for `engine.train`.
+    Then no ranks need to be started. Anything else, such as a lock, a checkpoint or a damaged file,
+    is for `engine.train`: it returns False.
     """
     path = Path(job.out or run.path(job.results))
     if job.fresh or not path.is_file() or checkpoints_of(path).exists() or Lock(path).taken():
@@ -57,7 +60,7 @@ def found(date: str) -> str:
 
 
 def summary(path: Path) -> str:
-    """Return the lines that a run ends with: settings, accuracy, cost, and where the result is."""
+    """Return the lines that a run ends with: settings, accuracy, costs, and where the result is."""
     with Result(path) as result:
         lines = [title(result), *figures(result), f"  results              {path}"]
         script = Path(__file__).resolve().parents[2] / "analysis" / "graph_evolution.py"
@@ -84,35 +87,37 @@ def figures(result: Result) -> list[str]:
 
 def accuracy(result: Result, before: float) -> list[str]:
     """Return lines about the test accuracies; `before` is the mean in round 0, in percent."""
-    test = result.benign_percentages()
+    test = result.benign_percentages()  # of each client's best model
     if not len(test):
         excluded = "flipped labels, liars, newcomers and models that diverged do not count"
         return [entry("test accuracy", f"no client was scored ({excluded})")]
     start = "" if math.isnan(before) else f" ({before:.2f} % in round 0)"
-    unscored = coverage(result)
-    of = f", of {unscored}" if unscored else ""
+    scored = f", of {text}" if (text := coverage(result)) else ""
     spread = f"{test.std():.2f} points (lowest {test.min():.1f} %, highest {test.max():.1f} %)"
     return [
-        entry("test accuracy", f"{test.mean():.2f} %, best by validation{start}{of}"),
+        entry("test accuracy", f"{test.mean():.2f} %, best by validation{start}{scored}"),
         entry("spread over clients", spread),
     ]
 
 
 def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
-    """Return lines about edges and models received, both `[T+1]`."""
+    """Return lines about the edges of each round and the models a client receives, `[T+1]`."""
     lines = []
     if edges.any():
         omega = f"{edges[0]} in Omega, " if edges[0] else ""
         per_round = edges[1:].mean() if len(edges) > 1 else edges[0]
         lines.append(entry("edges", f"{omega}{per_round:.1f} kept per round"))
-    each = received[1:].sum() / max(len(received) - 1, 1)
+    mean = received[1:].sum() / max(len(received) - 1, 1)
     before = f", {received[0]:.1f} to build Omega" if edges[0] or received[0] else ""
-    return [*lines, entry("models received", f"{each:.2f} per client and round{before}")]
+    return [*lines, entry("models received", f"{mean:.2f} per client and round{before}")]
 
 
 def shown_groups(result: Result) -> dict[str, float]:
-    """Return the mean accuracy of each group with a score; of many only the lowest and highest."""
-    means = {g: value for g, value in result.by_group().items() if value == value}
+    """Return the mean accuracy of each group, of many only the lowest and the highest.
+
+    Groups without a client that was scored are left out.
+    """
+    means = {group: value for group, value in result.by_group().items() if not math.isnan(value)}
     if len(means) > MOST_GROUPS:
         ascending = sorted(means, key=means.__getitem__)
         return {g: means[g] for g in (ascending[0], ascending[-1])}
@@ -124,10 +129,10 @@ def groups(result: Result) -> list[str]:
     if not (means := shown_groups(result)):
         return []
     count = len(np.unique(result["client/group"]))
-    two = len(means) == 2 and count > MOST_GROUPS
-    many = f"of {count} groups: lowest and highest " if two else ""
-    each = (f"{g} {value:.1f} %".replace(" ", NBSP) for g, value in means.items())
-    lines = [entry("accuracy by group", many + ", ".join(each))]
+    only_ends = len(means) == 2 and count > MOST_GROUPS
+    head = f"of {count} groups: lowest and highest " if only_ends else ""
+    texts = (f"{group} {value:.1f} %".replace(" ", NBSP) for group, value in means.items())
+    lines = [entry("accuracy by group", head + ", ".join(texts))]
     graph = result.chosen(result.last_round)
     if len(graph.senders):
         of_edges, of_pairs = (100 * share for share in within(graph, result["client/group"]))
@@ -158,8 +163,8 @@ def sent(result: Result, rounds: Mapping[str, np.ndarray]) -> list[str]:
         first, *later = rounds["bytes_sent"] / 1e3
         mean = sum(later) / max(len(later), 1)
         flags = [f"--{n} {value}" for n in ("codec", "send") if (value := getattr(run, n))]
-        how = f" ({', '.join(flags)})" if flags else ""
-        text = f"{mean:.4g} kB per client and round, {first:.4g} kB before{how}"
+        in_brackets = f" ({', '.join(flags)})" if flags else ""
+        text = f"{mean:.4g} kB per client and round, {first:.4g} kB before{in_brackets}"
         lines.append(entry("sent", text))
     if "hours" in rounds:
         age = ""
@@ -177,8 +182,11 @@ def controls(result: Result) -> list[str]:
     """Return lines about newcomers, liars, a backdoor and clients that stopped early, if any."""
     lines = []
     if "newcomers/test_acc" in result:
-        rows = zip(result["newcomers/epochs"], result["newcomers/test_acc"], strict=True)
-        means = [f"{100 * np.nanmean(a):.2f} % after {e}" for e, a in rows if np.isfinite(a).any()]
+        means = []  # accuracies by the epochs that newcomers have trained
+        by_epochs = dict(zip(result["newcomers/epochs"], result["newcomers/test_acc"], strict=True))
+        for epochs, test in by_epochs.items():
+            if np.isfinite(test).any():
+                means.append(f"{100 * np.nanmean(test):.2f} % after {epochs}")
         lines += [entry("newcomers", ", ".join(means))] if means else []
     if "client/liars" in result:
         liars, chosen = result["client/liars"], result.liars_chosen()
@@ -195,13 +203,17 @@ def controls(result: Result) -> list[str]:
     return lines
 
 
-# lines of a terminal ------------------------------------------------------------------------------
+# the layout of text and tables in a terminal ------------------------------------------------------
 def entry(name: str, text: str) -> str:
+    """Return a text behind its name, in two columns."""
     return folded(text, " " * 23, f"  {name:<21}")
 
 
 def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
-    """Return a text in lines of at most `WIDTH`, after `indent`, the first after `first`."""
+    """Return a text in lines of at most `WIDTH`, each after `indent`, but the first after `first`.
+
+    Lines are not broken at an NBSP, which becomes a blank.
+    """
     wrapper = textwrap.TextWrapper(
         WIDTH,
         initial_indent=indent if first is None else first,
@@ -213,42 +225,47 @@ def folded(text: str, indent: str = "  ", first: str | None = None) -> str:
 
 
 def listed(words: Sequence[str], room: int) -> str:
-    """Return as many whole words as fit into `room` columns, and " ..." for the others."""
-    ends = list(itertools.accumulate(len(word) + 1 for word in words))
+    """Return as many whole words as fit into `room` columns, and "..." for the others."""
+    ends = list(itertools.accumulate(len(word) + 1 for word in words))  # with a blank behind each
     if not words or ends[-1] - 1 <= room:
         return " ".join(words)
-    return " ".join([*words[: sum(end + 3 <= room for end in ends)], "..."])
+    n_fit = sum(end + len("...") <= room for end in ends)
+    return " ".join([*words[:n_fit], "..."])
 
 
 def name_columns(named: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the columns of a table of clients with their names and groups.
+    """Return the columns "name" and "group" of a table of clients, as far as `named` has them.
 
-    A long text ends in "...". There are no groups where each name begins with its own.
+    A long text ends in "...". Groups are left out if each client's name begins with its group.
     """
-    columns = {
-        what: [text if len(text) <= MOST_NAME else f"{text[: MOST_NAME - 3]}..." for text in texts]
-        for what, texts in named.items()
-    }
+
+    def shortened(text: str) -> str:
+        return text if len(text) <= MOST_NAME else f"{text[: MOST_NAME - 3]}..."
+
+    columns = {what: list(map(shortened, texts)) for what, texts in named.items()}
     if len(columns) == 2 and all(map(str.startswith, named["name"], named["group"])):
         del columns["group"]
     return columns
 
 
 def split(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
-    """Return the columns of each part of a table that is wider than `room`.
+    """Return which columns are in each part of a table, which is split if it is wider than `room`.
 
-    Each part begins with the first `keys` columns.
+    Each part begins with the first `keys` columns, which say what a row is.
     """
-    out: list[list[int]] = [[]]
+    parts: list[list[int]] = [[]]
     for i in range(keys, len(widths)):
-        if out[-1] and sum(widths[j] for j in (*range(keys), *out[-1], i)) > room:
-            out.append([])
-        out[-1].append(i)
-    return [[*range(keys), *columns] for columns in out]
+        if parts[-1] and sum(widths[j] for j in (*range(keys), *parts[-1], i)) > room:
+            parts.append([])
+        parts[-1].append(i)
+    return [[*range(keys), *columns] for columns in parts]
 
 
 def fitted(text: str) -> str:
-    """Return a text no wider than `WIDTH`; a line goes on below its text, behind its name."""
+    """Return a text no wider than `WIDTH`.
+
+    A long line "name  text" goes on below its text.
+    """
     out = []
     for line in text.split("\n"):
         name = re.match(r" *(\S+( \S+)? {2,})?", line)
