@@ -61,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         if value < least:
             allowed = f"allowed is a whole number of at least {least}"
             raise UserError(f"--{name} is {value}; {allowed}")
-    files_read = [getattr(value, "path", value) for value in map(vars(run).get, FILES)]
-    check_apart(args.save, *files_read, flag="--save")
+    read = [getattr(value, "path", value) for value in map(vars(run).get, FILES)]
+    check_apart(args.save, *read, flag="--save")  # else it would overwrite what the run reads
     source = open_source(run)
     partition = deal(run, source)
     print(fitted(data_text(run, source, partition)))
@@ -84,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def data_text(run: Resolved, source: Source, partition: Partition) -> str:
+    """Return lines about the data, and about how they are dealt to clients."""
     train, test = (len(source.labels[part]) for part in ("train", "test"))
     kind = "images" if len(source.shape) == 3 else "samples"
     size = source.size if kind == "images" else f"{source.size} {source.kind}"
@@ -97,9 +98,9 @@ def data_text(run: Resolved, source: Source, partition: Partition) -> str:
     notes = (source.note, partition.note(), source.unread)
     lines += [f"note       {text}" for text in notes if text]
     for part in PARTS:
-        n = partition.sizes(part)
-        each = f"{span(n)}, median {np.median(n):g}, mean {n.mean():.1f}"
-        lines.append(f"{part:<10} {n.sum()} samples; a client has {each}")
+        sizes = partition.sizes(part)
+        of_client = f"{span(sizes)}, median {np.median(sizes):g}, mean {sizes.mean():.1f}"
+        lines.append(f"{part:<10} {sizes.sum()} samples; a client has {of_client}")
     if groups := Counter(partition.names_and_groups(source).get("group")):
         counted = [f"{group} {count}" for group, count in sorted(groups.items())]
         more = f" and {len(groups) - MOST_GROUPS} more" if len(groups) > MOST_GROUPS else ""
@@ -107,8 +108,8 @@ def data_text(run: Resolved, source: Source, partition: Partition) -> str:
     counts, p = partition.class_counts, partition.p
     classes = (counts > 0).sum(1)
     largest = 100 * (counts.max(1) / counts.sum(1)).mean()
-    of = f"its largest class has {largest:.0f} % of its samples on average"
-    lines.append(f"classes    a client has {span(classes)}; {of}")
+    share = f"its largest class has {largest:.0f} % of its samples on average"
+    lines.append(f"classes    a client has {span(classes)}; {share}")
     lines.append(f"p_k        {p.min():.2g} to {p.max():.2g} (1/N = {1 / partition.n:.2g})")
     return "\n".join(lines)
 
@@ -119,6 +120,7 @@ def span(counts: np.ndarray) -> str:
 
 
 def recipe(run: Resolved) -> str:
+    """Return the partition and its parameters in words."""
     alpha, classes = run.dirichlet_alpha, run.classes_per_client
     match run.partition.kind:
         case "dirichlet":
@@ -136,21 +138,25 @@ def recipe(run: Resolved) -> str:
 
 
 def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) -> str:
-    """Return clients by classes: a column per class if they fit, else the largest classes."""
+    """Return the table of clients: sizes, rank, and samples of each class.
+
+    There is a column per class if they fit into a line, else the largest classes in words.
+    """
     names, counts_NC = source.class_names, partition.class_counts
     widths = [max(3, len(n), len(str(c))) for n, c in zip(names, counts_NC.max(0), strict=True)]
     shown = range(min(rows, partition.n))
-    heads, starts = "client ", [f"{k:>6} " for k in shown]
-    for what, texts in name_columns(partition.names_and_groups(source)).items():
+    # the columns before the classes: the head, and how the line of each client starts
+    head, starts = "client ", [f"{k:>6} " for k in shown]
+    for title, texts in name_columns(partition.names_and_groups(source)).items():
         column = texts[: len(shown)]
-        width = max(map(len, (what, *column)))
-        heads += f"{what:<{width}} "
+        width = max(map(len, (title, *column)))
+        head += f"{title:<{width}} "
         starts = [f"{start}{text:<{width}} " for start, text in zip(starts, column, strict=True)]
-    heads += "rank train   val  test    p_k  "
-    room = WIDTH - len(heads)
+    head += "rank train   val  test    p_k  "
+    room = WIDTH - len(head)
     fits = sum(widths) + len(widths) - 1 <= room
     columns = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    lines = [heads + (columns if fits else "largest classes")]
+    lines = [head + (columns if fits else "largest classes")]
     for k in shown:
         counts = counts_NC[k]
         if fits:
@@ -166,26 +172,31 @@ def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) ->
 
 
 def plan_text(run: Resolved, plan: Needs) -> str:
+    """Return lines about ranks, clients per rank, and memory."""
     ranks, nodes = len(plan.clients), int(plan.node.max()) + 1
     method = ", ".join(filter(None, [short(run.method), limit_text(run)]))
     size = f"{run.rounds} rounds, {plan.parameters} parameters per model"
+    # the rank that needs most memory, and the node that does
     largest = int(plan.memory.argmax())
     parts = ("data", "models", "results", "window")
-    each = ", ".join(f"{name} {megabytes(getattr(plan, name)[largest])}" for name in parts)
+    in_parts = ", ".join(f"{name} {megabytes(getattr(plan, name)[largest])}" for name in parts)
     work = f"{plan.steps.max() / max(plan.steps.mean(), 1):.2f} of the mean work"
-    most = f"at most {work} and {megabytes(plan.memory[largest])} ({each})"
-    of_node = np.bincount(plan.node, plan.memory)
-    fullest = int(of_node.argmax())
-    window = megabytes(plan.window[plan.node == fullest].sum())
+    of_rank = f"at most {work} and {megabytes(plan.memory[largest])} ({in_parts})"
+    by_node = np.bincount(plan.node, plan.memory)
+    fullest = int(by_node.argmax())
+    windows = megabytes(plan.window[plan.node == fullest].sum())
     on_node = f"{(plan.node == fullest).sum()} ranks of a node"
-    of = f"{window} of it windows in shared memory"
-    (total, what), (shared, where) = node_memory(shared=False), node_memory()
-    windows = "" if where == what else f", windows {megabytes(shared)} of it ({where})"
+    of_node = f"{megabytes(by_node[fullest])} for the {on_node}, {windows} of it windows"
+    # what this machine has, and what says so, such as a limit of the job
+    (total, limit), (shared, shared_limit) = node_memory(shared=False), node_memory()
+    given = f"{megabytes(total)} ({limit})"
+    if shared_limit != limit:
+        given += f", windows {megabytes(shared)} of it ({shared_limit})"
     lines = [
         f"plan       {ranks} ranks on {nodes} node(s), {method}, {size}",
-        f"clients    {span(plan.clients)} per rank; {most}",
-        f"memory     at most {megabytes(of_node[fullest])} for the {on_node}, {of}",
-        f"           this machine can give {megabytes(total)} ({what}){windows}",
+        f"clients    {span(plan.clients)} per rank; {of_rank}",
+        f"memory     at most {of_node} in shared memory",
+        f"           this machine can give {given}",
     ]
     if plan.passes > 1:
         lines.append(f"           a round takes up to {plan.passes} passes of the window")
@@ -193,14 +204,14 @@ def plan_text(run: Resolved, plan: Needs) -> str:
 
 
 def time_text(plan: Needs, step: float) -> str:
-    """Return how long the slowest rank will train, at so many seconds per gradient step."""
+    """Return how long the slowest rank will train, if a gradient step takes `step` seconds."""
     ranks_per_core = max(1.0, np.bincount(plan.node).max() / len(os.sched_getaffinity(0)))
     steps = int(plan.steps.max())
-    took = duration(ranks_per_core * steps * step)
+    total = duration(ranks_per_core * steps * step)
     crowded = f", {ranks_per_core:.1f} ranks per core" if ranks_per_core > 1 else ""
-    each = f"{1e3 * step:.2g} ms{crowded}"
+    of_step = f"{1e3 * step:.2g} ms{crowded}"
     return f"""\
-time       training takes at least {took} on the slowest rank: {steps} steps of {each}
+time       training takes at least {total} on the slowest rank: {steps} steps of {of_step}
            measured here on one core, no GPU; scoring, choosing and messages are not in it.
            A run shows the time left after its first round."""
 

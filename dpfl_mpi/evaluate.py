@@ -18,12 +18,13 @@ from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import check_apart, write_csv
 
 CHUNK_IMAGES = 256  # scored at once: activations of a small network fit a core's cache
+# on what --on lets models be scored, in words
 SAMPLES = {
     "own": "their own test samples",
     "all": "the whole test set",
     "classes": "all test samples of their classes",
 }
-ByClient = list[np.ndarray]  # an array of samples, or of their weights, for each client
+ByClient = list[np.ndarray]  # of each client the rows of its test samples, or their weights
 
 
 def samples(result: Result, source: Source, advice: str = "") -> ByClient:
@@ -41,15 +42,18 @@ def of_classes(
     classes, the expected accuracy is the same, with less variance. Clients of different
     `groups` `[N]` share no images. Nobody may train on these images.
     """
-    own, labels = samples(result, source), source.labels["test"]
+    of_clients, labels = samples(result, source), source.labels["test"]
     if groups is None:
-        groups = np.zeros(len(own), np.int64)
+        groups = np.zeros(len(of_clients), np.int64)
     rows, weights = [], []
-    for images, group in zip(own, groups, strict=True):
-        pool = np.unique(np.concatenate([own[k] for k in np.flatnonzero(groups == group)]))
-        own_C = np.bincount(labels[images], minlength=source.classes)
-        pool_C = np.bincount(labels[pool], minlength=source.classes)
-        weight = (own_C / max(len(images), 1) / np.maximum(pool_C, 1))[labels[pool]]
+    for images, group in zip(of_clients, groups, strict=True):
+        members = np.flatnonzero(groups == group)
+        pool = np.unique(np.concatenate([of_clients[k] for k in members]))
+        # how many images of each class the client has, and the pool
+        own_counts = np.bincount(labels[images], minlength=source.classes)
+        pool_counts = np.bincount(labels[pool], minlength=source.classes)
+        shares = own_counts / max(len(images), 1)
+        weight = (shares / np.maximum(pool_counts, 1))[labels[pool]]
         rows.append(pool[weight > 0])
         weights.append(weight[weight > 0])
     return rows, weights
@@ -58,10 +62,10 @@ def of_classes(
 def accuracies(
     result: Result, source: Source, rows: ByClient, device: Any, weights: ByClient | None = None
 ) -> np.ndarray:
-    """Return the accuracy of every client's best model on its test images, 0 to 1, `[N]`.
+    """Return the accuracy of every client's best model on these test images, 0 to 1, `[N]`.
 
-    Without `weights` all count alike. A client that was never scored has no model; its accuracy is
-    nan.
+    Without `weights` all images count alike. It is nan for a client that was never scored, and so
+    has no model.
     """
     import torch
 
@@ -94,9 +98,8 @@ def report(result: Result, scores: np.ndarray, on: str) -> str:
         missing = benign - len(scores)
         lines.append(f"{missing} of {benign} clients have no model: they were never scored")
     if not len(scores):
-        return (
-            lines[0] if lines else f"no client is scored on {SAMPLES[on]}: none counts in averages"
-        )
+        none = f"no client is scored on {SAMPLES[on]}: none counts in averages"
+        return lines[0] if lines else none
     mean = f"mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}"
     ends = f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
     lines.append(folded(f"{len(scores)} models on {SAMPLES[on]}: {mean}, {ends}", first=""))
@@ -106,8 +109,8 @@ def report(result: Result, scores: np.ndarray, on: str) -> str:
         mean = f"mean {100 * np.nanmean(stored):.2f} %"
         lines.append(f"in the result: {mean}; the same for {equal} of {len(scores)} clients")
         if result.run.metric == "batch":
-            over = "means over mini-batches (--metric batch); these are over images"
-            lines.append(f"the run took {over}")
+            means = "means over mini-batches (--metric batch); these are over images"
+            lines.append(f"the run took {means}")
     if not result.method.finetunes:
         name = short(result.run.method)
         lines.append(f"the run scored {name} by more than its models; these are the models alone")
@@ -121,7 +124,7 @@ def check_on(result: Result, source: Source, on: str) -> None:
         return
     if source.pooled:
         pool = f"--partition {partition} takes training and test samples from one pool"
-        # only the run's own data have classes of a client
+        # classes of a client are known in the run's own data alone
         advice = ": name other data with --data" if on == "all" else ""
         raise UserError(f"--on is {on}; {pool}{advice}")
     if on == "classes" and partition.kind == "natural":

@@ -36,16 +36,17 @@ ENDINGS = {"csv": ".csv", "clients": ".clients.csv", "runs": ".table.csv"}  # by
 
 
 def of_rounds(result: Result) -> Columns:
+    """Return the columns of format csv: a row per client, round and set."""
     rounds, n = result.last_round + 1, result.run.clients
     t, part, k = np.indices((rounds, len(PARTS), n)).reshape(3, -1)
     out = {"client_id": k, "round": result["round/number"][t], "set": np.array(PARTS)[part]}
     if "client/name" in result:
         out["name"] = result.names[k]
-    absent = np.full((rounds, n), np.nan)
-    for column, name in (("loss", "loss"), ("accuracy", "acc")):
-        names = [f"round/{part}_{name}" for part in PARTS]
-        each = [result[name][:rounds] if name in result else absent for name in names]
-        out[column] = np.stack(each, 1).ravel()
+    not_recorded = np.full((rounds, n), np.nan)
+    for column, suffix in (("loss", "loss"), ("accuracy", "acc")):
+        arrays = [f"round/{part}_{suffix}" for part in PARTS]
+        of_parts = [result[a][:rounds] if a in result else not_recorded for a in arrays]
+        out[column] = np.stack(of_parts, 1).ravel()  # from [rounds, sets, N]
     return out
 
 
@@ -54,25 +55,26 @@ def of_clients(result: Result) -> Columns:
 
 
 def table(results: Sequence[Result], form: str) -> Columns:
-    """Return the columns of a CSV file; what one of the results lacks is empty."""
+    """Return the columns of a CSV file of format `form`; what one of the results lacks is empty."""
     if form == "runs":
         return of_runs(results)
-    each = [of_rounds(r) if form == "csv" else of_clients(r) for r in results]
-    rows = [len(columns["client_id"]) for columns in each]
-    if len(results) > 1:
-        stems = [result.path.stem for result in results]
-        unique = [stems.count(stem) == 1 for stem in stems]
-        names = [r.path.stem if alone else r.path for r, alone in zip(results, unique, strict=True)]
-        each = [{"run": [n] * m} | c for n, m, c in zip(names, rows, each, strict=True)]
-    out: Columns = {}
-    for name in dict.fromkeys(chain(*each)):
-        parts = (c.get(name, [""] * m) for c, m in zip(each, rows, strict=True))
-        out[name] = [value for part in parts for value in part]
+    tables, stems = [], [result.path.stem for result in results]
+    for result in results:
+        columns = of_rounds(result) if form == "csv" else of_clients(result)
+        if len(results) > 1:  # the first column says which result a row is from
+            name = result.path if stems.count(result.path.stem) > 1 else result.path.stem
+            columns = {"run": [name] * len(columns["client_id"])} | columns
+        tables.append(columns)
+    out: Columns = {name: [] for columns in tables for name in columns}
+    for columns in tables:
+        empty = [""] * len(columns["client_id"])
+        for name, values in out.items():
+            values.extend(columns.get(name, empty))
     return out
 
 
 def text(value: Any) -> Any:
-    """Return what CSV holds: a number reads back to the same bits, and is empty if unknown."""
+    """Return a value for CSV: numbers with all digits, and "" for None and nan."""
     if value is None or value != value:
         return ""
     return repr(float(value)) if isinstance(value, float | np.floating) else value

@@ -30,13 +30,17 @@ from dpfl_mpi.settings.fields import fields
 from dpfl_mpi.storage.files import checkpoints_of, manifests
 
 CLASSES_WIDTH = 53  # columns for the name and the classes of a client
-ROUNDS, CLIENTS = 8, 4  # shown: the last rounds, and the clients at either end
+ROUNDS = 8  # the last ones are shown
+CLIENTS = 4  # so many of the best, and of the worst, are shown
 
 
 def table(
     header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDTH, keys: int = 1
 ) -> str:
-    """Return the lines of a table, in parts no wider than `room`, each with the first `keys`."""
+    """Return a table as text, in parts no wider than `room` columns.
+
+    Each part begins with the first `keys` columns, which say what a row is.
+    """
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
     parts = []
@@ -56,9 +60,11 @@ def settings(run: Run) -> str:
     for f in fields(run):
         value = getattr(run, f.name)
         if value is not None and value != {}:
-            text = f"{f.name} {value}".replace(" ", NBSP)  # name and value in one line
+            text = f"{f.name} {value}".replace(" ", NBSP)  # no line is broken between them
             groups.setdefault(f.metadata["group"], []).append(text)
-    lines = (folded(", ".join(t), " " * 13, f"  {name:10s} ") for name, t in groups.items())
+    lines = []
+    for group, given in groups.items():
+        lines.append(folded(", ".join(given), " " * 13, f"  {group:10s} "))
     return "\n".join(lines)
 
 
@@ -84,10 +90,10 @@ def clients(result: Result, room: int) -> str:
     """Return a table of the best and the worst clients by test accuracy."""
     test, names = result["best/test_acc"], result.class_names
     labels, classes = name_columns(result.named()), []
-    left = CLASSES_WIDTH - max(map(len, labels.get("name", [""])))
+    width = CLASSES_WIDTH - max(map(len, labels.get("name", [""])))
     for counts in result["client/class_counts"]:
         largest = [c for c in np.argsort(-counts, kind="stable") if counts[c]]
-        classes.append(listed([f"{names[c]}({counts[c]})" for c in largest], left))
+        classes.append(listed([f"{names[c]}({counts[c]})" for c in largest], width))
     columns: dict[str, Any] = labels | {
         "test %": percent(test, 1),
         "val %": percent(result["best/val_acc"], 1),
@@ -105,15 +111,15 @@ def clients(result: Result, room: int) -> str:
 
 
 def graph(result: Result) -> str:
-    """Return the figures of Omega, if the method has one, and of the last graph."""
+    """Return a table with the figures of Omega, if the method has it, and of the last graph."""
     last, groups = result.last_round, result.groups
     if not len(result["graph/chosen/senders"]):
         return "  no edges: no client chooses whose models it receives"
-    shown = {f"round {last}": last}
+    graphs = {f"round {last}": last}
     if len(result.omega().senders):
-        shown = {"Omega": 0} | shown
+        graphs = {"Omega": 0} | graphs
     rows = []
-    for name, t in shown.items():
+    for name, t in graphs.items():
         edges = result.graph(t)
         degree = edges.sum(1)
         degrees = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
@@ -126,6 +132,7 @@ def graph(result: Result) -> str:
 
 
 def origin(result: Result) -> str:
+    """Return where and when the last start computed, and its warning if it has one."""
     (*_, start) = result.starts()
     ranks = f"{start['ranks']} rank" + "s" * (start["ranks"] != 1)
     where = f"{ranks} on {', '.join(start['hosts'])} ({start['device']}, {start['cpu']})"
@@ -134,13 +141,14 @@ def origin(result: Result) -> str:
 
 
 def show(result: Result, room: int = WIDTH) -> str:
+    """Return all that is printed of one result."""
     run, state = result.run, result.state
     progress = f"finished, {run.rounds} rounds" if result.finished else f"{state} of {run.rounds}"
     lines = [f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}"]
     if state.startswith("stopped"):
-        has = manifests(checkpoints_of(result.path))
-        again = "goes on" if has else "starts over: there is no checkpoint"
-        lines.append(f"  it is not being computed; the same command {again}")
+        has_checkpoint = manifests(checkpoints_of(result.path))
+        effect = "goes on" if has_checkpoint else "starts over: there is no checkpoint"
+        lines.append(f"  it is not being computed; the same command {effect}")
     outcomes = texts(in_words(result))
     scores = [f"{m} {outcomes[f'{m}, %']} %" for m in list(METRICS.values())[1:]]
     lines += [
@@ -156,33 +164,41 @@ def show(result: Result, room: int = WIDTH) -> str:
 
 
 def runs(results: Sequence[Result], room: int = WIDTH) -> str:
-    """Return a line per Run, sorted by settings, with mean and std of its clients' accuracy."""
-    found = of_runs(results)
-    same = [n for n in MAIN if n != "method" and len({*map(str, found[n])}) == 1]
-    hidden = {*same, "path", "budget_models", *list(found)[list(found).index("accuracy") :]}
-    keys = [found[name] for name in MAIN if name != "budget"]  # sorted by budget_models, a number
-    order = sorted(range(len(results)), key=lambda i: [sortable(values[i]) for values in keys])
-    shown = {name: found[name] for name in found if name not in hidden}
-    shown |= {"test %": percent(found["accuracy"], 2), "std": percent(found["std"], 2)}
-    shown |= {"received": [f"{models:.0f}" for models in found["models_received"]]}
-    shown |= {"seconds": [f"{seconds:.0f}" for seconds in found["seconds"]]}
+    """Return a line per Run, sorted by settings, with mean and std of its clients' accuracy.
+
+    Settings that are the same in all Runs stand above the table.
+    """
+    columns = of_runs(results)  # settings first, then scores and costs
+    same = [n for n in MAIN if n != "method" and len({*map(str, columns[n])}) == 1]
+    first_score = list(columns).index("accuracy")
+    hidden = {*same, "path", "budget_models", *list(columns)[first_score:]}
+    shown = {name: columns[name] for name in columns if name not in hidden}
+    shown |= {"test %": percent(columns["accuracy"], 2), "std": percent(columns["std"], 2)}
+    shown |= {"received": [f"{models:.0f}" for models in columns["models_received"]]}
+    shown |= {"seconds": [f"{seconds:.0f}" for seconds in columns["seconds"]]}
     shown["file"] = [result.path.name for result in results]
-    head = ", ".join(f"{n} {found[n][0]}" for n in same if n != "budget_models")
+    # lines are sorted by budget_models, a number, and not by budget, a text
+    keys = [columns[name] for name in MAIN if name != "budget"]
+    order = sorted(range(len(results)), key=lambda i: [sortable(values[i]) for values in keys])
     cells = [["-" if v is None else v for v in values] for values in shown.values()]
     rows = [[column[i] for column in cells] for i in order]
-    where = f"{results[0].path.parent}: {len(results)} Run{'s' * (len(results) > 1)}"
-    return f"{where}{f', {head}' if head else ''}\n{table((*shown,), rows, room)}"
+    head = f"{results[0].path.parent}: {len(results)} Run{'s' * (len(results) > 1)}"
+    head = ", ".join([head, *(f"{n} {columns[n][0]}" for n in same if n != "budget_models")])
+    return f"{head}\n{table((*shown,), rows, room)}"
 
 
 def sortable(value: Any) -> tuple[bool, bool, Any]:
+    """Return a key that sorts None before numbers, and numbers before texts."""
     return value is not None, isinstance(value, str), value or 0
 
 
 def compare(a: Result, b: Result, room: int = WIDTH) -> str:
     """Return what differs between two runs: settings, outcome and accuracy by client."""
-    of_each = [flat_settings(result) for result in (a, b)]
-    names = dict.fromkeys([*of_each[0], *of_each[1]])
-    rows = [[n, *("-" if s.get(n) is None else s[n] for s in of_each)] for n in names]
+    settings_a, settings_b = flat_settings(a), flat_settings(b)
+    rows = []
+    for name in dict.fromkeys([*settings_a, *settings_b]):
+        values = ("-" if s.get(name) is None else s[name] for s in (settings_a, settings_b))
+        rows.append([name, *values])
     rows = [row for row in rows if row[1] != row[2]]
     out = [f"A  {a.path}", f"B  {b.path}"]
     if rows:
@@ -202,14 +218,14 @@ def compare(a: Result, b: Result, room: int = WIDTH) -> str:
     better, equal, worse = ((np.sign(difference) == sign).sum() for sign in (1, 0, -1))
     counts = f"B is better for {better}, equal for {equal}, worse for {worse}"
     by_client = f"client by client (same partition), B - A: {mean}; {counts}"
-    arrays = ", ".join(Result.differences(a, b))
-    bits = (
-        f"arrays that differ: {arrays}" if arrays else "all recorded numbers are equal to the bit"
-    )
+    bits = "all recorded numbers are equal to the bit"
+    if arrays := Result.differences(a, b):
+        bits = f"arrays that differ: {', '.join(arrays)}"
     return "\n".join([*out, "", folded(by_client, first=""), folded(bits, first="")])
 
 
 def cite(results: Sequence[Result]) -> str:
+    """Return the BibTeX of DPFL and of the methods that the results used, each once."""
     entries = [find("method", "dpfl").citation, *(r.method.citation for r in results)]
     return "\n\n".join(dict.fromkeys(entry.strip() for entry in entries if entry.strip()))
 

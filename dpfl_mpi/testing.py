@@ -33,16 +33,19 @@ from dpfl_mpi.plugins.code import code_in_file, code_in_module, execute
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.command_line import SCHEMA, given, parser
 
-# functions that tell the kind of a file
+# the functions by which a file is known to be a method, a model or a data set
 FUNCTIONS = {"method": ("init", "round"), "model": ("build",), "dataset": ("load", "read")}
+# settings of the checks
 SMALL: dict[str, Any] = {"clients": 5, "tau_init": 1, "tau_train": 2}
 SMALL |= {"min_per_class": 2, "augment": False}
 BUDGETS = {2: "inf", 8: "inf", 5: 2}  # B_c by clients; two clients leave a rank empty
-# who is present in rounds 1 to 3, of every four clients
+# which of every four clients are present in rounds 1, 2 and 3, for --available
 PRESENT = [[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 1]]
-# samples to try, and their number of classes; a model may refuse some
+# kinds of samples to try, and their number of classes; a model may refuse some of them
 SHAPES = {"8x8x1": 4, "28x28x1": 10, "32x32x3": 10, "12 numbers": 3, "10 tokens": 4}
+# what errors say if a model refuses a kind of samples
 NOT_TAKEN = re.compile("failed (for|on) samples|takes (tokens|numbers)|needs images|return logits")
+# what to change if numbers depend on the number of ranks
 ADVICE = {
     "method": "sum over clients by fed.mean or fed.average, not over the rows of a rank "
     "(w.mean(0), a @ w); draw by fed.shuffle or dpfl_mpi.streams.stream",
@@ -52,11 +55,12 @@ ADVICE = {
 
 
 def shapes_of(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Return the samples to try one after the other: "", the given data, or all `SHAPES`."""
+    """Return the kinds of samples to try one after the other; "" stands for the user's data."""
     return ("",) if {"dataset", "data"} & {*settings} else tuple(SHAPES)
 
 
 def write_samples(path: Path, shape: str) -> None:
+    """Write a prepared file of 480 random samples; those of a class are alike."""
     classes, axes = SHAPES[shape], tuple(map(int, shape.split()[0].split("x")))
     rng, y = np.random.default_rng(0), np.arange(480) % SHAPES[shape]
     means = rng.integers(40, 215, (classes, *axes))
@@ -78,8 +82,8 @@ class Check:
     code: str
     name: str
     settings: dict[str, Any]
-    shapes: Sequence[str] = ("",)  # of samples: the first that is taken counts; "": given data
-    away: bool = False  # some clients are absent, by PRESENT
+    shapes: Sequence[str] = ("",)  # kinds of samples: the first that is not refused counts
+    away: bool = False  # some clients are absent in some rounds, as PRESENT says
 
     def __str__(self) -> str:
         return f"{short(self.code)}, {self.name}"
@@ -125,12 +129,11 @@ class Check:
 
 def kinds_of(code: str) -> list[str]:
     """Return what a name, a file or MODULE:OBJECT is: "method", "model", "dataset", or several."""
-    known = [kind for kind in KINDS if code in shipped(kind)]
-    if known:
-        return known
+    if kinds := [kind for kind in KINDS if code in shipped(kind)]:
+        return kinds
     source = code_in_file(code, Path(code)) if is_path(code) else code_in_module(code, code)
     found: Any = execute(code, source)[1]
-    kinds = [kind for kind, needed in FUNCTIONS.items() if any(hasattr(found, n) for n in needed)]
+    kinds = [kind for kind, names in FUNCTIONS.items() if any(hasattr(found, n) for n in names)]
     return kinds or ["model"] * callable(found)
 
 
@@ -168,8 +171,8 @@ def of_dataset(code: str, settings: dict[str, Any]) -> list[Check]:
 def made_of(kind: str, code: str, settings: dict[str, Any]) -> list[Check]:
     """Return the checks of one kind of code; `settings` replace those of the checks."""
     admit(kind, code)
-    of_kind = {"method": of_method, "model": of_model, "dataset": of_dataset}[kind]
-    return of_kind(code, plain(settings))
+    make = {"method": of_method, "model": of_model, "dataset": of_dataset}[kind]
+    return make(code, plain(settings))
 
 
 def checks(*codes: str, **settings: Any) -> list[Check]:
@@ -210,13 +213,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if {"-h", "--help"} & {*arguments} else 2
     start, failed = time.monotonic(), 0
     settings = given(arguments[len(codes) :], parser())
-    found = checks(*codes, **{name: v for name, v in settings.items() if name in SCHEMA})
-    for check in found:
+    all_checks = checks(*codes, **{name: v for name, v in settings.items() if name in SCHEMA})
+    for check in all_checks:
         complaint = check.complaint()
         failed += bool(complaint)
         print(f"FAIL {complaint}" if complaint else f"ok   {check}", flush=True)
     seconds = time.monotonic() - start
-    print(f"{len(found) - failed} of {len(found)} checks passed in {seconds:.0f} s")
+    count = len(all_checks)
+    print(f"{count - failed} of {count} checks passed in {seconds:.0f} s")
     return int(failed > 0)
 
 

@@ -1,4 +1,8 @@
-"""A user's own samples as a data set: their kind, a test part, and their normalisation."""
+"""The user's own samples as a data set: `arrays_of` finds their kind, a test part and the scaling.
+
+`dpfl_mpi.run(data=(x, y))` and the data sets for the user's own files call it. `where` begins each
+error, and names what is wrong. M samples, H x W pixels, C channels, F numbers, L tokens.
+"""
 
 from dataclasses import replace
 
@@ -8,8 +12,8 @@ from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.errors import UserError
 
 MOST_CLASSES = 65536
-ROUNDED = 1e-4  # standard deviations by which rounding to float32 may move a number, at most
-Column = np.ndarray | None  # [M]
+ROUNDED = 1e-4  # most standard deviations by which rounding to float32 may move a number
+Column = np.ndarray | None  # one value per sample [M]
 
 
 def arrays_of(
@@ -58,27 +62,35 @@ def arrays_of(
     if client is None:
         return out
     train_clients, test_clients = (owners[part] for part in parts)
-    owned = {"train_clients": train_clients, "test_clients": test_clients, "client_names": clients}
     groups = () if group is None else groups_of(where, group, owners, clients)
-    return replace(out, **owned, client_groups=groups)
+    return replace(
+        out,
+        train_clients=train_clients,
+        test_clients=test_clients,
+        client_names=clients,
+        client_groups=groups,
+    )
 
 
 def fixed_fifth(labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Return a fifth of each owner's samples, bool `[M]`; a class of it alone stays in training."""
+    """Return the test part: a fifth of each owner's samples, bool `[M]`.
+
+    A class that would have test samples alone stays in training.
+    """
     out = choose_a_fifth(np.unique(owners, return_inverse=True)[1])
     return out & np.isin(labels, labels[~out])
 
 
 def samples_of(where: str, x: np.ndarray) -> np.ndarray:
-    """Return samples as a data set has them.
+    """Return samples: images uint8 or float32 `[M, H, W, C]`, vectors float32, or tokens int32.
 
-    These are images uint8 or float32 `[M, H, W, C]`, vectors float32 `[M, F]`, tokens int32
-    `[M, L]`. Bytes `[M, W]` are images of one row.
+    Bytes `[M, W]` are images of one row.
     """
     where = f"{where}: x"
     if x.ndim not in (2, 3, 4) or x.size == 0:
         allowed = "allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty"
         raise UserError(f"{where} is {x.shape}; {allowed}")
+    # the shape if they are images
     image = {2: (len(x), 1, x.shape[1], 1), 3: (*x.shape, 1), 4: x.shape}[x.ndim]
     _, h, w, c = image
     if c > 4 and (h == 3 or (h == 1 and w == c)):  # [M, 1, W, C] is a series of W moments
@@ -99,18 +111,21 @@ def samples_of(where: str, x: np.ndarray) -> np.ndarray:
 
 
 def as_float32(where: str, x: np.ndarray) -> np.ndarray:
-    """Return floats `[..., C]` as float32; `UserError` if that loses a column's differences."""
+    """Return floats `[..., C]` as float32; `UserError` if rounding would change a column's values.
+
+    A column is a channel or a number of the samples.
+    """
     with np.errstate(over="ignore"):
         out = x.astype(np.float32)
     if not np.isfinite(out).all():
-        odd = "a missing, infinite or too large number"
-        raise UserError(f"{where} holds {odd}; allowed are finite numbers of float32")
+        found = "a missing, infinite or too large number"
+        raise UserError(f"{where} holds {found}; allowed are finite numbers of float32")
     if x.dtype.itemsize > out.itemsize:
         columns = x.reshape(-1, x.shape[-1])
-        moved = np.abs(columns - out.reshape(columns.shape)).max(0)
-        lost = (moved > ROUNDED * columns.std(0)) & (np.ptp(columns, axis=0) > 0)
-        if lost.any():
-            column = f"column (or channel) {lost.argmax()}"
+        error = np.abs(columns - out.reshape(columns.shape)).max(0)
+        too_large = (error > ROUNDED * columns.std(0)) & (np.ptp(columns, axis=0) > 0)
+        if too_large.any():
+            column = f"column (or channel) {too_large.argmax()}"
             mend = "too far from 0 for the 7 digits of float32; standardise it first"
             raise UserError(f"{where} has numbers in {column} {mend}")
     return out
@@ -119,18 +134,18 @@ def as_float32(where: str, x: np.ndarray) -> np.ndarray:
 def numbered(
     where: str, name: str, values: np.ndarray, length: int
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return each value's number among those that occur, int64 `[M]`, and all their names.
+    """Return `values` `[M]` as numbers 0, 1, ..., int64 `[M]`, and the name of each number.
 
-    Numbers are sorted by size, texts by alphabet.
+    Values that are numbers are in the order of their size, texts in that of the alphabet.
     """
     values = aligned(where, name, values, length)
     if values.dtype.kind == "f":
         finite = np.isfinite(values).all()
         whole = finite and (values == np.rint(values)).all()
         if not finite or (name == "y" and not whole):
-            odd = "fractions" if finite else "a missing or infinite value"
+            found = "fractions" if finite else "a missing or infinite value"
             allowed = "whole numbers" if name == "y" else "numbers"
-            raise UserError(f"{where}: {name} holds {odd}; allowed are {allowed} or names")
+            raise UserError(f"{where}: {name} holds {found}; allowed are {allowed} or names")
         if whole and (np.abs(values) < 2**63).all():  # larger ones would become one number
             values = values.astype(np.int64)
     names, numbers = np.unique(values, return_inverse=True)
@@ -142,10 +157,12 @@ def groups_of(
 ) -> tuple[str, ...]:
     """Return each client's group; `UserError` if its samples have several."""
     numbers, names = numbered(where, "group", group, len(owners))
-    _, first = np.unique(owners, return_index=True)
-    for i in np.flatnonzero(numbers != numbers[first][owners])[:1]:
-        several = " and ".join(names[numbers[row]] for row in (first[owners[i]], i))
-        raise UserError(f"{where}: group of the client {clients[owners[i]]} is {several}; give one")
+    _, first = np.unique(owners, return_index=True)  # the first sample of each client
+    if len(unlike := np.flatnonzero(numbers != numbers[first][owners])):
+        sample = unlike[0]
+        several = " and ".join(names[numbers[row]] for row in (first[owners[sample]], sample))
+        client = clients[owners[sample]]
+        raise UserError(f"{where}: group of the client {client} is {several}; give one")
     return tuple(names[number] for number in numbers[first])
 
 
@@ -164,9 +181,9 @@ def aligned(where: str, name: str, values: np.ndarray, length: int) -> np.ndarra
 
 def flags(where: str, test: np.ndarray, length: int) -> np.ndarray:
     test = aligned(where, "test", test, length)
-    odd = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
-    if len(odd):
-        raise UserError(f"{where}: test holds {text(odd[0])}; allowed are true, false, 1, 0")
+    wrong = test if test.dtype.kind in "US" else test[~np.isin(test, (0, 1))]
+    if len(wrong):
+        raise UserError(f"{where}: test holds {text(wrong[0])}; allowed are true, false, 1, 0")
     return test.astype(bool)
 
 
@@ -182,15 +199,15 @@ def choose_a_fifth(groups: np.ndarray) -> np.ndarray:
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel or number; of tokens none.
+    """Return the mean and standard deviation of each channel or number; () for tokens.
 
-    Those of uint8 are of pixels scaled to 0..1. The deviation of a constant is 1.
+    Pixels of uint8 are scaled to 0..1 before. The deviation of a constant is 1.
     """
     if x.dtype == np.int32:
         return (), ()
     columns = x.reshape(-1, x.shape[-1])
     if x.dtype == np.uint8:
-        # by counts, which is exact and copies no image to floats
+        # from the counts of each value: exact, and no image is copied to floats
         counts = [np.bincount(column, minlength=256) for column in columns.T]
         values = np.arange(256) / 255
         mean = np.array([n @ values / n.sum() for n in counts])

@@ -1,4 +1,8 @@
-"""Read what a publisher ships, a folder or an archive; nothing is unpacked to disk."""
+"""Reads what a publisher ships, a folder or an archive; nothing is unpacked to disk.
+
+The `read` of a data set loops over `entries(source)`: each entry is the path of a file inside the
+source, and a function that returns its bytes. `source` is the path that the user named.
+"""
 
 import functools
 import lzma
@@ -15,8 +19,8 @@ from typing import Any, BinaryIO
 from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.storage.foreign import UNREADABLE, open_regular, read_bytes, refused_as
 
+# errors of a damaged archive
 BROKEN = (*UNREADABLE, tarfile.TarError, zipfile.BadZipFile, zipfile.LargeZipFile, lzma.LZMAError)
-
 Entry = tuple[PurePosixPath, Callable[[], bytes]]  # path inside the source, and what reads it
 Member = tuple[str, Callable[[], bytes]]  # name in an archive, and what reads it
 
@@ -25,14 +29,14 @@ def entries(source: Path, inside: bytes | None = None) -> Iterator[Entry]:
     """Yield every regular file of a folder, tar (gz, bz2, xz) or zip archive.
 
     A tar's file must be read before the next one is asked for. A `UserError` names what is wrong.
-    Of an archive that lies in another one `inside` has the bytes, and `source` is its name.
+    An archive that lies in another one is given as its bytes `inside`, and `source` is its name.
     """
     if source.is_dir():
         for path in files_in(source):
             name = path.relative_to(source).as_posix()
             yield PurePosixPath(name), functools.partial(read_bytes, path)
         return
-    with whole(source), open_regular(source) if inside is None else BytesIO(inside) as file:
+    with refuse_broken(source), open_regular(source) if inside is None else BytesIO(inside) as file:
         members = in_zip if zipfile.is_zipfile(file) else in_tar
         file.seek(0)
         for name, read in members(source, file):
@@ -42,16 +46,19 @@ def entries(source: Path, inside: bytes | None = None) -> Iterator[Entry]:
 def files_in(
     source: Path, folder: Path | None = None, above: tuple[Path, ...] = ()
 ) -> Iterator[Path]:
-    """Yield the files of a folder in the order of their paths; links to folders are followed."""
+    """Yield the files of a folder in the order of their paths; links to folders are followed.
+
+    `above` are the folders around it, to which a link would lead in a circle.
+    """
     folder = folder or source
     if not os.access(folder, os.R_OK | os.X_OK):
         raise UserError(f"{source} holds {folder.name}, a folder that may not be read; allow it")
-    here = folder.resolve()
-    if any(here == path or here in path.parents for path in above):
+    resolved = folder.resolve()
+    if any(resolved == path or resolved in path.parents for path in above):
         raise UserError(f"{source} holds {folder.name}, a link to a folder above it; remove it")
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            yield from files_in(source, path, (*above, here))
+            yield from files_in(source, path, (*above, resolved))
         elif path.is_file():
             yield path
         elif path.is_symlink():
@@ -59,12 +66,12 @@ def files_in(
 
 
 def unpacked(source: Path, read: Callable[[], bytes]) -> bytes:
-    with whole(source):
+    with refuse_broken(source):
         return read()
 
 
-def whole(source: Path) -> AbstractContextManager[None]:
-    """Raise `UserError` if an archive that is read inside ends too early, or is none."""
+def refuse_broken(source: Path) -> AbstractContextManager[None]:
+    """Raise `UserError` if an archive that is read inside the block is cut off, or is none."""
     again = "download or make it again"
     return refused_as(f"{source} is truncated or not a tar or zip archive; {again}", BROKEN)
 
@@ -79,7 +86,8 @@ def in_tar(source: Path, file: BinaryIO) -> Iterator[Member]:
                 raise UserError(f"{source} holds {link}; {mend}")
             if opened := archive.extractfile(member):
                 yield member.name, opened.read
-            archive.members = []  # type: ignore[attr-defined]  # or a million headers stay in memory
+            # otherwise a million headers would stay in memory
+            archive.members = []  # type: ignore[attr-defined]
         # A tar that was cut between two files looks whole to `tarfile`. Its end is an empty block.
         end: Any = archive.fileobj
         end.seek(archive.offset)
@@ -97,12 +105,12 @@ def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:
 
 
 def is_hidden(path: PurePosixPath) -> bool:
-    """Return whether a file is none of the publisher's, such as .DS_Store or ._image.png."""
+    """Return whether a file was left by an operating system, such as .DS_Store or ._image.png."""
     return any(part.startswith((".", "__MACOSX")) for part in path.parts if part != ".")
 
 
 def warn_of_unread(source: Path, unread: Counter[str], read_are: str) -> None:
-    """Warn of the files that are left out, by folder."""
+    """Warn of files that are left out; `unread` has how many, by folder."""
     folders = [f"{folder} ({count})" for folder, count in sorted(unread.items())]
     if folders:
         left_out = f"files of {first_five(folders)} are not read"

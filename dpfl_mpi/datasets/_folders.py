@@ -1,4 +1,8 @@
-"""Which part, client and class a file belongs to, by the folders that it lies in."""
+"""Which split, client and class a file belongs to, by the folders that it lies in.
+
+`layout` finds out for all files of a source, of which only the paths are looked at. A split is
+train, test or val. A source has folders SPLIT/CLASS, CLIENT/CLASS or CLASS alone.
+"""
 
 import re
 from collections import Counter
@@ -12,26 +16,29 @@ from dpfl_mpi.datasets._archives import check_one, first_five, warn_of_unread
 from dpfl_mpi.errors import UserError
 
 SPLIT = re.compile(r"(?:.*[-_])?(train|test|val|valid|validation)", re.IGNORECASE)
-LISTS = "_annotations.txt"  # ends the name of a list of Tiny-ImageNet's: file, class, box
+LISTS = "_annotations.txt"  # ends the names of Tiny-ImageNet's lists, of a file and its class
 LAYOUTS = "{train,test}/CLASS/* or CLIENT/CLASS/*"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Files in the order of client, class and name, and what they are, `[M]` each."""
+    """M files in the order of client, class and name, and what they are."""
 
     files: list[PurePosixPath]
-    label: np.ndarray
-    test: np.ndarray | None  # bool; None: no folder says so
-    folder: np.ndarray | None  # names; None: there is one folder of classes
+    label: np.ndarray  # names of classes [M]
+    test: np.ndarray | None  # whether it is of the test part, bool [M]; None: no folder says so
+    folder: np.ndarray | None  # names of the folders CLIENT [M]; None: there are none
 
     def dealt(self, clients: int) -> dict[str, np.ndarray]:
-        """Return `client`, and `group` where the samples of a folder are dealt to several."""
+        """Return the client of each file, `[M]`, if each folder's files are dealt to so many.
+
+        With several clients per folder, the folder is their group. Both have the names of the
+        arguments of `arrays_of`.
+        """
         if self.folder is None:
             if clients > 1:
-                raise UserError(
-                    f"--clients_per_folder is {clients}; allowed is 1 without folders CLIENT/CLASS"
-                )
+                allowed = "allowed is 1 without folders CLIENT/CLASS"
+                raise UserError(f"--clients_per_folder is {clients}; {allowed}")
             return {}
         if clients == 1:
             return {"client": self.folder}
@@ -52,48 +59,54 @@ def layout(
     what: str = "image",
     needed: Sequence[str] = (),
 ) -> Layout:
-    """Return where files lie: SPLIT/CLASS/FILE, CLIENT/CLASS/FILE or CLASS/FILE.
+    """Return what files are, by where they lie: SPLIT/CLASS/FILE, CLIENT/CLASS/FILE or CLASS/FILE.
 
     Between a class and its files may be a folder `images`. Files `listed` with their class lie in
-    SPLIT/images/. The split val is the test part where none is called test. `needed` are splits
-    that must be there; all of them but test are for training. A warning counts what is left out,
-    also `others` that lie in folders of classes.
+    SPLIT/images/. The split val is the test part if no split is called test. `needed` are splits
+    that must be there; all of them but test are for training. A warning counts the files that are
+    left out, and those of `others` that lie in folders of classes. `what` is a file, in words.
     """
-    places = {}  # split or client, class, and the folder of all
+    # of each file: the folder SPLIT or CLIENT or "", the class, and the folder around them
+    places = {}
     for path in files:
-        above = list(path.parts[:-1])
-        if above[-1:] == ["images"] and len(above) > 1:
-            above.pop()
-            if split_of(above[-1]):
+        folders = list(path.parts[:-1])
+        if folders[-1:] == ["images"] and len(folders) > 1:
+            folders.pop()
+            if split_of(folders[-1]):
                 if path not in listed:
                     continue
-                above.append(listed[path])
-        if above:
-            root = PurePosixPath(*above[:-2])
-            places[path] = (above[-2] if len(above) > 1 else "", above[-1], root)
+                folders.append(listed[path])
+        if folders:
+            root = PurePosixPath(*folders[:-2])
+            places[path] = (folders[-2] if len(folders) > 1 else "", folders[-1], root)
+
+    # the splits, if there are any, and which one is the test part
     splits = {path: split_of(place[0]) for path, place in places.items()}
-    known, part = {*splits.values()} - {""}, "test" if "test" in splits.values() else "val"
-    if known:
-        kept = {"train", part, *map(split_of, needed)}
-        places = {path: place for path, place in places.items() if splits[path] in kept}
+    has_splits = any(splits.values())
+    test_split = "test" if "test" in splits.values() else "val"
+    if has_splits:
+        used = {"train", test_split, *map(split_of, needed)}
+        places = {path: place for path, place in places.items() if splits[path] in used}
     order = sorted(places, key=lambda path: (*places[path][:2], path.name))
     label = np.array([places[path][1] for path in order], str)
     folder = np.array([places[path][0] for path in order], str)
-    test = np.array([splits[path] == part for path in order], bool)
-    if known or needed:
-        names = tuple(sorted({*label[~test]}))
-        whole = [("train", ~test), (part, test)]
-        for name, own in [(name, folder == name) for name in needed] or whole:
-            check_classes(source, name, {*label[own]}, names, what)
+    test = np.array([splits[path] == test_split for path in order], bool)
+
+    # every split must have every class of the training part, and there may be one data set alone
+    if has_splits or needed:
+        classes = tuple(sorted({*label[~test]}))
+        in_splits = [(split, folder == split) for split in needed]
+        for split, in_split in in_splits or [("train", ~test), (test_split, test)]:
+            check_classes(source, split, {*label[in_split]}, classes, what)
     elif not order:
         raise UserError(f"{source} holds no {what}; expected {LAYOUTS}")
     check_one(source, {places[path][2] for path in order})
     parents = {path.parent for path in order}
-    left = [path for path in files if path not in places]
-    left += [path for path in others if path.parent in parents]
-    unread = Counter(str(path.parent) for path in left)
+    left_out = [path for path in files if path not in places]
+    left_out += [path for path in others if path.parent in parents]
+    unread = Counter(str(path.parent) for path in left_out)
     warn_of_unread(source, unread, f"{what}s in {LAYOUTS}")
-    if known:
+    if has_splits:
         return Layout(order, label, test, None)
     return Layout(order, label, None, folder if len({*folder}) > 1 else None)
 
@@ -114,13 +127,16 @@ def check_classes(
 
 
 def split_of(name: str) -> str:
-    """Return train, test or val for the name of such a folder, as 20news-bydate-test, else ""."""
+    """Return the split that a folder is named after, as "20news-bydate-test" is; "" for none."""
     found = SPLIT.fullmatch(name)
     part = found[1].lower() if found else ""
     return "val" if part.startswith("val") else part
 
 
 def class_list(data: bytes, path: PurePosixPath) -> dict[PurePosixPath, str]:
-    """Return the class of each file that a list of Tiny-ImageNet's names, beside it in `images`."""
+    """Return the class of each file that a list of Tiny-ImageNet names.
+
+    The files lie in `images` beside the list, whose path and content are given.
+    """
     rows = (line.split("\t") for line in data.decode("utf-8", "replace").splitlines())
     return {path.parent / "images" / row[0]: row[1] for row in rows if len(row) > 1}

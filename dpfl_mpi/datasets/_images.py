@@ -1,4 +1,7 @@
-"""Read images by split and class, as uint8 of one size."""
+"""Reads images of a folder or archive, as uint8 of one size, with their split, client and class.
+
+`placed` is for the user's own images, `published` for the data sets of 32x32 that this package has.
+"""
 
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -12,13 +15,14 @@ from dpfl_mpi.datasets._folders import LISTS, Layout, check_classes, class_list,
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import UNREADABLE, memory, refused_as
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of others Pillow starts programs
+# image formats that Pillow reads itself: for some others it starts programs
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),
     *(".ppm", ".pgm", ".pbm", ".pnm"),
 }
 PIXELS = 2**26  # most of one image
-MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")  # of Pillow: 8 bits, or exactly so
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")  # Pillow's modes of at most 8 bits per channel
 Numbers = tuple[float, ...]
 
 
@@ -27,8 +31,8 @@ def placed(
 ) -> tuple[np.ndarray, Layout]:
     """Return the images of a folder or archive, `[M, H, W, C]`, and what they are.
 
-    They are in colour if `shape`, or else any image, has colour. A folder and its archive are the
-    same data. `shape` and `side` are those of `decoded`, `needed` that of `layout`.
+    They are in colour if `shape`, or else any image, has colour. `shape` and `side` are those of
+    `decoded`; `needed` are the splits that must be there.
     """
     listed: dict[PurePosixPath, str] = {}
     others = []
@@ -53,9 +57,9 @@ def placed(
 def published(
     source: Path, classes: tuple[str, ...], mean: Numbers, std: Numbers, *needed: str
 ) -> Arrays:
-    """Return the images of a data set of 32x32 in colour, whose splits are `needed`.
+    """Return a published data set of 32x32 images in colour, of whose splits all are `needed`.
 
-    Without `classes` they are those of the training part, in alphabetical order.
+    Without `classes` its classes are those of the training part, in alphabetical order.
     """
     x, found = placed(source, (32, 32, 3), needed=needed)
     names, y = np.unique(found.label, return_inverse=True)
@@ -73,9 +77,10 @@ def decoded(
     shape: tuple[int, ...] | None = None,
     side: int = 0,
 ) -> dict[PurePosixPath, np.ndarray]:
-    """Return the images of a folder or archive for which `is_read(path, what reads it)`.
+    """Return the images of a folder or archive by their paths.
 
-    They are of one size: `shape`, that of the first one, or scaled to `side` x `side`.
+    `is_read(path, read)` says whether a file is one of them; `read()` returns its bytes. All have
+    the size of `shape`, or that of the first image, or are scaled to `side` x `side`.
     """
     from tqdm import tqdm
 
@@ -104,17 +109,17 @@ def decoded(
 
 
 def stacked(pixels: Sequence[np.ndarray], channels: int) -> np.ndarray:
-    """Return images `[M, H, W, channels]`; a grey one is repeated where others have colour."""
+    """Return images `[M, H, W, channels]`; a grey one gets equal channels if there are three."""
     out = np.empty((len(pixels), *pixels[0].shape[:2], channels), np.uint8)
-    for image, one in zip(out, pixels, strict=True):
-        image[:] = one
+    for image, values in zip(out, pixels, strict=True):
+        image[:] = values
     return out
 
 
 def decode(data: bytes, where: str, colour: bool | None, side: int = 0) -> np.ndarray:
-    """Return an image's pixels, uint8 `[H, W, C]`; without `colour`, grey if the image is grey.
+    """Return an image's pixels, uint8 `[H, W, C]`, with `colour` or grey; None: as the image is.
 
-    With a `side` it is scaled to a square.
+    With a `side` it is scaled to a square. `where` begins the sentence of an error.
     """
     from PIL import Image
 

@@ -56,16 +56,16 @@ def read(source: Path, classes: str = "all") -> Arrays:
     writers: list[Samples] = []
     unread = Counter[str]()
     with tqdm(desc=f"reading {source.name}", unit="writer", disable=None) as bar:
-        for path, get in entries(source):
+        for path, read_bytes in entries(source):
             part = path.parent.name
-            is_json, split = path.suffix == ".json", part in ("train", "test")
+            is_json, in_split = path.suffix == ".json", part in ("train", "test")
             if is_hidden(path):
                 continue
-            if is_json and split:
-                found = read_shard(f"{source}: {path}", part == "test", get())
-                writers += found
-                bar.update(len(found))
-            elif part not in BESIDE and (is_json or split):
+            if is_json and in_split:
+                of_shard = read_shard(f"{source}: {path}", part == "test", read_bytes())
+                writers += of_shard
+                bar.update(len(of_shard))
+            elif part not in BESIDE and (is_json or in_split):
                 unread[str(path.parent)] += 1
     warn_of_unread(source, unread, "train/*.json, test/*.json")
     for part in ("train", "test"):
@@ -75,18 +75,19 @@ def read(source: Path, classes: str = "all") -> Arrays:
 
 
 def read_shard(where: str, test: bool, text: bytes) -> list[Samples]:
+    """Return the writers of a shard, one of LEAF's JSON files; `where` begins an error."""
     out = []
     fields = "users, num_samples and user_data"
     with refused_as(f"{where} is truncated, or no LEAF shard whose {fields} fit together"):
         data = json.loads(text)
-        left = data["user_data"]
+        unread = data["user_data"]
         for user, count in zip(data["users"], data["num_samples"], strict=True):
             writer = f"{where}, writer {user}"
-            images, labels = read_writer(writer, left.pop(user))  # floats take gigabytes
+            images, labels = read_writer(writer, unread.pop(user))  # frees the floats
             if len(labels) != count:
                 raise UserError(f"{writer} has {len(labels)} images, num_samples says {count}")
             out.append((user, test, images, labels))
-        if left:
+        if unread:
             raise ValueError
     return out
 
@@ -106,9 +107,10 @@ def read_writer(where: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def collect(source: Path, writers: list[Samples], classes: str) -> Arrays:
-    """Return the writers' samples, without second copies and other classes."""
+    """Return the writers' samples as a data set, without second copies and other classes."""
     chosen = CHOICES[classes]
     writers = sorted(writers, key=lambda writer: writer[:2])
+    # all images, and of each its writer's number and whether it is of the test part
     users, tests, image_lists, label_lists = zip(*writers, strict=True)
     number = {user: k for k, user in enumerate(dict.fromkeys(users))}
     sizes = list(map(len, label_lists))
@@ -119,13 +121,14 @@ def collect(source: Path, writers: list[Samples], classes: str) -> Arrays:
     copies = second_copies(owner, images, labels)
     dropped = f"{(keep & copies).sum()} second copies left out"
     keep &= ~copies
-    known = np.bincount(owner[keep], minlength=len(number)) > 0
-    owner = (np.cumsum(known) - 1)[owner]
+    # writers without an image are left out, and the others numbered anew
+    has_images = np.bincount(owner[keep], minlength=len(number)) > 0
+    owner = (np.cumsum(has_images) - 1)[owner]
     train, test = keep & ~test, keep & test
     if not (train.any() and test.any()):
         raise UserError(f"{source}: train or test holds no image of the classes {classes}")
     labels -= chosen[0]
-    names = tuple(user for user, k in number.items() if known[k])
+    names = tuple(user for user, k in number.items() if has_images[k])
     writers_of = f"{len(names)} of {len(number)} writers"
     return Arrays(
         images[train],

@@ -1,7 +1,8 @@
 """Your own texts: `{train,test}/CLASS/*`, `CLIENT/CLASS/*`, or `{train,test}.csv`.
 
-A line of a CSV file is a class and a text, in one or several columns, as of AG News. The number of
-a word is its rank by frequency in the training part. 0 fills up short texts, 1 is any other word.
+A line of a CSV file is a class and a text, in one or several columns, as in AG News. A text becomes
+the numbers of its first words. The number of a word is its rank by frequency in the training part,
+from 2 on; 0 fills up short texts, and 1 is any word outside the vocabulary.
 """
 
 import csv
@@ -41,12 +42,13 @@ class Options:
 def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1) -> Arrays:
     """Return the first words of each text, as numbers in the vocabulary of the training part."""
     files, total = {}, 0
-    for path, get in entries(source):
+    for path, read_bytes in entries(source):
         if not is_hidden(path):
-            files[path] = get()
+            files[path] = read_bytes()
             total += len(files[path])
             if 4 * total > memory():
                 raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
+    # the texts, their classes, and which are the test part, from CSV files or from folders
     columns: dict[str, np.ndarray] = {}
     if tables := {p: data for p, data in files.items() if p.name in ("train.csv", "test.csv")}:
         check_one(source, (path.parent for path in tables))
@@ -59,15 +61,17 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
         texts, y, test = [text_of(files.pop(p)) for p in found.files], found.label, found.test
     if test is None:
         test = fixed_fifth(y, columns.get("client", y))
-    split = [words(text)[:length] for text in texts]
-    counts = Counter(
-        word for part, in_test in zip(split, test, strict=True) if not in_test for word in part
-    )
+    # the vocabulary: the most frequent words of the training part
+    words_of_texts = [words(text)[:length] for text in texts]
+    counts = Counter[str]()
+    for of_text, in_test in zip(words_of_texts, test, strict=True):
+        if not in_test:
+            counts.update(of_text)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]
     number = {word: FIRST + i for i, word in enumerate(ranked)}
-    x = np.zeros((len(split), max(map(len, split), default=0)), np.int32)
-    for row, part in zip(x, split, strict=True):
-        row[: len(part)] = [number.get(word, 1) for word in part]
+    x = np.zeros((len(texts), max(map(len, words_of_texts), default=0)), np.int32)
+    for row, of_text in zip(x, words_of_texts, strict=True):
+        row[: len(of_text)] = [number.get(word, 1) for word in of_text]
     note = f"{len(ranked)} of {len(counts)} words of the training part, {x.shape[1]} per text"
     return arrays_of(x, y, test=test, where=str(source), note=note, **columns)
 
@@ -75,16 +79,17 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
 def of_tables(
     source: Path, tables: dict[PurePosixPath, bytes]
 ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Return the texts, their classes and which are the test part (None with one table)."""
+    """Return the texts, their classes and which are the test part, None if there is one table."""
     texts: list[str] = []
     y: list[str] = []
-    sizes, heads = [], None
+    sizes, heads = [], None  # lines of each table, and the names of its columns
     for path in sorted(tables, key=lambda path: path.name, reverse=True):  # train first
         with refused_as(f"{source}: {path} is no table of a class and a text", (csv.Error,)):
             rows = [row for row in csv.reader(io.StringIO(text_of(tables[path]))) if row]
+        # the first line has names of columns if its first word is no class of other lines
         if heads is None and rows and not rows[0][0].isdigit():
             heads = rows[0] if rows[0][0] not in {row[0] for row in rows[1:]} else []
-        if rows and rows[0] == heads:  # names of columns
+        if rows and rows[0] == heads:
             del rows[0]
         if not rows or min(map(len, rows)) < 2:
             needs = 'lines of a class and a text: "3","Title","Text"'
@@ -97,7 +102,7 @@ def of_tables(
 
 
 def named(y: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Return the classes 1, 2, ... by `names`, where these are as many."""
+    """Return the classes by name if they are the numbers 1, 2, ... of these `names`, else as is."""
     names = [name.strip() for name in names if name.strip()]
     if {*y} != {str(1 + i) for i in range(len(names))}:
         return y

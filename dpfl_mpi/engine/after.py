@@ -1,7 +1,9 @@
-"""What follows the rounds: --finetune_epochs and --newcomers.
+"""What follows the rounds: fine-tuning (--finetune_epochs), and newcomers (--newcomers).
 
-Tuning starts from the file of the base Run (the same Run without tuning) if that holds the models;
-otherwise the rounds are computed first.
+The loop in `engine.train` calls these functions on every rank. The base of a fine-tuned Run is the
+same Run without fine-tuning. If its result holds the models, fine-tuning starts from these;
+otherwise the rounds are computed first. A row is the weights of a model. Axes: N clients in all, K
+on this rank, W row width.
 """
 
 from collections.abc import Iterator
@@ -19,25 +21,25 @@ from dpfl_mpi.methods import Method, Newcomer, State
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 
-# records of the base Run's rounds, which are this Run's records, too
+# arrays of the base's result that are this Run's, too: the records of its rounds
 COPIED = ("round/", "mixed/", "graph/", "traffic/", "seconds/", "network/")
-# datasets of the clients' state that tuning starts from, by their names in `Parts.state`
+# arrays of the base's result that fine-tuning starts from, by the names that `Parts.adopt` takes
 CLIENTS = BEST | {"best_confusion": "best/confusion"}
-BLOCK = 2**26  # bytes of the base's models that a rank holds beside those of its own clients
-# local epochs in all after which a newcomer is scored; under a method with a graph it then chooses
-# its collaborators, as in lines 1 to 4 of Algorithm 1
+BLOCK = 2**26  # bytes of the base's models that are sent to all ranks at once
+# local epochs after which a newcomer is scored; under a method with a graph it first chooses its
+# collaborators, as in lines 1 to 4 of Algorithm 1
 EPOCHS = (0, 1, 5)
 SCORES = ("val_acc", "test_acc")
 
 
 def from_base(path: Path, key: dict[str, Any], job: Job, parts: Parts, record: Record) -> bool:
-    """Take models and records from the base Run's file; return whether it could. Collective."""
+    """Take models and records from the base's result; return whether that was possible."""
     size = parts.backend.ensemble.size
     rows = max(1, BLOCK // (4 * size))
     blocks = [slice(first, first + rows) for first in range(0, parts.n, rows)]
 
     def models(block: slice) -> dict[str, np.ndarray]:
-        with Result(path) as result:  # another file of this Run has the same models
+        with Result(path) as result:  # opened again: if it was replaced, it has the same models
             return {"rows": result.rows("model/best", block)}
 
     base = parts.world.share(lambda: copy_base(path, key, blocks, job, parts, record))
@@ -58,15 +60,17 @@ def from_base(path: Path, key: dict[str, Any], job: Job, parts: Parts, record: R
 def copy_base(
     path: Path, key: dict[str, Any], blocks: list[slice], job: Job, parts: Parts, record: Record
 ) -> dict[str, np.ndarray]:
-    """Copy the base's records and return its clients, or warn why not and return {}. On root."""
+    """Copy the base's records and return its clients' arrays; {}, with a warning, if it cannot.
+
+    On rank 0 alone.
+    """
     problem = ""
     try:
         with Result(path) as base:
-            data = ("data_sha256", "partition_sha256")
-            known = parts.provenance
+            hashes = ("data_sha256", "partition_sha256")
             if base.key != key:
                 problem = "is of another Run"
-            elif not base.finished or any(base.fact(n) != known[n] for n in data):
+            elif not base.finished or any(base.fact(n) != parts.provenance[n] for n in hashes):
                 problem = "is not finished, or of other data or another partition"
             elif "model/best" not in base:
                 problem = "holds no models (--save_models)"
@@ -77,7 +81,7 @@ def copy_base(
                 names = [*CLIENTS.values(), "client/diverged_round"]
                 names += ["client/stopped_round"] if parts.run.patience else []
                 clients = {name: base[name] for name in names}
-                for block in blocks:
+                for block in blocks:  # now, so that a damaged file is found before all ranks read
                     base.rows("model/best", block)
     except UserError:
         problem = "cannot be read" if path.exists() else "is not there"
@@ -91,18 +95,18 @@ def copy_base(
 
 
 def best_rows(parts: Parts) -> torch.Tensor:
-    """Return the best rows `[K, W]`. A client that was never scored gets the initial row."""
+    """Return each client's best model so far `[K, W]`; the initial one if it was never scored."""
     best = parts.scoring.best
     return torch.where(best.any(1, keepdim=True), best, parts.fed.initial_row())
 
 
 def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
-    """Train all clients on from their best rows; yield the round after each epoch. Collective."""
+    """Train all clients on from their best models; yield the round's number after each epoch."""
     members, scoring, training = parts.members, parts.scoring, parts.training
     start = best_rows(parts)
     members.begin_after()  # everyone takes part but newcomers
     training.momentum.clear()
-    w = start.clone()
+    w = start.clone()  # `w` are the models in training [K, W]
     gradient = method.finetune_gradient(parts.fed, start) if method.finetune_gradient else None
     # most local epochs of a client; counted here, before one may diverge and not be tuned
     trained = np.array([training.epochs.max(initial=0)], np.float64)
@@ -113,9 +117,10 @@ def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
         parts.log.begin()  # a client that diverges in this epoch keeps no score of the last
         if epoch:
             parts.fed.local_opt(w, 1, gradient, momentum="finetune")
-        # before the best is forgotten: who diverged keeps its last finite one, who left its own
+        # excluded before the best is forgotten: a client that diverged keeps its last finite model
         members.exclude_diverged(w)
-        if epoch < 2:  # the best of the rounds, then that of the start, which epoch 0 scores
+        # the best model is that of fine-tuning: neither of the rounds nor of epoch 0, its start
+        if epoch < 2:
             scoring.forget_best(members.learners)
         parts.fed.evaluate(w)
         notes.append({name: parts.log.notes[name].copy() for name in SCORES})
@@ -127,39 +132,40 @@ def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
 
 
 def add_newcomers(record: Record, parts: Parts, state: State, method: Method) -> Iterator[int]:
-    """Train and score who joins after the rounds; yield before each score. Collective."""
+    """Train and score the clients that join after the rounds; yield before they train on."""
     members, newcomers = parts.members, parts.members.limits.newcomers
     frozen = best_rows(parts)
     members.round = parts.run.rounds + parts.run.finetune_epochs + 1
     members.begin_after()
     parts.training.attack.before.clear()
+    # where newcomers start: as the method says, from the server's model, or from the initial row
     if method.newcomer:
-        how = method.newcomer(parts.fed, state)
-    elif method.topology == "server":  # from its model
+        plan = method.newcomer(parts.fed, state)
+    elif method.topology == "server":
         w_W = state["shared"].get("w")
         start = parts.fed.copies(parts.fed.mean(frozen) if w_W is None else w_W)
         make_gradient = method.finetune_gradient
-        how = Newcomer(start, make_gradient(parts.fed, start.clone()) if make_gradient else None)
+        plan = Newcomer(start, make_gradient(parts.fed, start.clone()) if make_gradient else None)
     else:
-        how = Newcomer(parts.fed.common_row())
+        plan = Newcomer(parts.fed.common_row())
     parts.meet("the end of newcomer")
     members.begin_after(newcomers)
     device = parts.backend.ensemble.device
     joins = torch.from_numpy(newcomers[parts.ids]).to(device)[:, None]
-    w, done, notes = how.start, 0, []
+    w, done, notes = plan.start, 0, []
     for epochs in EPOCHS:
         yield members.round
         parts.log.begin()
         more = epochs - done
-        parts.fed.local_opt(w, more, how.gradient, momentum="newcomer", trained=how.trained)
+        parts.fed.local_opt(w, more, plan.gradient, momentum="newcomer", trained=plan.trained)
         done = epochs
         rows = w
-        if method.topology == "graph":
+        if method.topology == "graph":  # newcomers choose among all; the others do not change
             rows = torch.where(joins, w, frozen)
             with parts.log.clock("graph"):
                 omega = parts.fed.bggc(rows)
             rows = parts.fed.average(rows, omega)
-        parts.fed.evaluate(rows, predict=how.predict)
+        parts.fed.evaluate(rows, predict=plan.predict)
         names = (*SCORES, "models_received", "evaluations")
         notes.append({name: parts.log.notes[name].copy() for name in names})
     record.series("newcomers", np.array(EPOCHS), notes)

@@ -1,6 +1,8 @@
-"""Checks of a method after each round: the form of its state, and the same numbers on any ranks.
+"""Checks of what a method returns after each round, called by `engine.train`.
 
-The second are for methods that are not shipped.
+`check_state` checks the form of its state, {"client": {...}, "shared": {...}}: what belongs to each
+client of this rank, and what is the same on all ranks. `check_own` finds, for the user's own
+methods, numbers that would depend on the number of ranks.
 """
 
 import random
@@ -16,7 +18,7 @@ from dpfl_mpi.methods import State
 from dpfl_mpi.plugins import short
 from dpfl_mpi.survival.checkpoint import numpy_of
 
-# types that HDF5, NumPy and torch have
+# the types of numbers that HDF5, NumPy and torch all have
 INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 STORABLE = (*INTEGERS, "float16", "float32", "float64")
 
@@ -24,7 +26,10 @@ STORABLE = (*INTEGERS, "float16", "float32", "float64")
 def check_state(
     name: str, state: Any, parts: Parts, before: State | None = None, budgeted: bool = True
 ) -> None:
-    """Raise `UserError` where a method's state is wrong; a server's graphs have no budget."""
+    """Raise `UserError` where a method's state is wrong.
+
+    `before` has the names that it must keep. With `budgeted`, its graphs may not exceed B_c.
+    """
     who = source_of_state(name, parts)
     check_form(who, state, before)
     for key, value in state["client"].items():
@@ -51,6 +56,7 @@ def check_state(
             where = f'state["shared"]["{key}"] after {who}'
             parts.members.check_graph(state["shared"][key], where)
             parts.members.check_budget(state["shared"][key], where)
+    # rounds 0 and 1 show whether the method scores its models
     active = parts.members.active[parts.ids]
     if parts.round <= 1 and np.isnan(parts.log.notes["val_acc"][active]).any():
         must = f"it must call fed.evaluate(w) with the rows [K, W] of round {parts.round}"
@@ -62,7 +68,7 @@ def source_of_state(name: str, parts: Parts) -> str:
 
 
 def check_form(who: str, state: Any, before: State | None) -> None:
-    """Raise `UserError` where a state is not two dicts with the keys that `before` has, or more."""
+    """Raise `UserError` unless a state is two dicts that have all names of `before`."""
     groups = isinstance(state, dict) and set(state) == {"client", "shared"}
     if not (groups and all(isinstance(values, dict) for values in state.values())):
         got = type(state).__name__
@@ -81,7 +87,7 @@ def check_form(who: str, state: Any, before: State | None) -> None:
 
 
 def storable(value: Any) -> bool:
-    """Return whether this is a dense tensor or array of numbers that a checkpoint can hold."""
+    """Return whether a value is a dense tensor or array of numbers, which a checkpoint can hold."""
     dense = str(getattr(value, "layout", "torch.strided")) == "torch.strided"
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     return dense and dtype in STORABLE and hasattr(value, "shape")
@@ -94,7 +100,7 @@ def kind(value: Any) -> str:
 
 
 def global_generators() -> tuple[Any, ...]:
-    """Return the states of the global generators: `torch`, `numpy.random` and `random`."""
+    """Return the states of the random generators of `torch`, `numpy.random` and `random`."""
     _, keys, position, *rest = np.random.get_state()  # noqa: NPY002  # read, not drawn from
     of_torch = torch.get_rng_state().numpy().tobytes()
     return of_torch, np.asarray(keys).tobytes(), position, *rest, random.getstate()
@@ -103,7 +109,7 @@ def global_generators() -> tuple[Any, ...]:
 def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:
     """Raise `UserError` where numbers would depend on the ranks. Collective in rounds 0 and 1.
 
-    The global generators had the states `generators` before this round.
+    `generators` is what `global_generators` returned before this round.
     """
     world, shared = parts.world, state["shared"]
     who = source_of_state(short(parts.run.method), parts)
@@ -111,7 +117,7 @@ def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:
         how = "draw by fed.shuffle or dpfl_mpi.streams.stream(seed, purpose, client, round)"
         which = "the global generator of torch, numpy or random"
         raise UserError(f"{who} draws from {which}, which differs with the number of ranks; {how}")
-    if parts.round > 1:
+    if parts.round > 1:  # the rest takes time, and finds a mistake in the first rounds
         return
     if world.unlike({"names": sorted(shared)}):
         what = f'state["shared"] after {who} has other names on some ranks'

@@ -55,10 +55,10 @@ class Frames:
         self.make = make
         self.files = runs if files is None else files
         self.rows = runs.drop_duplicates(["setting", "row"], ignore_index=True)
-        self.made = functools.cache(lambda name: runs[KEYS].merge(make(name), on="run"))
+        self.read = functools.cache(lambda name: runs[KEYS].merge(make(name), on="run"))
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        return self.made(name)
+        return self.read(name)
 
     def of(self, name: str, setting: str, row: str | None = None) -> pd.DataFrame:
         """Return the lines of a frame, or of `runs`, of one setting and, if given, one row."""

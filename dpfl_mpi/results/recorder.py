@@ -1,4 +1,8 @@
-"""`Recorder` writes the results file, on root."""
+"""`Recorder` writes the results file of a run, on rank 0. `engine.record` gives it the numbers.
+
+Arrays are collected in memory, given to HDF5 now and then, and written to disk as a whole file, at
+most once a second. A checkpoint keeps a copy of the file; a start that goes on begins with that.
+"""
 
 import contextlib
 import io
@@ -19,19 +23,19 @@ from dpfl_mpi.results.schema import CHUNK, SCHEMA, checksum
 from dpfl_mpi.settings import NUMERICS, Resolved
 from dpfl_mpi.storage.files import explained, remove_leftovers, write
 
-SHARE = 0.05  # of the time that writing the file to disk may take
-APART_S = 1.0  # least time between two writes: each leaves 5 kB in HDF5's memory
-SENDERS = "graph/chosen/senders"
-# of arrays that grow each round
+SHARE = 0.05  # of a run's time that writing the file to disk may take
+APART_S = 1.0  # least seconds between two writes: each leaves 5 kB in HDF5's memory
+SENDERS = "graph/chosen/senders"  # grows by the edges of each round
+# how arrays are stored that grow by a row each round
 COMPRESSED: dict[str, Any] = {"compression": 1, "shuffle": True, "fletcher32": True}
 
 
 class Recorder:
-    """Writes the results file, on root only. Every time axis grows by one row per round.
+    """Writes the results file. Arrays over rounds grow by one row per round.
 
-    HDF5 writes into memory, and the whole image replaces the file: after a failed write, as on a
-    full disk, HDF5 would crash the process. It is given rows only then, as each of its calls takes
-    0.3 ms, and a round has 50.
+    HDF5 writes into memory, and the whole image then replaces the file: after a failed write, as on
+    a full disk, HDF5 would crash the process. It is given many rows at once, as each of its calls
+    takes 0.3 ms, and a round has 50 arrays.
     """
 
     def __init__(
@@ -47,15 +51,16 @@ class Recorder:
 
         Args:
             meta: facts of the run's data, partition and model.
-            start: facts of this start.
-            still_ours: called before each write to disk.
+            start: time, hosts, ranks and versions of this start.
+            still_ours: called before each write to disk; raises if another process has the file.
         """
         self.path, self.still_ours = path, still_ours
         self.written = 0.0  # when the file was last replaced
-        self.took = 0.0  # seconds of that
-        self.grown: dict[str, list[np.ndarray]] = {}  # rows that HDF5 has not been given yet
-        self.whole: dict[str, np.ndarray] = {}  # and arrays
-        self.noted: dict[str, Any] = {}  # and attributes
+        self.took = 0.0  # seconds that replacing it took
+        # what HDF5 has not been given yet: new rows, whole arrays, attributes
+        self.grown: dict[str, list[np.ndarray]] = {}
+        self.whole: dict[str, np.ndarray] = {}
+        self.noted: dict[str, Any] = {}
         starts: list[dict[str, Any]] = []
         with self.explained():
             remove_leftovers(path)
@@ -76,6 +81,7 @@ class Recorder:
             self._replace()
 
     def _begin(self, run: Resolved, meta: Mapping[str, Any]) -> None:
+        """Write the attributes of a new file."""
         facts = {"dataset": short(run.dataset), "method": short(run.method)}
         facts |= {"partition": str(run.partition), "budget": str(run.budget)}
         facts |= {"declared": json.dumps(run.declared), "run": run.to_json()}
@@ -88,6 +94,7 @@ class Recorder:
         return explained(f"the results file {self.path} cannot be written")
 
     def _replace(self) -> None:
+        """Write the file to disk, with all that is new."""
         start = time.monotonic()
         with self.explained():
             if self.file:
@@ -122,17 +129,17 @@ class Recorder:
         for name, rows in grown.items():
             values = np.concatenate(rows)
             if name not in self.file:
-                most = 4096 if name == SENDERS else 32
-                chunk = max(1, min(most, 65536 // max(1, rows[0][:1].nbytes)))
+                most_rows = 4096 if name == SENDERS else 32
+                chunk = max(1, min(most_rows, 65536 // max(1, rows[0][:1].nbytes)))
                 shape = values.shape[1:]
-                how = {"maxshape": (None, *shape), "chunks": (chunk, *shape)} | COMPRESSED
-                self.file.create_dataset(name, (0, *shape), rows[0].dtype, **how)
+                storage = {"maxshape": (None, *shape), "chunks": (chunk, *shape)} | COMPRESSED
+                self.file.create_dataset(name, (0, *shape), rows[0].dtype, **storage)
             stored = self.file[name]
             stored.resize(len(stored) + len(values), 0)
             if len(values):
                 stored[-len(values) :] = values
         for name, values in whole.items():
-            if values.dtype.kind == "U":  # fixed lengths, which have a checksum
+            if values.dtype.kind == "U":  # texts of one length: HDF5 has a checksum for these
                 values = np.char.encode(values, "utf-8")
                 values = values.astype(h5py.string_dtype(length=max(1, values.itemsize)))
             if values.size:
@@ -142,16 +149,16 @@ class Recorder:
         self._set(**self.noted)
 
     def write_rows(self, name: str, values: np.ndarray, n: int, first: int = 0) -> None:
-        """Write rows of an array of n, from row `first` on; create it where it is not there."""
+        """Write rows of an array that has n, from row `first` on; create it if it is not there."""
         if name not in self.file:
             shape = values.shape[1:]
             chunk = max(1, min(n, CHUNK // max(1, values[0].nbytes))), *shape
-            how: dict[str, Any] = {"chunks": chunk, "fletcher32": True}
-            self.file.create_dataset(name, (n, *shape), values.dtype, **how)
+            storage: dict[str, Any] = {"chunks": chunk, "fletcher32": True}
+            self.file.create_dataset(name, (n, *shape), values.dtype, **storage)
         self.file[name][first : first + len(values)] = values
 
     def append(self, arrays: Mapping[str, Any]) -> None:
-        """Append one row to each time axis."""
+        """Append one row to each of these arrays over rounds."""
         for name, row in arrays.items():
             self.grown.setdefault(name, []).append(np.array(row)[None])
 
@@ -161,10 +168,7 @@ class Recorder:
         self.edges += len(graph.senders)
 
     def flush(self, rounds_done: int, test_acc: float) -> None:
-        """Note the round; write the file to disk if the last time is long enough ago.
-
-        What is not written now is written by a later `flush`, `copy` or `close`.
-        """
+        """Note the last round; write the file to disk if the last time is long enough ago."""
         self.noted = {"rounds_done": rounds_done, "test_acc": test_acc}
         if time.monotonic() - self.written > max(APART_S, self.took / SHARE):
             self._replace()
@@ -177,5 +181,5 @@ class Recorder:
 
     def abandon(self) -> None:
         """Close the file of a run that ends early, marked stopped where that can be written."""
-        with contextlib.suppress(Exception):  # the reason why the run ends is printed, not this
+        with contextlib.suppress(Exception):  # an error that ended the run is printed instead
             self.close("stopped")

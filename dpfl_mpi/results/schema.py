@@ -1,6 +1,6 @@
 """The layout of a results file: every array and attribute, in one table.
 
-Readers check types, shapes and ranges by it.
+`Result` checks the type, shape and range of what it reads by it. N clients, C classes, T rounds.
 """
 
 from __future__ import annotations
@@ -137,13 +137,13 @@ model/shapes               JSON
 N clients, C classes, T rounds (fewer before the end, or if all clients stopped early),
 E epochs of fine-tuning.
 """
-SCHEMA = 1
-CHUNK = 2**20  # bytes of a chunk, which is read and checked as a whole
-# of a round, in the order in which they are shown
+SCHEMA = 1  # version of the layout
+CHUNK = 2**20  # bytes of a chunk, the piece of an array that HDF5 reads and checks as a whole
+# the phases of a round whose seconds are measured, in the order in which they are shown
 PHASES = ("train", "graph", "exchange", "wait", "evaluate", "write")
-# provenance: may differ between equal runs
+# arrays that may differ between runs with equal numbers
 EXEMPT = ("meta", "seconds", "traffic/bytes_rma", "traffic/bytes_collective", "client/name")
-ADDED = ("model/", "mixed/")  # by flags of a Job
+ADDED = ("model/", "mixed/")  # arrays that a result has by --save_models and --mixed
 KINDS = {"int": "iu", "float": "f", "bool": "b", "lines": "OS", "text": "OS"}  # NumPy's letters
 ROUNDING = 1e-9  # by which a share may exceed 1
 COLUMNS = ((0, 27), (27, 34), (34, 44), (44, 51))  # of the table: name, type, axes, range
@@ -159,6 +159,7 @@ class Layout(NamedTuple):
 
 
 def parse_layout() -> dict[str, Layout]:
+    """Return the arrays of `LAYOUT`, by name; its other lines are attributes."""
     out = {}
     for line in LAYOUT.splitlines():
         name, kind, axes, limits = (line[start:end].strip() for start, end in COLUMNS)
@@ -174,9 +175,9 @@ OVER_ROUNDS = [name for name, layout in ARRAYS.items() if layout.axes.startswith
 
 
 def shape(axes: str, run: Resolved, finished: bool) -> list[Size]:
-    """Return the lengths of axes in the result of a resolved Run.
+    """Return the lengths of axes, such as "T+1 N", in the result of a resolved Run.
 
-    A result has fewer rounds before it is finished, or if all clients stopped early.
+    Before it is finished, or if all clients stopped early, the rounds are a range of lengths.
     """
     rows = int(run.rounds) + 1
     lengths: dict[str, Size] = {

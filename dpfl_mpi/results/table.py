@@ -1,4 +1,7 @@
-"""One table of Runs: a row each, of plain settings that sort, scores and costs."""
+"""One table of Runs: a row each, of settings, scores and costs.
+
+`dpfl_mpi.table` returns it, `export` writes it, and `show` prints parts of it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from dpfl_mpi.settings.fields import as_dict
 # settings that are shown even where they are the same in all Runs
 MAIN = ["dataset", "partition", "clients", "model", "method"]
 MAIN += ["budget", "budget_models", "rounds", "seed"]
-# the outcomes that are shown side by side: in words, with a factor and decimals
+# the outcomes that are shown: in words, the factor by which they are multiplied, and decimals
 SHOWN = {
     "accuracy": ("test accuracy, %", 100, 2),
     "std": ("std over clients", 100, 2),
@@ -47,27 +50,29 @@ def in_folder(folder: Path) -> list[Result]:
 def of_runs(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Return the columns of the table by name, a value per result.
 
-    `budget` is B_c as it was typed, `budget_models` the number that it stands for (None: it differs
-    between clients). Of the other settings those are there in which methods that read them differ.
+    Settings: `MAIN`, and those in which Runs differ whose methods read them. `budget` is B_c as it
+    was typed, `budget_models` the number that it stands for (None: it differs between clients).
     Scores are from 0 to 1, means over benign clients; `std` and `lowest` are those of the accuracy.
     Costs are of a client: local epochs of all its models, models received, megabytes sent; `edges`
     those of the last graph, `seconds` of a rank, `hours` simulated. What is not known is nan.
     """
-    each = [flat_settings(result) for result in results]
-    names = dict.fromkeys(name for of_one in each for name in of_one)
-    differ = [n for n in names if len({json.dumps(o[n]) for o in each if o.get(n) is not None}) > 1]
-    shown = dict.fromkeys([*MAIN, *differ])
+    settings = [flat_settings(result) for result in results]
     out: dict[str, list[Any]] = {"path": [str(result.path) for result in results]}
-    out |= {name: [of_one.get(name) for of_one in each] for name in shown}
+    columns = {}
+    for name in dict.fromkeys([*MAIN, *(name for of_run in settings for name in of_run)]):
+        columns[name] = [of_run.get(name) for of_run in settings]
+    for name, values in columns.items():
+        if name in MAIN or len({json.dumps(v) for v in values if v is not None}) > 1:
+            out[name] = values
     outcomes = [outcome(result) for result in results]
-    return out | {name: [of_one[name] for of_one in outcomes] for name in outcomes[0]}
+    return out | {name: [of_run[name] for of_run in outcomes] for name in outcomes[0]}
 
 
 def flat_settings(result: Result) -> dict[str, Any]:
     """Return the settings of a Run as numbers and texts, options as `options.NAME`.
 
-    Files and code of one's own are followed by the start of their SHA-256.
-    A setting that its method does not read is None.
+    Files and the user's own code have the start of their SHA-256 in a setting NAME_sha256. A
+    setting that the method does not read is None.
     """
     run, out = result.run, dict[str, Any]()
     for name, value in as_dict(run).items():
@@ -76,8 +81,8 @@ def flat_settings(result: Result) -> dict[str, Any]:
         else:
             out[name] = short(value) if name in KINDS else value
     out |= {f"{name}_sha256": text.split(":")[-1][:8] for name, text in run.contents.items()}
-    known = {"inf": math.inf, "number": run.budget.fields.get("number")}
-    out |= {"budget": run.typed_budget, "budget_models": known.get(run.budget.kind)}
+    models = {"inf": math.inf, "number": run.budget.fields.get("number")}
+    out |= {"budget": run.typed_budget, "budget_models": models.get(run.budget.kind)}
     unread = {*result.method.unread}
     unread |= {"budget_models"} if "budget" in unread else set()
     return out | dict.fromkeys(unread)
@@ -113,7 +118,7 @@ def in_words(result: Result) -> dict[str, float]:
 
 
 def texts(figures: dict[str, float]) -> dict[str, str]:
-    """Return figures by their words as texts, a dash for nan."""
+    """Return the outcomes of `in_words` as texts, a dash for nan."""
     decimals = {words: digits for words, _, digits in SHOWN.values()}
     return {n: "-" if math.isnan(x) else f"{x:.{decimals.get(n, 1)}f}" for n, x in figures.items()}
 
@@ -121,9 +126,9 @@ def texts(figures: dict[str, float]) -> dict[str, str]:
 def opened(results: Iterable[Any]) -> list[Result]:
     """Return results, or those at paths; a folder stands for the results in it."""
     out: list[Result] = []
-    for each in results:
-        if isinstance(each, Result):
-            out.append(each)
+    for given in results:
+        if isinstance(given, Result):
+            out.append(given)
         else:
-            out += in_folder(Path(each)) if Path(each).is_dir() else [Result(each)]
+            out += in_folder(Path(given)) if Path(given).is_dir() else [Result(given)]
     return out

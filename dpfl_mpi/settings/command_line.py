@@ -1,4 +1,8 @@
-"""The command line: one flag per field of `Run` and `Job`."""
+"""The command line: one flag per field of `Run` and `Job`.
+
+`given` reads the words of a command line, and with --config a YAML file of the same settings;
+`run_and_job` makes the Run and the Job of what it returns. Other commands use `Parser`, too.
+"""
 
 import argparse
 import contextlib
@@ -19,11 +23,11 @@ from dpfl_mpi.settings.values import number
 from dpfl_mpi.storage.foreign import UNREADABLE, read_text
 from dpfl_mpi.version import VERSION
 
-# what the help shows for a value, by type or by name
+# what --help shows in place of a value, by the type or the name of a field
 PLACEHOLDERS = {int: "N", float: "X", "budget": "B", "omega_period": "P", "candidates": "M"}
 PLACEHOLDERS |= dict.fromkeys(("data", "graphs", "available", "out", "callback"), "FILE")
 PLACEHOLDERS |= {Any: "VALUE", dict[str, Any]: "...", "results": "FOLDER", "log": "WHERE"}
-SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}
+SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}  # Run or Job, by field
 HELP = ("-h", "--help")
 EPILOG = (
     "Where no default is shown it is the paper's value for the data set; `python -m dpfl_mpi "
@@ -33,8 +37,10 @@ EPILOG = (
 
 
 class Help(argparse.HelpFormatter):
+    """Folds the paragraphs of a help text, but leaves lists as they are."""
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts = text.strip().split("\n\n")  # lists stay as they are
+        parts = text.strip().split("\n\n")
         return "\n\n".join(p if "    " in p else textwrap.fill(p, width) for p in parts)
 
 
@@ -42,8 +48,8 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, with the name of the flag first."""
 
     def __init__(self, **arguments: Any):
-        form = partial(Help, max_help_position=29)
-        arguments |= {"formatter_class": form, "conflict_handler": "resolve"}
+        formatter = partial(Help, max_help_position=29)
+        arguments |= {"formatter_class": formatter, "conflict_handler": "resolve"}
         super().__init__(allow_abbrev=False, **arguments)
         for kind in (int, float):
             self.register("type", kind, partial(number, kind))
@@ -61,9 +67,10 @@ class Config(argparse.Action):
         vars(namespace).update(settings)
         for name, options in settings.items():
             for option in options if isinstance(options, Mapping) else ():
-                vars(namespace).pop(f"{name}.{option}", None)  # a flag that stands before
-        found = {name: (settings[name], lines[name]) for name in settings}
-        namespace.config = (namespace.config or {}) | found
+                vars(namespace).pop(f"{name}.{option}", None)  # a flag before --config
+        # each value and its line, which errors name; see `given`
+        with_lines = {name: (settings[name], lines[name]) for name in settings}
+        namespace.config = (namespace.config or {}) | with_lines
 
 
 @contextlib.contextmanager
@@ -80,7 +87,7 @@ def naming_lines(settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings of a YAML file as texts, and its path and their lines, by name."""
+    """Return the settings of a YAML file by name, as texts, and where each one stands."""
     import yaml
 
     try:
@@ -108,12 +115,12 @@ def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def lines_of(path: Path, node: Any) -> dict[str, str]:
-    """Return path and line of each key of a YAML mapping; a key that stands twice is an error."""
+    """Return "FILE, line N" for each key of a YAML mapping; a key that stands twice is an error."""
     out: dict[str, str] = {}
     for key, value in node.value if getattr(node, "id", "") == "mapping" else ():
         where = f"{path}, line {key.start_mark.line + 1}"
-        if before := out.get(key.value):
-            line = before.rpartition(", ")[2]
+        if earlier := out.get(key.value):
+            line = earlier.rpartition(", ")[2]
             raise UserError(f"--config is {where}: {key.value} stands in {line} already")
         out[key.value] = where
         lines_of(path, value)
@@ -121,7 +128,10 @@ def lines_of(path: Path, node: Any) -> dict[str, str]:
 
 
 def unknown(name: str, text: str, before: str = "--") -> UserError:
-    """Return the error of a setting that does not exist, with the one that may be meant."""
+    """Return the error `text` of a setting that does not exist, with the one that may be meant.
+
+    `before` stands before a setting's name: nothing in a file or in Python.
+    """
     known = [*SCHEMA, "config", "print_config"]
     close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
     # or its help begins with the name
@@ -143,16 +153,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         title = f.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        known = shipped(f.name) if f.name in KINDS else []
-        text = f.metadata["help"].format(names=", ".join(known))
+        names = shipped(f.name) if f.name in KINDS else []
+        text = f.metadata["help"].format(names=", ".join(names))
         if f.default is not None:
             text += f" [{('yes' if f.default else 'no') if field_type is bool else f.default}]"
-        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        keywords: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if field_type is not bool:
             usual = PLACEHOLDERS.get(field_type, "NAME")
-            how = {"metavar": "|".join(choices(field_type)) or PLACEHOLDERS.get(f.name, usual)}
-        how |= {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
-        groups[title].add_argument(f"--{f.name}", **how)
+            keywords = {"metavar": "|".join(choices(field_type)) or PLACEHOLDERS.get(f.name, usual)}
+        # a flag that is not given is not in the result: it may be set elsewhere
+        keywords |= {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+        groups[title].add_argument(f"--{f.name}", **keywords)
 
 
 def parser() -> Parser:
@@ -189,10 +200,11 @@ def add_options(parser: argparse.ArgumentParser, settings: Mapping[str, Any]) ->
 
 
 def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return what a command line says, by name; what it leaves open is not in there.
+    """Return the settings that a command line gives, by name, as values of their types.
 
-    Settings have their types. A mistake is a `UserError`.
+    `config` has the line of each setting that is from a file. A mistake is a `UserError`.
     """
+    # options of methods and models become flags: all of them for the help, else those given
     if {*HELP} & {*arguments}:
         others, _ = parser.parse_known_args([word for word in arguments if word not in HELP])
         add_options(parser, vars(others))
@@ -201,26 +213,26 @@ def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str
         for flag in dict.fromkeys(flags):
             if flag.startswith(("--options.", "--model_options.")):
                 parser.add_argument(flag, dest=flag[2:], default=argparse.SUPPRESS)
-    known, odd = parser.parse_known_args(arguments)
-    if odd:
-        flag = odd[0].partition("=")[0].removeprefix("--").removeprefix("no-")
-        raise unknown(flag, f"unrecognized arguments: {' '.join(odd)}")
+    known, rest = parser.parse_known_args(arguments)
+    if rest:
+        flag = rest[0].partition("=")[0].removeprefix("--").removeprefix("no-")
+        raise unknown(flag, f"unrecognized arguments: {' '.join(rest)}")
     settings: dict[str, Any] = vars(known)
+    # options.NAME of a flag goes into the dict `options`
     for flag in [flag for flag in settings if "." in flag]:
         field, _, option = flag.partition(".")
         value, options = settings.pop(flag), settings.get(field) or {}
         settings[field] = {**options, option: value} if isinstance(options, Mapping) else options
-    in_files = (settings.get("config") or {}).items()  # flags that come later win
-    settings["config"] = {
-        name: where for name, (value, where) in in_files if settings[name] is value
-    }
+    # a flag after --config has replaced the value of the file
+    in_files = (settings.get("config") or {}).items()
+    settings["config"] = {n: where for n, (value, where) in in_files if settings[n] is value}
     with naming_lines(settings):
         return {n: read(SCHEMA[n], n, v) if n in SCHEMA else v for n, v in settings.items()}
 
 
 def run_and_job(settings: Mapping[str, Any]) -> tuple[Run, Job]:
-    """Return the Run and the Job of settings by name. The Job is checked, the Run is not."""
-    run, job = ({n: v for n, v in settings.items() if SCHEMA.get(n) is kind} for kind in (Run, Job))
-    out = Job(**job)
-    check(out)
-    return Run(**run), out
+    """Return the Run, not checked yet, and the checked Job of settings by name."""
+    run = Run(**{name: value for name, value in settings.items() if SCHEMA.get(name) is Run})
+    job = Job(**{name: value for name, value in settings.items() if SCHEMA.get(name) is Job})
+    check(job)
+    return run, job

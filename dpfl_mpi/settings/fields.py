@@ -1,7 +1,8 @@
-"""Fields of a settings dataclass: each has its default, its help and its range.
+"""Fields of a settings dataclass, such as `Run`, `Job` or the `Options` of a method.
 
-Named choices are the field's type, `Literal["a", "b"]`. A field whose default is `None` may be left
-open.
+A field has a default, a text for --help and a range; its type may list choices, as Literal["a"]
+does. One whose default is `None` may be left open. The functions below read values from words,
+check them, and say what is allowed as the end of an error. `schema` is the dataclass itself.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from dpfl_mpi.settings.values import number, written
 from dpfl_mpi.storage.foreign import encodable
 
 SWITCH = {"true": True, "yes": True, "false": False, "no": False}
-# how error sentences name a type; values of other types are checked where they are parsed
+# types that are checked here, and how errors name them; other values are checked by `parse`
 TYPE_TEXTS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -36,7 +37,7 @@ def fields(settings: Any) -> list[dataclasses.Field[Any]]:
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
-    """Return what a user can set, by name, as a file of settings has it."""
+    """Return what a user can set by name, as a file of settings has it."""
     return {f.name: written(getattr(settings, f.name)) for f in fields(settings)}
 
 
@@ -48,7 +49,7 @@ def changed(settings: Any) -> dict[str, Any]:
 
 @functools.cache
 def field_types(schema: type) -> dict[str, Any]:
-    """Return the type of every field by name; of an optional one, the type that is not None."""
+    """Return the type of every field by name, without the None of an optional field."""
     out = {}
     for name, hint in get_type_hints(schema).items():
         members = [member for member in get_args(hint) if member is not NoneType]
@@ -72,7 +73,7 @@ def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
     for f in fields(settings):
         value = getattr(settings, f.name)
         field_type = types[f.name]
-        if getattr(value, "ndim", 0):  # comparing an array gives an array
+        if getattr(value, "ndim", 0):  # an array, which cannot be compared to a limit
             allowed_types = "numbers, texts, and paths of files of tables"
             raise UserError(f"--{prefix}{f.name} is an array; allowed are {allowed_types}")
         is_open = value is None and f.default is None
@@ -82,9 +83,10 @@ def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
 
 
 def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
-    """Return the value of a field from a word of a command line or a file, else a `UserError`.
+    """Return the value that a word of a command line or a file stands for, else a `UserError`.
 
     A whole number may stand for a number or a text: 1 and 1.0 are one setting, and so one Run.
+    Values of other types are returned as they are.
     """
     field_type = field_types(schema)[name]
     if field_type in (float, str) and type(value) is int and abs(value) < 2**63:
@@ -115,14 +117,14 @@ def fits(value: Any, field_type: Any, limits: Any) -> bool:
     number_types = int if field_type is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, number_types):
         return False
-    if not abs(value) < 2**63:  # more than arrays count, or not a number
+    if not abs(value) < 2**63:  # too large for an array of int64, or nan
         return False
     closed = limits.get("low", -math.inf) <= value <= limits.get("high", math.inf)
     return closed and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
 
 
 def allowed(f: dataclasses.Field[Any], field_type: Any) -> str:
-    """Return what a field takes: "are paper, authors_code", "is a whole number of at least 1"."""
+    """Return what a field takes: "are paper, authors_code" or "is a whole number of at least 1"."""
     if choices(field_type):
         return f"are {', '.join(choices(field_type))}"
     limits = f.metadata
@@ -136,7 +138,7 @@ def allowed(f: dataclasses.Field[Any], field_type: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """The options of a file that has none."""
+    """The options of a method, model or data set that has none."""
 
 
 def options_of(whose: str, module: Any) -> type:
@@ -170,7 +172,7 @@ def options_given(
 
 
 def to_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command line of these fields of Run and Job; what is None is left open."""
+    """Return the command line that sets these fields of Run and Job; what is None is left out."""
     out = []
     for name, value in settings.items():
         if name in ("options", "model_options"):

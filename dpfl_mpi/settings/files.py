@@ -1,4 +1,8 @@
-"""The files that a Run names: they decide its numbers by their content, not by their path."""
+"""The files that a Run names: their content decides its numbers, so its SHA-256 is in the key.
+
+`filled` has the fields of the Run by name, as `Run.resolve` fills them in. A prepared file is one
+that `python -m dpfl_mpi.prepare` made of a data set.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -26,9 +30,8 @@ NO_PARTITION = (
 def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
     """Return the SHA-256 of each file that the fields of a Run name, by field.
 
-    For a field in `gone` it is the hash noted there, else "" where there is no file. That of a
-    partition begins with "file:". Data at the default path are left out, unless they are the user's
-    own.
+    It is "" where there is no file, unless `gone` has the hash. That of a partition begins with
+    "file:". Data at the default path are left out, unless they are the user's own.
     """
     paths = {name: filled[name].path for name in TEXTS if filled[name]}
     paths["graphs"] = None if filled["graphs"] in NAMED else filled["graphs"]
@@ -48,8 +51,8 @@ def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 that stands for a file's content.
 
-    A prepared data file stores it. Of a result it is that of its graphs: one that is computed again
-    has other seconds.
+    A prepared file stores it. Of a result only the graphs count, which a Run reads from it; other
+    arrays differ when it is computed again.
     """
     if path.suffix not in (".h5", ".hdf5"):
         return sha256(path)
@@ -79,9 +82,10 @@ def no_data(dataset: str, path: str | Path) -> UserError:
 def who_can_take_part(
     train_clients: np.ndarray, test_clients: np.ndarray, least: int
 ) -> tuple[int, np.ndarray]:
-    """Return how many clients the data have, and which have at least `least` samples to take part.
+    """Return how many clients the data have, and which of them can take part.
 
-    Whatever `least` is, they need 2 to train and 1 to test.
+    They need `least` samples in all, and always 2 to train and 1 to test. The arguments have the
+    client of each sample.
     """
     parts = train_clients, test_clients
     count = 1 + max(int(part.max(initial=-1)) for part in parts)
@@ -91,9 +95,10 @@ def who_can_take_part(
 
 
 def own_defaults(path: str, natural: bool, least: int) -> dict[str, Any]:
-    """Return the defaults of a Run that follow from a prepared file of one's own data.
+    """Return the defaults of a Run that follow from a prepared file of the user's own data.
 
-    These are the model, the partition if the data name clients, and with `natural` how many.
+    These are the model, the partition if the data name clients, and if that is `natural` how many
+    clients there are. `least` is the fewest samples of a client.
     """
     parts = ("train/clients", "test/clients")
     what = f"which is not a file of dpfl_mpi: prepare one with {prepare_command()}"

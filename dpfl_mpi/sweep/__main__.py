@@ -23,7 +23,7 @@ from dpfl_mpi.sweep.slurm import GRACE_S, flags_of, sbatch_text, submit
 from dpfl_mpi.sweep.table import Monitor, interrupts, table
 from dpfl_mpi.sweep.wanted import GRID, bases, choose, grid, only, parser, runs_of, trials
 
-# smallest allowed value of each whole-number flag
+# the smallest value of flags that take a whole number
 MINIMUM = {"ranks": 1, "nodes": 1, "cpus": 1, "time": 1, "max_parallel": 0}
 
 
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def hint(error: str) -> str:
-    """Return which flag of a sweep was meant, where an error is of a Run's flag."""
+    """Return a hint for an error of a Run's flag, if a flag of the sweep was meant; else ""."""
     if error.startswith("--partition is "):
         return "; Slurm's partition is --sbatch partition=NAME"
     flags = [flag for flag, field in GRID.items() if re.match(f"--{field} is [^;]*,", error)]
@@ -61,8 +61,8 @@ def hint(error: str) -> str:
 
 def sweep(args: argparse.Namespace) -> int:
     """Find, submit and report the Runs of a command line; return the exit code."""
-    job, values = requested(args)
-    runs = [run for tried in values.values() for run in tried]
+    job, by_value = requested(args)
+    runs = [run for runs in by_value.values() for run in runs]
     entries, left_out = entries_of(runs, Path(job.results), not args.file or bool(args.tune))
     for line in left_out:
         complain(line)
@@ -90,18 +90,18 @@ def sweep(args: argparse.Namespace) -> int:
     for line in left_out:  # again: the first time may be hours ago
         print(f"\n{line}")
     if args.tune:
-        print(choose(values, job, args.tune))
+        print(choose(by_value, job, args.tune))
     return 1 if failed or left_out else 0
 
 
 def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]:
-    """Return how to compute the Runs, and the Runs by the tried value of --tune ("" without it)."""
+    """Return the Job, and the Runs that a command line asks for, by the value of --tune or ""."""
     for flag, minimum in MINIMUM.items():
         if (value := getattr(args, flag)) < minimum:
             allowed = f"allowed is a whole number of at least {minimum}"
             raise UserError(f"--{flag} is {value}; {allowed}")
     for name in ("fresh", "out"):
-        if vars(args).get(name):  # a printed --config has both, empty
+        if vars(args).get(name):  # a file of --print_config has both, empty
             instead = "of a sweep, delete or move the results to compute them anew"
             raise UserError(f"--{name} is for one Run; {instead}")
     for flag, field in GRID.items():
@@ -113,19 +113,19 @@ def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
     if args.cluster == "slurm" and job.grace == Job.grace:
         job = dataclasses.replace(job, grace=GRACE_S)
     runs = only(runs_of(args.file), args) if args.file else grid(args, base)
-    if args.file:  # what was given, also if it is the default
-        own = {f.name: getattr(base, f.name) for f in fields(Run) if f.name in vars(args)}
-        runs = [dataclasses.replace(run, **own) for run in runs]
-    tried = trials(runs, args.tune) if args.tune else {"": runs}
-    return job, {value: [run.resolve() for run in some] for value, some in tried.items()}
+    if args.file:  # flags of a Run replace what the file says, also if they give the default
+        given_fields = {f.name: getattr(base, f.name) for f in fields(Run) if f.name in vars(args)}
+        runs = [dataclasses.replace(run, **given_fields) for run in runs]
+    by_value = trials(runs, args.tune) if args.tune else {"": runs}
+    return job, {value: [run.resolve() for run in runs] for value, runs in by_value.items()}
 
 
 def entries_of(
     runs: Sequence[Resolved], results: Path, whole: bool
 ) -> tuple[list[Entry], list[str]]:
-    """Return an entry for each Run, and a sentence on those whose data file is not there.
+    """Return an entry for each Run, and a sentence about Runs whose data are not there.
 
-    A `UserError` if it is so of all Runs, or of one where the `whole` sweep is wanted.
+    A `UserError` if these are all Runs, or any at all where the `whole` sweep is wanted.
     """
     entries: dict[Path, Entry] = {}
     missing: Counter[str] = Counter()
@@ -148,12 +148,14 @@ def preview(
     if not todo:
         return "nothing to submit; --list shows the progress of the Runs"
     base_of = bases(entries)
-    by, lines = f"mpirun -n {args.ranks}", []
+    launcher, lines = f"mpirun -n {args.ranks}", []
     if args.cluster == "slurm":  # Runs that wait for others are jobs of their own
-        array = sum(base_of.get(entry.path.name) not in todo for entry in todo)
-        by, lines = "task", [sbatch_text(args, max(1, array))]
-    commands = [shlex.join(flags_of(entry, job, base_of)) for entry in todo]
-    return "\n".join([*lines, *(f"# {by}: python -m dpfl_mpi {flags}" for flags in commands)])
+        in_array = sum(base_of.get(entry.path.name) not in todo for entry in todo)
+        launcher, lines = "task", [sbatch_text(args, max(1, in_array))]
+    for entry in todo:
+        flags = shlex.join(flags_of(entry, job, base_of))
+        lines.append(f"# {launcher}: python -m dpfl_mpi {flags}")
+    return "\n".join(lines)
 
 
 def report(monitor: Monitor) -> bool:
@@ -165,10 +167,10 @@ def report(monitor: Monitor) -> bool:
     for entry, status in zip(monitor.entries, statuses, strict=True):
         if status.state in ("failed", "unreadable"):
             failed = True
-            how = "is unreadable"
+            what = "is unreadable"
             if status.state == "failed":
-                how = f"failed (job {entry.job}, --retry submits it again)"
-            print(f"\n{entry.path.stem} {how}:\n{entry.log()}")
+                what = f"failed (job {entry.job}, --retry submits it again)"
+            print(f"\n{entry.path.stem} {what}:\n{entry.log()}")
     return failed
 
 

@@ -1,4 +1,8 @@
-"""The Runs of a sweep on this machine: an mpirun for each, as many as cores and GPUs allow."""
+"""Computes the Runs of a sweep on this machine: an mpirun for each, as many as fit at once.
+
+A fine-tuned Run begins when its base, the same Run without fine-tuning, has ended: it goes on from
+the base's models. An `Entry` is a Run with its result file, and knows how far the Run is.
+"""
 
 import contextlib
 import os
@@ -21,28 +25,31 @@ from dpfl_mpi.sweep.slurm import flags_of, new_folder
 from dpfl_mpi.sweep.table import Monitor
 from dpfl_mpi.sweep.wanted import bases
 
-LOOK_S = 0.5  # between two looks at the Runs
-LEAVING_S = 60.0  # that interrupted Runs have to end their round
+LOOK_S = 0.5  # seconds between two looks at the Runs
+LEAVING_S = 60.0  # seconds that interrupted Runs have to end their round
 
 
 def gpu_groups(args: Namespace, job: Job) -> list[str]:
-    """Return the values of CUDA_VISIBLE_DEVICES for Runs, --gpus GPUs in each; [] without GPUs."""
+    """Return which GPUs Runs may use, as values of CUDA_VISIBLE_DEVICES; [] without GPUs.
+
+    Each value has as many GPUs as --gpus says.
+    """
     gpus = [] if job.device == "cpu" else visible_gpus()
     if args.gpus is not None and not 1 <= args.gpus <= len(gpus):
         allowed = f"allowed is 1 up to the number of GPUs visible here, {len(gpus)}"
         raise UserError(f"--gpus is {args.gpus}; {allowed}")
-    each = args.gpus or 1
+    per_run = args.gpus or 1
     if gpus:
         cores = "--device cpu uses the cores"
-        print(f"GPUs visible here: {len(gpus)}; per Run {each}; {cores}", flush=True)
-    return [",".join(gpus[i : i + each]) for i in range(0, len(gpus) - each + 1, each)]
+        print(f"GPUs visible here: {len(gpus)}; per Run {per_run}; {cores}", flush=True)
+    return [",".join(gpus[i : i + per_run]) for i in range(0, len(gpus) - per_run + 1, per_run)]
 
 
 class Process:
-    """The mpirun of a Run, in a session of its own.
+    """The mpirun of a Run.
 
-    Ctrl-C and a closed terminal reach the sweep alone: mpirun would end its ranks on them, but
-    passes USR1 on.
+    It has a session of its own, so that Ctrl-C reaches the sweep alone: mpirun would end its ranks
+    on it. The sweep sends USR1 instead, which mpirun passes on.
     """
 
     def __init__(self, entry: Entry, flags: list[str], gpus: str, args: Namespace, log: Path):
@@ -54,7 +61,7 @@ class Process:
             env["OMP_NUM_THREADS"] = str(args.cpus)
         if "SLURM_JOB_ID" in env:  # MPICH uses srun, which waits for the cores of the Run before
             env["SLURM_OVERLAP"] = "1"
-        # Open MPI binds one or two ranks to the first cores: all Runs would share those
+        # Open MPI would bind one or two ranks to the first cores, which all Runs would then share
         launch = [mpirun(), "--bind-to", "none", "-n", str(args.ranks)]
         command = [*launch, sys.executable, "-m", "dpfl_mpi", *flags]
         with explained("mpirun cannot be started"), open(log, "ab") as out:
@@ -74,25 +81,25 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """Whether it left in order, or is about to."""
+        """Whether it left after a checkpoint, or is about to."""
         return self.leaving or self.process.poll() == REQUEUE
 
 
 class Local:
-    """Computes Runs here: `left` of all `entries` are to begin, `begun` have a process."""
+    """Computes Runs here: those in `left` have not begun, those in `begun` have a process."""
 
     def __init__(self, args: Namespace, job: Job, todo: Sequence[Entry], monitor: Monitor):
         self.args, self.job, self.monitor = args, job, monitor
         self.entries = monitor.entries
         self.groups = gpu_groups(args, job)
-        of_run = args.ranks * max(args.cpus, job.threads_per_client)
-        most = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // of_run)
+        cores_of_run = args.ranks * max(args.cpus, job.threads_per_client)
+        most = args.max_parallel or max(1, len(os.sched_getaffinity(0)) // cores_of_run)
         self.at_once = min(most, len(self.groups)) if self.groups else most
         self.base_of = bases(self.entries)
         self.left = sorted(todo, key=lambda entry: entry not in self.base_of.values())
         self.folder = new_folder(job)
         self.begun: list[Process] = []
-        self.stopped = 0  # processes that `save` knows as stopped
+        self.stopped = 0  # how many processes were stopped when `save` was called last
 
     def run(self) -> None:
         """Begin each Run as soon as there is room and its base is there; wait for all to end.
@@ -116,6 +123,7 @@ class Local:
         return len(self.going()) >= self.at_once or not self.ready()
 
     def going(self) -> list[Process]:
+        """Return the processes that go on."""
         stopped = sum(process.stopped for process in self.begun)
         if stopped != self.stopped:
             self.stopped = stopped
@@ -123,11 +131,11 @@ class Local:
         return [process for process in self.begun if process.goes_on()]
 
     def ready(self) -> list[Entry]:
-        """Return the Runs to begin whose base, if any, is neither computed nor waited for."""
-        going = ("running", "waiting")
-        coming = [base for base in self.base_of.values() if self.monitor.state(base) in going]
-        coming += self.left
-        return [entry for entry in self.left if self.base_of.get(entry.path.name) not in coming]
+        """Return the Runs that may begin: their base, if they have one, has ended."""
+        active = ("running", "waiting")
+        not_ended = [base for base in self.base_of.values() if self.monitor.state(base) in active]
+        not_ended += self.left
+        return [entry for entry in self.left if self.base_of.get(entry.path.name) not in not_ended]
 
     def may_begin(self, entry: Entry) -> bool:
         """Return whether no other sweep has begun a Run meanwhile, and its base has not failed."""
@@ -161,7 +169,7 @@ class Local:
         load_submissions(self.entries, self.folder.parent)
 
     def leave(self) -> None:
-        """Tell every Run to keep a checkpoint and leave, and wait for that: a minute at most."""
+        """Tell every Run to keep a checkpoint and leave, and wait for that, `LEAVING_S` at most."""
         for process in self.going():
             process.leave()
         with contextlib.suppress(UserError):  # it may be this that failed

@@ -1,4 +1,8 @@
-"""Submit the Runs of a sweep to Slurm, by submitit."""
+"""Submits the Runs of a sweep to Slurm, by the library submitit, which calls sbatch.
+
+An `Entry` is a Run with its result file. A fine-tuned Run goes on from the models of its base, the
+same Run without fine-tuning, and so waits for the job of that.
+"""
 
 import argparse
 import contextlib
@@ -23,20 +27,23 @@ from dpfl_mpi.sweep.entries import Entry, Submission, load_submissions
 from dpfl_mpi.sweep.table import Monitor
 from dpfl_mpi.sweep.wanted import bases
 
-WARNING_S = 120  # Slurm warns a job so long before its end, a short one at half of its time
-GRACE_S = 100.0  # of WARNING_S, to end the round; the rest is for leaving
-MOST_JOBS = 256  # at once, unless --max_parallel says otherwise
+WARNING_S = 120  # seconds before its end at which Slurm warns a job; a short one at half its time
+GRACE_S = 100.0  # seconds of WARNING_S in which to end the round; the rest is for leaving
+MOST_JOBS = 256  # that run at once, unless --max_parallel says otherwise
 SITE = Path("slurm/site.sh")  # modules and virtual environment, sourced if it is there
 
 
 def compute(flags: list[str]) -> None:
-    """Compute one Run in a job, where it starts the ranks. This function is submitted."""
+    """Start the ranks of a Run and wait for them. submitit calls this function inside the job."""
     if code := launcher.run(flags):
         sys.exit(code)
 
 
 def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
-    """Return submitit's executor for this command line, with `more` options of sbatch."""
+    """Return submitit's executor, which submits jobs with the resources that the flags ask for.
+
+    `more` are further options of sbatch.
+    """
     import submitit
 
     try:
@@ -73,16 +80,16 @@ def new_folder(job: Job) -> Path:
 
 
 def flags_of(entry: Entry, job: Job, base_of: Mapping[str, Entry]) -> list[str]:
-    """Return the command line of a Run. A base of other Runs keeps its models."""
+    """Return the command line of a Run. A base of other Runs keeps its models for them."""
     save_models = entry in base_of.values() or job.save_models
     out = str(entry.path.resolve())
-    own = dataclasses.replace(job, quiet=False, out=out, save_models=save_models)
-    return to_flags(changed(entry.run) | changed(own))
+    of_entry = dataclasses.replace(job, quiet=False, out=out, save_models=save_models)
+    return to_flags(changed(entry.run) | changed(of_entry))
 
 
 @contextlib.contextmanager
 def refusals(before: int = 0) -> Iterator[None]:
-    """Raise `UserError` with sbatch's last line if it refuses a job; it took `before` jobs."""
+    """Raise `UserError` with sbatch's last line if it refuses a job; `before` were not refused."""
     try:
         # submitit prints what sbatch says
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
@@ -97,7 +104,10 @@ def refusals(before: int = 0) -> Iterator[None]:
 
 
 def sbatch_text(args: argparse.Namespace, tasks: int) -> str:
-    """Return what sbatch would get for so many Runs, without Slurm: from a fake sbatch."""
+    """Return the script that sbatch would get for so many Runs.
+
+    It needs no Slurm: submitit calls a fake sbatch, first in the PATH.
+    """
     before = os.environ.get("PATH", "")
     with tempfile.TemporaryDirectory() as folder:
         for name in ("sbatch", "srun"):
@@ -122,22 +132,26 @@ def submit(args: argparse.Namespace, job: Job, todo: Sequence[Entry], monitor: M
         why = "Slurm replaces % in the names of logs: its path must have none"
         raise UserError(f"--results is {job.results}; {why}")
     base_of, jobs = bases(monitor.entries), monitor.jobs
-    coming = [e for e in base_of.values() if e in todo or (e.on_slurm and e.alive(jobs))]
-    first = [entry for entry in todo if base_of.get(entry.path.name) not in coming]
+    # bases that are still to be computed, or are being computed
+    open_bases = [e for e in base_of.values() if e in todo or (e.on_slurm and e.alive(jobs))]
+    first = [entry for entry in todo if base_of.get(entry.path.name) not in open_bases]
     after = [entry for entry in todo if entry not in first]
     folder = new_folder(job)
     lines = [flags_of(entry, job, base_of) for entry in first]
     with refusals():
         array = executor(args, folder).map_array(compute, lines) if first else []
-    numbers = {entry.path.name: one.job_id for entry, one in zip(first, array, strict=True)}
+    # the number of each Run's job; saved after each submission, as the next one may be refused
+    numbers = {entry.path.name: task.job_id for entry, task in zip(first, array, strict=True)}
     Submission("slurm", numbers).save(folder)
     for entry in after:
         base = base_of[entry.path.name]
         number = numbers.get(base.path.name, base.job)
         wait = {"dependency": f"afterok:{number}", "kill_on_invalid_dep": "yes"}
         with refusals(len(numbers)):
-            one = executor(args, folder, **wait).submit(compute, flags_of(entry, job, base_of))
-        numbers[entry.path.name] = one.job_id
+            later_job = executor(args, folder, **wait).submit(
+                compute, flags_of(entry, job, base_of)
+            )
+        numbers[entry.path.name] = later_job.job_id
         Submission("slurm", numbers).save(folder)
     load_submissions(monitor.entries, folder.parent)
     number = next(iter(numbers.values())).split("_")[0]

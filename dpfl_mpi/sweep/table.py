@@ -1,4 +1,8 @@
-"""The states of a sweep's Runs: a line when one changes, and a table of all."""
+"""Prints how far the Runs of a sweep are: a line when one changes its state, and a table of all.
+
+`Monitor` knows which jobs Slurm still has. An `Entry` is a Run with its result file, and a `Status`
+says how far that is.
+"""
 
 import contextlib
 import math
@@ -14,26 +18,30 @@ from dpfl_mpi.survival.signals import handled
 from dpfl_mpi.sweep.entries import ASK_S, Entry, Status
 
 HEADER = ("run", "state", "round", "test %")
-ANSWER_S = 60  # that squeue has for an answer
+ANSWER_S = 60  # seconds that squeue has for an answer
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: list[int] = []
 
 
 def cells(status: Status) -> tuple[str, str, str, str]:
-    """Return the columns of a Run's line, a dash for what is not there yet."""
+    """Return the cells of a Run's line, a dash for what is not there yet."""
     done = f"{status.round}/{status.rounds}" if status.round >= 0 else "-"
     accuracy = "-" if math.isnan(status.accuracy) else f"{100 * status.accuracy:.2f}"
     return status.name, status.state, done, accuracy
 
 
 def table(statuses: Sequence[Status]) -> str:
-    """Return a line for each Run, in columns under a header, the count of each state, and warnings.
+    """Return a table with a line for each Run, the count of each state, and warnings.
 
     A warning is told once, with how many Runs have it.
     """
     rows = [HEADER, *map(cells, statuses)]
-    name, state, done, test = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [f"{n:<{name}}  {s:<{state}}  {d:>{done}}  {t:>{test}}" for n, s, d, t in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        left, right = row[:2], row[2:]  # texts and numbers
+        padded = [*map(str.ljust, left, widths[:2]), *map(str.rjust, right, widths[2:])]
+        lines.append("  ".join(padded))
     counts = sorted(Counter(status.state for status in statuses).items())
     counted = ", ".join(f"{count} {state}" for state, count in counts)
     warnings = Counter(status.warning for status in statuses if status.warning)
@@ -44,8 +52,8 @@ def table(statuses: Sequence[Status]) -> str:
 class Monitor:
     """Looks at the Runs of a sweep; prints a line whenever one changes its state.
 
-    Slurm is asked only if a Run went there. It must answer the first time; later its last answer
-    holds if it is silent.
+    Slurm is asked only if a Run went there. It must answer the first time; if it is silent later,
+    its last answer holds.
     """
 
     def __init__(self, entries: Sequence[Entry]):
@@ -86,12 +94,12 @@ class Monitor:
         while True:
             if _received:
                 raise KeyboardInterrupt
-            going = busy() if busy else None
+            goes_on = busy() if busy else None
             statuses = self.statuses()
             self.show(statuses)
-            if going is None:
-                going = any(status.state in ("waiting", "running") for status in statuses)
-            if not going:
+            if goes_on is None:
+                goes_on = any(status.state in ("waiting", "running") for status in statuses)
+            if not goes_on:
                 return
             time.sleep(pause_s)
             self.age_s += pause_s
@@ -99,6 +107,7 @@ class Monitor:
                 self.ask()
 
     def show(self, statuses: Sequence[Status]) -> None:
+        """Print a line for each Run whose state is another than the last time."""
         for status in statuses:
             if self.states.get(status.name, status.state) != status.state:
                 name, state, done, test = cells(status)
