@@ -41,15 +41,16 @@ class Result(results.Result):
     """A results file, and the models in it; see `results.Result` for its arrays.
 
     Args:
-        model, dataset: the files or modules of a run's own code, where `source` and `model` need it
-            and this process did not run it: code that only a result names is not executed.
+        model, dataset: the files or modules of the user's own code that the run had. `source` and
+            `model` need them in a process that did not run it: code that only a result names is
+            not executed.
     """
 
     @without_inner_frames
     def __init__(self, path: Any, model: str | None = None, dataset: str | None = None):
         super().__init__(path)
-        given = {"model": model, "dataset": dataset}
-        if code := {kind: name for kind, name in given.items() if name}:
+        code = {"model": model, "dataset": dataset}
+        if code := {kind: name for kind, name in code.items() if name}:
             from dpfl_mpi.engine.saved import with_code
 
             self.run = with_code(self.run, code)
@@ -69,14 +70,14 @@ class Result(results.Result):
         self.state_dict(client)  # refuses a result without models, or without this client
         if self["best/round"][client] < 0:
             raise UserError(f"client {client} of {self.path} has no model: it was never scored")
-        known = admitted("model", self.run.model)  # this process has executed it
-        self.run = with_code(self.run, {"model": self.run.model if known else None})
+        has_run = admitted("model", self.run.model)  # in this process
+        self.run = with_code(self.run, {"model": self.run.model if has_run else None})
         return fill(network_of(self, self.source), self, client)
 
 
 @without_inner_frames
 def run(*, ranks: int | None = None, **settings: Any) -> Result:
-    """Compute a Run, or find its finished result, and return that.
+    """Compute a Run, or find its finished result, and return the result.
 
     Args:
         ranks: MPI ranks to start. The default is one per core of this machine, or for
@@ -117,15 +118,15 @@ def sweep(**settings: Any) -> list[Result]:
     or finds one after the other; the last list changes fastest.
     """
     lists = {name: value for name, value in settings.items() if isinstance(value, list | range)}
-    each = (zip(lists, values, strict=True) for values in itertools.product(*lists.values()))
-    return [run(**settings | dict(changes)) for changes in each]
+    combinations = itertools.product(*lists.values())
+    return [run(**settings | dict(zip(lists, values, strict=True))) for values in combinations]
 
 
 @without_inner_frames
 def table(given: Any) -> "pd.DataFrame":
     """Return a row per Run of results, of paths, or of a folder, as `results.table` says."""
-    one = isinstance(given, str | os.PathLike | results.Result)
-    return data_frame(of_runs(opened([given] if one else given)), "run")
+    is_single = isinstance(given, str | os.PathLike | results.Result)
+    return data_frame(of_runs(opened([given] if is_single else given)), "run")
 
 
 @without_inner_frames
@@ -159,12 +160,12 @@ def plot(result: results.Result, figure: str = "learning_curves", **flags: Any) 
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:
-    """Return the Run and the Job of settings by name."""
+    """Return the resolved Run and the Job of settings by name, checked."""
     for name in settings:
         if name not in SCHEMA:
             raise unknown(name, f"there is no setting {name}", "")
-    asked, job = run_and_job(plain(settings))
-    return asked.resolve(), job
+    given, job = run_and_job(plain(settings))
+    return given.resolve(), job
 
 
 def start(ranks: int, settings: Mapping[str, Any]) -> None:
@@ -208,8 +209,8 @@ def environment() -> dict[str, str]:
     package = Path(__file__).resolve().parents[1]
     if not package.name.endswith("-packages"):  # it is not installed
         paths.append(str(package))
-    single = {} if batch.number() else OPEN_MPI
-    return single | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    defaults = {} if batch.number() else OPEN_MPI
+    return defaults | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def read_errors(stderr: Iterable[str], errors: list[str]) -> None:

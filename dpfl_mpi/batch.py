@@ -1,6 +1,7 @@
-"""Batch systems: the job that this process belongs to, its tasks, and the time that it has left.
+"""Batch systems: the job that this process belongs to, its ranks, and the time that it has left.
 
-PBS, LSF and Flux are as in their manuals and untried.
+Each system says so by environment variables and by a command; `SYSTEMS` lists them. PBS, LSF and
+Flux are as in their manuals and untried.
 """
 
 import contextlib
@@ -12,54 +13,41 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-ANSWER_S = 20  # that a batch system has for an answer
+ANSWER_S = 20  # seconds that a batch system has for an answer
 
 
 class System(NamedTuple):
-    """A batch system. Names in capitals are environment variables of its jobs."""
+    """A batch system, by the environment variables of its jobs and the answer of a command."""
 
     name: str
-    job: str  # number of the job
-    tasks: str  # number of ranks, or the path of a file with one line per rank
-    array: str  # number of the task in an array of jobs
+    job: str  # variable with the number of the job
+    tasks: str  # variable with the number of ranks, or the path of a file with a line per rank
+    array: str  # variable with the number of the task in an array of jobs
     left: str  # command that says when a job ends
-    answer: str  # how it says so; days, hours, minutes and seconds are groups
+    answer: str  # pattern of what it prints, with groups days, hours, minutes and seconds
 
 
+# fmt: off
 SYSTEMS = (
     System(
-        "Slurm",
-        "SLURM_JOB_ID",
-        "SLURM_NTASKS",
-        "SLURM_ARRAY_TASK_ID",
-        "squeue -h -j {job} -o %L",
-        r"(?:(?P<days>\d+)-)?(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):)?(?P<seconds>\d+)$",
-    ),
+        "Slurm", "SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_ARRAY_TASK_ID", "squeue -h -j {job} -o %L",
+        r"(?:(?P<days>\d+)-)?(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):)?(?P<seconds>\d+)$"),
     System(
-        "PBS",
-        "PBS_JOBID",
-        "PBS_NODEFILE",
-        "PBS_ARRAY_INDEX",
-        "qstat -f {job}",
+        "PBS", "PBS_JOBID", "PBS_NODEFILE", "PBS_ARRAY_INDEX", "qstat -f {job}",
         r"(?=.*Resource_List\.walltime = (?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)$)"
-        r"(?=.*\sstime = (?P<start>[^\n]+))",
-    ),
+        r"(?=.*\sstime = (?P<start>[^\n]+))"),
     System(
-        "LSF",
-        "LSB_JOBID",
-        "LSB_DJOB_NUMPROC",
-        "",
-        "bjobs -noheader -o time_left {job}",
-        r"(?P<hours>\d+):(?P<minutes>\d+) L$",  # E would be an estimate
-    ),
+        "LSF", "LSB_JOBID", "LSB_DJOB_NUMPROC", "", "bjobs -noheader -o time_left {job}",
+        r"(?P<hours>\d+):(?P<minutes>\d+) L$"),  # E would be an estimate
     # in the script of `flux batch`, which does not know how many ranks are wanted, and in its ranks
     System("Flux", "FLUX_URI", "", "FLUX_JOB_CC", "flux job timeleft", r"(?P<seconds>\d+)$"),
 )
+# fmt: on
 OUTSIDE = System("", "", "", "", "", "")
 
 
 def system() -> System:
-    """Return the batch system of this job, OUTSIDE of a job."""
+    """Return the batch system whose job this process is in, or OUTSIDE."""
     return next((s for s in SYSTEMS if os.environ.get(s.job)), OUTSIDE)
 
 
@@ -96,17 +84,16 @@ def tasks() -> list[int]:
 
 
 def seconds_left() -> float | None:
-    """Return the seconds until this job ends, None: never, or unknown. It asks a controller."""
-    # set by Slurm from version 23.02 on; before, squeue is asked
+    """Return the seconds until this job ends; None if it has no end, or none that is known."""
+    # Slurm sets this variable from version 23.02 on; a job of an older one asks squeue
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return int(end) - time.time()
     if (batch_system := system()) is OUTSIDE:
         return None
     command = batch_system.left.format(job=number()).split()
-    found = re.match(
-        batch_system.answer, output(command, ANSWER_S).strip(), re.DOTALL | re.MULTILINE
-    )
-    if not found:  # UNLIMITED and the like
+    answer = output(command, ANSWER_S).strip()
+    found = re.match(batch_system.answer, answer, re.DOTALL | re.MULTILINE)
+    if not found:  # such as UNLIMITED
         return None
     parts = found.groupdict()
     start = parts.pop("start", None)

@@ -1,4 +1,7 @@
-"""The exceptions that the command line knows, and how a command ends."""
+"""The exceptions of this package, and how a command prints them and ends.
+
+Each `main` of a command is wrapped by `in_a_sentence` and started by `exit_with`.
+"""
 
 import errno
 import functools
@@ -12,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec
 
 P = ParamSpec("P")
 HERE = Path(__file__).resolve().parent
-LONGEST = 1000  # characters that are shown of an error text of other code
+LONGEST = 1000  # characters that are shown of the text of another library's error
 # exit codes
 INTERRUPTED = 130  # of a command that Ctrl-C ended: 128 + SIGINT, as in a shell
 REQUEUE = 75  # of a run that goes on when it is started again: EX_TEMPFAIL
@@ -66,26 +69,26 @@ def complain(text: str) -> None:
 
 
 def drop(stream: Any) -> None:
-    """Let what is still printed to a stream go nowhere."""
+    """Discard what is still printed to a stream."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def own_line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return " (FILE, line N)" of the first frame that is neither of PyTorch nor of this package.
+    """Return " (FILE, line N)" of the first frame in the user's code, "" if there is none.
 
-    Its models count as the user's. It is "" where there is none.
+    That is code neither of PyTorch nor of this package, but for the models of this package.
     """
     for frame, line in frames:
         path = Path(frame.f_code.co_filename)
-        ours = path.is_relative_to(HERE) and path.parent.name != "models"
-        if not ours and "/torch/" not in str(path):
+        in_package = path.is_relative_to(HERE) and path.parent.name != "models"
+        if not in_package and "/torch/" not in str(path):
             return f" ({path.name}, line {line})"
     return ""
 
 
 def without_inner_frames(call: Callable[P, Any]) -> Callable[P, Any]:
-    """Return a function whose `UserError` shows one frame of this package."""
+    """Return a function whose `UserError` has a traceback with one frame of this package."""
 
     @functools.wraps(call)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -105,7 +108,7 @@ def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
         try:
             return main(*args, **kwargs) or 0
         except UserError as error:
-            sys.stdout.flush()  # what was printed before comes before
+            sys.stdout.flush()  # so that what was printed before stands before the error
             complain(f"error: {error}")
             return 2
 
@@ -136,7 +139,7 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             drop(sys.stdout)  # it may lie on the full disk
-        elif error.errno not in (errno.EACCES, errno.ENAMETOOLONG):  # of a path that was given
+        elif error.errno not in (errno.EACCES, errno.ENAMETOOLONG):  # these name a user's path
             raise
         complain(f"error: {error}")
         code = 2

@@ -18,7 +18,6 @@ names repeat.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 

@@ -3,10 +3,10 @@
 Every run then reads that file. Its arrays: `/train/images` uint8 or float32 [M,H,W,C], float32
 [M,F] or int32 [M,L], `/train/labels` [M] and, for data with clients of their own, `/train/clients`
 int32 [M]; the same under `/test`; `/class_names`, `/client_names`, `/client_groups`, `/mean` and
-`/std`. Its
-attributes: format, dataset, vocabulary (one more than the largest token, or 0), note, options,
-source (what it was made from), code (one's own that read it), own (whether the data are anyone's
-own), and sha256 of the arrays, of own data also of class_names, mean, std and vocabulary.
+`/std`. Its attributes: format, dataset, vocabulary (one more than the largest token, or 0), note,
+options, source (what it was made from), code (hash of the user's code that read it), own (whether
+they are the user's own data), and sha256 of the arrays, of own data also of class_names, mean, std
+and vocabulary.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ from dpfl_mpi.settings.job import FILE_NAME, file_name
 from dpfl_mpi.storage.files import check_apart, explained, reason, remove_leftovers, replacing
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, refused_as, sha256
 
-FLAGS = ("source", "out", "force")
+FLAGS = ("source", "out", "force")  # of every data set, beside its own options
 
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    own = [name for name in arguments[:1] if not name.startswith("-")]
-    for name in own:
+    named = [name for name in arguments[:1] if not name.startswith("-")]
+    for name in named:
         admit("dataset", name)
         if not hasattr(find("dataset", name), "read"):
             raise UserError(f"{name} has no read(source) and needs no file: run --dataset {name}")
-    args = vars(parser(own).parse_args(arguments))
+    args = vars(parser(named).parse_args(arguments))
     module = find("dataset", args["dataset"])
     given = {f.name: args[f.name] for f in fields(module.Options) if args[f.name] is not None}
     options = options_given("", f"the data set {args['dataset']}", module.Options, given)
@@ -57,11 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def parser(own: Sequence[str] = ()) -> Parser:
-    """Return the command line: a subcommand with its options per data set, shipped or `own`."""
+def parser(named: Sequence[str] = ()) -> Parser:
+    """Return the command line: a subcommand for each data set, shipped or `named` by the user."""
     out = Parser(prog="python -m dpfl_mpi.prepare", description=str(__doc__).split("\n\n")[0])
     datasets = out.add_subparsers(dest="dataset", required=True, metavar="DATASET")
-    for name in dict.fromkeys([*shipped("dataset"), *own]):
+    for name in dict.fromkeys([*shipped("dataset"), *named]):
         module = find("dataset", name)
         if not hasattr(module, "read"):
             continue
@@ -83,7 +83,7 @@ def parser(own: Sequence[str] = ()) -> Parser:
 
 
 def default_out(module: ModuleType, options: Mapping[str, Any]) -> Path:
-    """Return the data set's own path; other options than the default ones are part of its name."""
+    """Return the usual path of a data set, with options that are not the default in its name."""
     path = Path(module.DATA)
     changed = [f.name for f in fields(module.Options) if options[f.name] != f.default]
     words = [path.stem, *(str(options[name]).replace("/", "%2F") for name in changed)]
@@ -93,9 +93,9 @@ def default_out(module: ModuleType, options: Mapping[str, Any]) -> Path:
 def prepare(
     dataset: str, source: Path | None, out: Path, options: dict[str, Any], force: bool = False
 ) -> str:
-    """Write the prepared file and return a sentence about it.
+    """Write the prepared file, unless it is there, made from the same source.
 
-    Nothing is done if it is there already, made from the same source.
+    Returns a sentence about it.
     """
     module = find("dataset", dataset)
     if source is None and not hasattr(module, "DOWNLOAD"):
@@ -117,12 +117,13 @@ def prepare(
     if out.exists() and not force:
         check_same(out, origin)
         return f"{out} is there already, made from the same source (--force writes it anew)"
-    # known before an hour of download; nothing is replaced
+    # try to write before an hour of download; the error makes `replacing` leave the file as it is
     with explained(unwritable), contextlib.suppress(EOFError), replacing(out):
         raise EOFError
     source = source or download(module, out.parent / "downloads")
     arrays = made_by(dataset, module, "read", source, **options)
     sha = write(arrays, short(dataset), out, origin, getattr(module, "OWN_DATA", False))
+    # the sentence
     x, clients = arrays.train_images, len(arrays.client_names)
     counts = f"{len(x)} training and {len(arrays.test_images)} test"
     size = "x".join(map(str, x.shape[1:]))
@@ -131,11 +132,12 @@ def prepare(
     groups = len({*arrays.client_groups})
     facts += [f"{clients} clients" + (f" in {groups} groups" if groups else "")] if clients else []
     facts += [f"{out.stat().st_size / 1e6:.0f} MB", f"sha256 {sha[:12]}"]
-    run_it = "" if out == Path(module.DATA) else f"; run it with --data {out}"
-    return f"{out}: {', '.join(facts)}{run_it}"
+    how_to_run = "" if out == Path(module.DATA) else f"; run it with --data {out}"
+    return f"{out}: {', '.join(facts)}{how_to_run}"
 
 
 def check_same(out: Path, origin: Mapping[str, str]) -> None:
+    """Raise `UserError` if the file that is there has another origin than a new one would have."""
     mend = "choose another --out, or overwrite it with --force"
     what = f"--out is {out}, which is not a readable file of dpfl_mpi; {mend}"
     with refused_as(what, (Unreadable,)), Hdf5(out, "a readable file of dpfl_mpi") as file:
@@ -149,10 +151,10 @@ def check_same(out: Path, origin: Mapping[str, str]) -> None:
 
 
 def fingerprint(source: Path | None, module: ModuleType) -> str:
-    """Return what names a source.
+    """Return a text that tells sources apart.
 
-    This is the publisher's checksum, the SHA-256 of a file, or that of all names, sizes and times
-    of a folder.
+    It is the publisher's checksum, the SHA-256 of a file, or that of all names, sizes and times of
+    a folder.
     """
     if source is None:
         return str(module.DOWNLOAD[1])
@@ -194,7 +196,7 @@ def download(module: ModuleType, folder: Path) -> Path:
 
 
 def packed(arrays: Arrays, dataset: str, origin: Mapping[str, str], own: bool) -> bytes:
-    """Return the bytes of a prepared file of anyone's `own` data, or of a publisher's."""
+    """Return the bytes of a prepared file; `own` says whether the data are the user's."""
     import h5py
 
     sha = digest(arrays.stored().values(), arrays, own)
@@ -221,7 +223,7 @@ def write(
     origin: Mapping[str, str] | None = None,
     own: bool = False,
 ) -> str:
-    """Write the prepared file, read it back, then rename it; return its SHA-256."""
+    """Write the prepared file beside its place, read it back, and rename it; return its SHA-256."""
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
         part.write_bytes(packed(arrays, dataset, origin or {}, own))
         return in_file(part).sha256

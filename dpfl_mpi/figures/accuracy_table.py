@@ -1,8 +1,9 @@
 """Table: test accuracy of every method on every data set.
 
-The first table is the paper's Table 1. One table per data set follows, with the spread over
-clients, the difference to Local (paired by client, on the same partition), the clients below their
-own Local, the worst decile, and the accuracy after the last round.
+The first table is the paper's Table 1. One table per setting (data set and partition) follows, with
+the spread over clients, the difference to Local (paired by client, on the same partition), the
+clients below their own Local, the worst decile, and the accuracy after the last round. A row is a
+method with its budget; its Runs differ in the seed alone. `frames` are the results as data frames.
 """
 
 from itertools import combinations
@@ -63,60 +64,63 @@ def frame_of(score: str) -> tuple[str, str]:
 
 def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
     """Return one line per setting and row: scores in percent, differences in points."""
-    name, column = frame_of(score)
+    frame, column = frame_of(score)
     out = []
-    for where, rows in frames.rows.groupby("setting", sort=False):
-        lines = frames.of(name, where)
+    for setting, rows in frames.rows.groupby("setting", sort=False):
+        lines = frames.of(frame, setting)  # a line per Run and client
         bold = tables.unbeaten(lines, list(rows["row"]), column)
-        for line, is_bold in zip(rows.itertuples(), bold, strict=True):
-            results = frames.of("runs", where, line.row)
-            values = tables.means(lines, line.row, column)
-            theirs = published.table_1(line.paper, line.row) if score == "accuracy" else None
-            last = [r.benign_percentages("last/test_acc") for r in results["result"]]
-            notes = sorted({note for r in results["result"] if (note := coverage(r))})
-            scored = lines[lines["row"] == line.row].dropna(subset=[column])
-            each = [100 * part.to_numpy() for _, part in scored.groupby("run")[column]]
-            worst = [np.sort(a)[: -(-len(a) // 10)].mean() for a in each]
+        for row, is_bold in zip(rows.itertuples(), bold, strict=True):
+            runs = frames.of("runs", setting, row.row)
+            means = tables.means(lines, row.row, column)  # of each Run over its clients
+            in_paper = published.table_1(row.paper, row.row) if score == "accuracy" else None
+            last = [r.benign_percentages("last/test_acc") for r in runs["result"]]
+            notes = sorted({note for r in runs["result"] if (note := coverage(r))})
+            # the scores of each Run's clients, and the mean of the lowest tenth of them
+            scored = lines[lines["row"] == row.row].dropna(subset=[column])
+            of_runs = [100 * part.to_numpy() for _, part in scored.groupby("run")[column]]
+            worst = [np.sort(scores)[: -(-len(scores) // 10)].mean() for scores in of_runs]
             out.append({
-                "setting": where,
-                "method": line.row,
-                "mean": values.mean(),
-                "std": tables.deviation(values),
-                "n": len(values),
+                "setting": setting,
+                "method": row.row,
+                "mean": means.mean(),
+                "std": tables.deviation(means),
+                "n": len(means),
                 "bold": is_bold,
-                "client_std": mean(np.array([a.std() for a in each])),
+                "client_std": mean(np.array([scores.std() for scores in of_runs])),
                 "worst_decile": mean(np.array(worst)),
-                **against_local(lines, line, rows[rows["method"] == "local"], column),
+                **against_local(lines, row, rows[rows["method"] == "local"], column),
                 "few": "; ".join(notes),
-                "last_round": mean(np.array([a.mean() for a in last if len(a)])),
-                "epochs": line.epochs,
-                "finished": results["finished"].all(),
-                "paper": " ± ".join(theirs or ()),
-                "cell": tables.mean_text(values),
+                "last_round": mean(np.array([scores.mean() for scores in last if len(scores)])),
+                "epochs": row.epochs,
+                "finished": runs["finished"].all(),
+                "paper": " ± ".join(in_paper or ()),
+                "cell": tables.mean_text(means),
             })  # fmt: skip
     return pd.DataFrame(out)
 
 
 def against_local(
-    lines: pd.DataFrame, line: Any, local: pd.DataFrame, column: str
+    lines: pd.DataFrame, row: Any, local: pd.DataFrame, column: str
 ) -> dict[str, Any]:
     """Return a row's difference to Local, points, and the percentage of clients that lose by it.
 
-    Of several Local Runs on a common partition the most similar one is used.
+    `lines` has the scores of clients, `local` the rows of the method Local. Of several such rows on
+    a common partition the most similar one is used.
     """
 
     def distance(other: Any) -> tuple[int, int]:
-        return len(unlike(line.result, other.result, *SHOWN)), abs(line.epochs - other.epochs)
+        return len(unlike(row.result, other.result, *SHOWN)), abs(row.epochs - other.epochs)
 
-    others = sorted(local.itertuples(), key=distance) if line.method != "local" else []
-    found = (tables.paired(lines, line.row, other.row, column) for other in others)
-    parts = next(filter(None, found), [np.array([np.nan])])
+    others = sorted(local.itertuples(), key=distance) if row.method != "local" else []
+    differences = (tables.paired(lines, row.row, other.row, column) for other in others)
+    parts = next(filter(None, differences), [np.array([np.nan])])
     gain, half = tables.interval(parts)
     below = 100 * np.mean(np.concatenate(parts) < -1e-9) if np.isfinite(gain) else np.nan
     return {"vs_local": gain, "vs_local_half_interval": half, "below_local_percent": below}
 
 
 def details(part: pd.DataFrame, score: str) -> pd.DataFrame:
+    """Return the table of one setting; `part` are its lines of `measure`."""
     pairs = zip(part["vs_local"], part["vs_local_half_interval"], strict=True)
     gains = ["-" if np.isnan(gain) else f"{gain:+.2f} ± {number(half)}" for gain, half in pairs]
     last = "last round" if score == "accuracy" else "last round, accuracy"
@@ -145,19 +149,19 @@ def by_class(frames: Frames, where: str) -> list[str]:
     """Return a table of the scores that count classes alike, if all Runs are finished."""
     if not all("best/confusion" in result for result in frames.runs["result"]):
         return []
-    lines, rows = (
-        frames.of("scores", where),
-        frames.rows.loc[frames.rows["setting"] == where, "row"],
-    )
-    columns = {
-        name: [number(tables.means(lines, row, metric).mean()) for row in rows]
-        for metric, name in list(METRICS.items())[1:]
-    }
+    lines = frames.of("scores", where)
+    rows = frames.rows.loc[frames.rows["setting"] == where, "row"]
+    columns = {}
+    for metric, name in list(METRICS.items())[1:]:  # but accuracy
+        columns[name] = [number(tables.means(lines, row, metric).mean()) for row in rows]
     return [f"\n{markdown(pd.DataFrame({'method': list(rows)} | columns))}"]
 
 
 def notes(part: pd.DataFrame, results: pd.Series) -> list[str]:
-    """Return what makes the rows of one data set less comparable."""
+    """Return notes on what makes the rows of one setting less comparable.
+
+    `part` are its lines of `measure`, and `results` one result of each row.
+    """
     out = []
     by_epochs = [f"{n} ({', '.join(m)})" for n, m in part.groupby("epochs")["method"]]
     if len(by_epochs) > 1:
@@ -174,10 +178,11 @@ def notes(part: pd.DataFrame, results: pd.Series) -> list[str]:
 
 def draw(frames: Frames, paper: bool = False, score: str = "accuracy") -> Drawing:
     data = measure(frames, score)
+    # the first table: a row per method, a column per setting
     settings = list(dict.fromkeys(data["setting"]))
     cells = data["cell"] + np.where(data["finished"], "", ", not finished")
-    theirs = data["paper"] if paper else [""] * len(data)
-    data["cell"] = list(map(tables.cell_text, cells, data["bold"], theirs))
+    in_paper = data["paper"] if paper else [""] * len(data)
+    data["cell"] = list(map(tables.cell_text, cells, data["bold"], in_paper))
     table = data.pivot(index="method", columns="setting", values="cell").fillna("-")
     table = table.loc[data["method"].unique(), settings].reset_index()
     parts = [

@@ -1,6 +1,8 @@
-"""The program behind `python analysis/NAME.py`.
+"""The program behind `python analysis/NAME.py`: `main` finds results, draws, and writes files.
 
-It finds results, makes data frames of them, draws, and writes NAME.{pdf,png,csv,md,tex,html}.
+A figure is a module of this package: its list RUNS says of which Runs it wants results, and its
+function `draw` gets these as data frames and returns a `Drawing`. A script in analysis/ calls
+`shipped(NAME, __name__)`; the script of a user's own figure calls `main`.
 """
 
 import dataclasses
@@ -39,21 +41,24 @@ PAPER = {"paper": {"action": "store_true", "help": "add the paper's figures in b
 
 def fitted_page(text: str) -> str:
     """Return a text no wider than `WIDTH`: long lines are folded, markdown tables are split."""
-    parts = itertools.groupby(text.split("\n"), lambda line: line.startswith("|"))
-    return "\n".join(
-        fitted_table([line.strip("|").split("|") for line in lines])
-        if is_table
-        else fitted("\n".join(lines))
-        for is_table, lines in parts
-    )
+    out = []
+    for is_table, lines in itertools.groupby(text.split("\n"), lambda line: line.startswith("|")):
+        if is_table:
+            out.append(fitted_table([line.strip("|").split("|") for line in lines]))
+        else:
+            out.append(fitted("\n".join(lines)))
+    return "\n".join(out)
 
 
 def fitted_table(rows: list[list[str]]) -> str:
-    """Return a markdown table in parts of `WIDTH`, each with the columns that name a row."""
+    """Return a markdown table in parts of `WIDTH`, each with the columns that name a row.
+
+    Such are the first columns of words, if they leave room for others; at least the first one.
+    """
     widths = [len(cell) + 1 for cell in rows[0]]
     in_words = [any(c.isalpha() for row in rows[2:] for c in row[i]) for i in range(len(widths))]
-    names = (k for k in range(2, len(widths)) if all(in_words[:k]) and sum(widths[:k]) < 66)
-    keys = max(names, default=1)
+    counts = (k for k in range(2, len(widths)) if all(in_words[:k]) and sum(widths[:k]) < 66)
+    keys = max(counts, default=1)
     parts = split(widths, keys, WIDTH - 1)
     tables = [[f"|{'|'.join(row[i] for i in part)}|" for row in rows] for part in parts]
     return "\n\n".join("\n".join(table) for table in tables)
@@ -73,11 +78,12 @@ class Drawing:
 def cifar10(**fields: Any) -> list[Run]:
     """Return the CIFAR-10 Runs of all combinations of the fields; a tuple is several values."""
     values = [value if isinstance(value, tuple) else (value,) for value in fields.values()]
-    combinations = (dict(zip(fields, each, strict=True)) for each in itertools.product(*values))
-    return [Run(dataset="cifar10", **each) for each in combinations]
+    points = (dict(zip(fields, point, strict=True)) for point in itertools.product(*values))
+    return [Run(dataset="cifar10", **point) for point in points]
 
 
 def command(run: Run) -> str:
+    """Return the command line that computes a Run."""
     return shlex.join(["mpirun", "-n", "8", "python", "-m", "dpfl_mpi", *to_flags(changed(run))])
 
 
@@ -100,9 +106,9 @@ def gather(runs: Iterable[Run], folder: str | Path) -> tuple[list[Result], list[
             missing.append(f"missing: {command(run)}{results_flag(folder)}")
         except UserError as error:
             reasons[str(error)].append(run)
-    for reason, some in reasons.items():
-        many = len(some) > LISTED
-        names = [f"{len(some)} of {len(runs)} Runs"] if many else map(command, some)
+    for reason, of_reason in reasons.items():
+        too_many = len(of_reason) > LISTED
+        names = [f"{len(of_reason)} of {len(runs)} Runs"] if too_many else map(command, of_reason)
         missing += [f"not available here: {name} ({reason})" for name in names]
     return results, missing
 
@@ -172,9 +178,8 @@ def main(
         with plt.rc_context(STYLE):
             drawing = draw(of_results(results), **{flag: getattr(args, flag) for flag in options})
             if not isinstance(drawing, Drawing):
-                raise UserError(
-                    f"draw returned a {type(drawing).__name__}; it must return a Drawing"
-                )
+                kind = type(drawing).__name__
+                raise UserError(f"draw returned a {kind}; it must return a Drawing")
             paths = save(drawing, name, Path(args.out))
         text = drawing.text if args.wide else fitted_page(drawing.text)
         print(*filter(None, (text, *paths)), sep="\n")

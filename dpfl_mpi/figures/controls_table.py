@@ -1,6 +1,6 @@
 """Table: overfitting to the validation set, liars, newcomers and early stopping.
 
-A row is a setting and a method, a mean over seeds.
+A row is a setting (data and partition) and a method, a mean over seeds. Its columns:
 
 validation - test: validation minus test accuracy of each client's best model, points, with its 95 %
 interval over partitions, or over the clients of a single one (seeds on one partition are averaged
@@ -33,7 +33,11 @@ RUNS = [
 
 
 def gaps(lines: pd.DataFrame) -> Parts:
-    """Return validation minus test accuracy of one row's best models, points, by partition."""
+    """Return validation minus test accuracy of one row's best models, points.
+
+    `lines` has a line per Run and client. There is an array for each partition, with a value per
+    client.
+    """
     points = lines.assign(gap=100 * (lines["val_acc"] - lines["test_acc"]))
     out = []
     for _, part in points.groupby("partition", sort=False):
@@ -78,7 +82,7 @@ def arrivals(result: Result) -> pd.DataFrame:
 
     Test accuracies, percent, of the models reported; `all` are those present in the same rounds.
     """
-    lines = [pd.DataFrame({"age": [], "accuracy": [], "all": []})]
+    lines = [pd.DataFrame({"age": [], "accuracy": [], "all": []})]  # one frame per round
     if "round/there" in result:
         present = result["round/there"][: result.last_round + 1]
         since = np.zeros(present.shape[1], int)  # round in which a client came, 0 for the first
@@ -97,10 +101,10 @@ def percent(value: float) -> str:
 
 
 def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, float]:
-    """Return the numbers of a row, means over its Runs."""
+    """Return the numbers of a row, means over its Runs: `group` are their results."""
     gap, half = interval(parts) if (parts := gaps(clients)) else NO_PAIR
-    all_liars, chosen = np.mean([liar_shares(r) for r in group], 0)
-    # only finished Runs have confusion matrices
+    liars, liars_chosen = np.mean([liar_shares(r) for r in group], 0)
+    # only finished Runs have confusion matrices, which the backdoor needs
     ended = [r for r in group if "best/confusion" in r] or group
     marked, unmarked = np.mean([backdoor(r) for r in ended], 0)
     by_epochs = np.mean([newcomers(r) for r in ended], 0)
@@ -112,8 +116,8 @@ def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, f
         "accuracy": float(means(clients, row).mean()),
         "gap": gap,
         "gap_half": half,
-        "liars": all_liars,
-        "liars_chosen": chosen,
+        "liars": liars,
+        "liars_chosen": liars_chosen,
         "backdoor": marked,
         "backdoor_unmarked": unmarked,
         **{f"newcomers_{i}": float(value) for i, value in enumerate(by_epochs)},
@@ -126,7 +130,7 @@ def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, f
 
 
 def texts(row: dict[str, float]) -> dict[str, str]:
-    """Return the cells of a row."""
+    """Return the cells of a row, by the names of their columns."""
     liars = f"{percent(row['liars_chosen'])} of {percent(row['liars'])}"
     backdoor = f"{percent(row['backdoor'])} ({percent(row['backdoor_unmarked'])})"
     ages = [name.removeprefix("arrived_all_") for name in row if name.startswith("arrived_all_")]

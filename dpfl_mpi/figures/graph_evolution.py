@@ -27,13 +27,15 @@ from dpfl_mpi.graph import asymmetry, sparsity, within
 from dpfl_mpi.results import Result
 
 RUNS = cifar10(budget=("inf", 20, 10, 5))
-# clients in the order of their blocks [N], each one's block [N], and the names of blocks
+# A block is a group of clients, or those with the same most frequent class. Blocks are the clients
+# in the order of their blocks [N], the number of each client's block [N], and the blocks' names.
 Blocks = tuple[np.ndarray, np.ndarray, list[str]]
 CHOSEN, LEFT_OUT = BLUE, "#F2B48C"  # dark and pale: distinct in grey print too
 MEANING = {"chosen": CHOSEN, r"in $\Omega$, not chosen": LEFT_OUT, "the client itself": DARK}
 
 
 def round_list(text: str) -> list[str]:
+    """Return the words of --rounds: numbers, "last" or "every"."""
     words = text.split(",")
     if text != "every" and not all(word == "last" or word.isdecimal() for word in words):
         allowed = "allowed are round numbers and last, as in 0,50,last, or every"
@@ -70,9 +72,10 @@ def squares(
     lines: Iterable[float],
     names: dict[float, str],
 ) -> None:
-    """Draw cells `[N, N]`, indices into `colours`, whose last is for the diagonal.
+    """Draw a matrix of cells `[N, N]`, numbers of `colours`. The last colour is for the diagonal.
 
-    `lines` separate groups of clients; `names` are the groups' names by position on both axes.
+    `lines` are where lines separate blocks of clients; `names` are the blocks' names by position on
+    both axes.
     """
     cells = cells.copy()
     last = len(colours) - 1
@@ -90,38 +93,42 @@ def squares(
 
 
 def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, blocks: Blocks, t: int) -> None:
-    """Draw round t's graph, bool `[N, N]`, with clients in blocks."""
+    """Draw round t's graph: who chose whom, and who is in Omega, bool `[N, N]`."""
     order, block, block_names = blocks
     n = len(order)
+    # the name of each block, in its middle, where it overlaps no other
     starts = np.flatnonzero(np.diff(block[order], prepend=-2))
     upright = all(len(name) < 3 for name in block_names)
     names = {}
     for start, end in zip(starts, np.append(starts[1:], n), strict=True):
         name = dict(enumerate(block_names)).get(int(block[order[start]]), "-1")
-        fits = (end - start) / n >= 0.04 * (len(name) if upright else 1)  # else names would overlap
+        fits = (end - start) / n >= 0.04 * (len(name) if upright else 1)
         names[(start + end - 1) / 2] = name if fits else ""
     cells = np.where(chosen, 2, np.where(omega, 1, 0))[np.ix_(order, order)]
     squares(axes, cells, ("white", LEFT_OUT, CHOSEN, DARK), starts[1:] - 0.5, names)
-    if not upright:  # long names are on the left of the figure alone
+    if not upright:  # long names are turned below, and beside the first column of panels alone
         axes.tick_params(axis="x", labelrotation=90)
-        place = axes.get_subplotspec()
-        axes.tick_params(axis="y", labelleft=place is not None and place.is_first_col())
+        panel = axes.get_subplotspec()
+        axes.tick_params(axis="y", labelleft=panel is not None and panel.is_first_col())
     axes.set_title(f"{round_name(t)}\nsparsity {100 * sparsity(chosen):.1f} %", fontsize=7, pad=3)
 
 
 def blocks_of(clients: pd.DataFrame, result: Result | None) -> Blocks:
-    """Return the blocks of a Run's clients, of groups or most frequent classes."""
+    """Return the blocks of a Run's clients, which are lines of the frame `clients`."""
     order, block = client_order(clients["classes"], groups := clients.get("group"))
     if groups is not None:
         return order, block, sorted(set(groups))
-    names = list(map(str, range(block.max() + 1)))  # CSV files have no others
+    names = list(map(str, range(block.max() + 1)))  # without a result names are not known
     return order, block, result.class_names if result else names
 
 
 def draw_rounds(
     rows: Sequence[Sequence[int]], names: Sequence[str], draw: Callable[[Axes, int, int], None]
 ) -> Figure:
-    """Return a figure of each row's rounds, 6 side by side; `draw(axes, i, t)` draws a panel."""
+    """Return a figure with a panel for each round of each row, at most 6 side by side.
+
+    `rows` are lists of rounds, with `names`; `draw(axes, i, t)` draws round t of row i.
+    """
     columns = min(max(map(len, rows)), 6)
     heights = [-(-len(rounds) // columns) for rounds in rows]
     side = min(TEXT / columns, 2.3)
@@ -155,20 +162,21 @@ def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
 
 
 def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
-    graphs = {
-        run: dict(zip(lines["t"], lines["graph"], strict=True))
-        for run, lines in with_graphs(frames).groupby("run")
-    }
+    # by Run and round, a function that reads the graph
+    graphs = {}
+    for run, lines in with_graphs(frames).groupby("run"):
+        graphs[run] = dict(zip(lines["t"], lines["graph"], strict=True))
     runs = frames.runs[frames.runs["run"].isin(graphs)]
     keys = ["order", "method", "seed"]
     runs = runs.sort_values(keys, ascending=[False, True, True], kind="stable")
     runs, text = limit_panels(runs)
     several, names, lines = len(runs) > 1, labels(runs), list(runs.itertuples())
+    # the rounds of each Run that are drawn
     shown = []
     for r in lines:
         first, last = min(graphs[r.run]), max(graphs[r.run])
-        ends = sorted({first, max(first, last // 2), last})
-        asked = rounds or (["every"] if not several else list(map(str, ends)))
+        three = sorted({first, max(first, last // 2), last})
+        asked = rounds or (["every"] if not several else list(map(str, three)))
         shown.append(rounds_to_show(first, last, asked, r.run))
     lines_of = frames["clients"].groupby("run")
     clients = {run: part.dropna(axis="columns", how="all") for run, part in lines_of}
@@ -177,8 +185,8 @@ def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
     def panel(axes: Axes, i: int, t: int) -> None:
         line, of_run = lines[i], graphs[lines[i].run]
         chosen = of_run[t]().matrix()
-        recorded = 0 in of_run and t < line.omega_until  # else this round's Omega is another
-        omega = of_run[0]().matrix() if recorded else np.zeros_like(chosen)
+        is_recorded = 0 in of_run and t < line.omega_until  # else this round has another Omega
+        omega = of_run[0]().matrix() if is_recorded else np.zeros_like(chosen)
         matrix(axes, chosen, omega, blocks[line.run], t)
 
     figure = draw_rounds(shown, names if several else [""], panel)
@@ -188,15 +196,16 @@ def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
     pads = {"w_pad": 0.01, "h_pad": 0.02, "wspace": 0.02, "hspace": 0.02}
     figure.get_layout_engine().set(**pads)  # type: ignore[union-attr]
     patches(figure, MEANING)
+    # the numbers and the text of each Run and round drawn
     data = []
-    for r, ts, name in zip(lines, shown, names, strict=True):
-        sets = [set(each.split()) for each in clients[r.run]["classes"]]
+    for r, drawn, name in zip(lines, shown, names, strict=True):
+        sets = [set(classes.split()) for classes in clients[r.run]["classes"]]
         shared = np.array([[bool(a & b) for b in sets] for a in sets])
         shared &= ~np.eye(len(sets), dtype=bool)
         groups = clients[r.run].get("group")
         columns_of_run = {key: getattr(r, key) for key in ("method", "setting", "budget", "seed")}
         text.append(f"{name} on {r.setting}, seed {r.seed}")
-        for t in ts:
+        for t in drawn:
             values = measure(graphs[r.run][t]().matrix(), shared)
             data.append({"run": Path(r.run).stem} | columns_of_run | {"round": t} | values)
             edges = f"{values['edges']:5d} edges, sparsity {100 * values['sparsity']:5.1f} %"
@@ -208,7 +217,7 @@ def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
             alike = f"{100 * data[-1][f'edges_{inside}']:5.1f} % {what}"
             pairs = f"(of all pairs {100 * data[-1][f'pairs_{inside}']:.1f} %)"
             text.append(f"  round {t:3d}: {edges}, {alike} {pairs}")
-        if max(ts) >= r.omega_until:
+        if max(drawn) >= r.omega_until:
             change = f"from round {r.omega_until:.0f} on Omega is another, which is not recorded"
             text.append(f"  {change}: clients in it that are not chosen are not shown")
     return Drawing(pd.DataFrame(data), figure, "\n".join(text))

@@ -30,15 +30,15 @@ SECONDS_PER_HOUR = 3600
 def measure(result: Result) -> pd.DataFrame:
     """Return accuracy (percent), simulated hours and gigabytes so far, at evenly spaced times.
 
-    There are as many times as rounds; the first is when every client has ended round 0. A client
-    that waits for nobody may be rounds ahead of others.
+    There are as many times as rounds; the first is when every client has ended round 0. At a time,
+    a client that waits for nobody may be rounds ahead of others.
     """
     if "network/end" not in result:
         raise UserError(f"{result.path} has no simulated time; compute it with --network")
     rounds = slice(0, result.last_round + 1)
     end = np.maximum.accumulate(result["network/end"][rounds], 0) / SECONDS_PER_HOUR
     hours = np.linspace(end[0].max(), end.max(), len(end))
-    ended = (end[None] <= hours[:, None, None]).sum(1)  # rounds, by time and client
+    ended = (end[None] <= hours[:, None, None]).sum(1)  # how many rounds, by time and client
     best = np.take_along_axis(result["round/best_test_acc"][rounds], ended - 1, 0)
     sent = result["traffic/bytes_sent"][rounds].cumsum(0) / 1e9
     columns = {
@@ -53,12 +53,15 @@ def measure(result: Result) -> pd.DataFrame:
 def waits(result: Result) -> np.ndarray:
     """Return the hours that others waited for each client, the last to send them a model, `[N]`."""
     seconds, client = result["network/wait"], result["network/waited_for"]
-    known = client >= 0
-    return np.bincount(client[known], seconds[known], seconds.shape[1]) / SECONDS_PER_HOUR
+    waited = client >= 0
+    return np.bincount(client[waited], seconds[waited], seconds.shape[1]) / SECONDS_PER_HOUR
 
 
 def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float]:
-    """Return a Run's line of the table; `lines` are those of `measure`."""
+    """Return a Run's line of the table; `lines` are those of `measure`.
+
+    `reach` is the accuracy, in percent, to which the time is told.
+    """
     reached, hours, last = lines[lines["accuracy"] >= reach], waits(result), lines.iloc[-1]
     rounds = slice(0, len(lines))
     end, waited_for = result["network/end"][rounds], result["network/waited_for"][rounds]
@@ -80,17 +83,19 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     rows = zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True)
     for line, look, label in rows:
         results = list(frames.of("runs", line.setting, line.row)["result"])
-        each = [measure(result) for result in results]
-        mean = pareto.mean_curve(pd.concat(each), ["accuracy", *PANELS])
+        measured = [measure(result) for result in results]
+        # two panels: accuracy over hours and over gigabytes
+        mean = pareto.mean_curve(pd.concat(measured), ["accuracy", *PANELS])
         for axes, name in zip(panels[:2], PANELS, strict=True):
             of_row = look | {"label": text_label(label)}
             curve(axes, mean[name], mean["accuracy"], mean["std"], **of_row)
+        # the third: the share of waiting that is for the first clients
         waited = [hours for hours in map(waits, results) if hours.any()]
         if shares := [np.sort(hours)[::-1].cumsum() / hours.sum() for hours in waited]:
             clients = np.arange(1, len(shares[0]) + 1)
             curve(panels[2], clients, 100 * np.mean(shares, 0), [0], **look)
-        parts.append(mean.assign(setting=line.setting, method=line.row, n=len(each)))
-        cells = [row_of(r, part, reach) for r, part in zip(results, each, strict=True)]
+        parts.append(mean.assign(setting=line.setting, method=line.row, n=len(measured)))
+        cells = [row_of(r, part, reach) for r, part in zip(results, measured, strict=True)]
         forms = dict.fromkeys(cells[0], ".3g") | {"accuracy": ".4g"}
         means = pd.DataFrame(cells).mean(skipna=False).items()
         names = {"setting": line.setting, "method": line.row}
@@ -116,9 +121,10 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
 
 
 def critical_path(end: np.ndarray, waited_for: np.ndarray) -> list[int]:
-    """Return for rounds 0 to T the client on which the run's end depended; both are `[T+1, N]`.
+    """Return for rounds 0 to T the client on which the end of the run depended.
 
     The path goes back from the client that ended last: to the one it waited for, else to itself.
+    When a client ended each round, and for whom it waited (-1: nobody), are `[T+1, N]`.
     """
     client, path = int(end[-1].argmax()), []
     for senders in waited_for[::-1]:

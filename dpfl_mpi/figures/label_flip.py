@@ -28,7 +28,10 @@ RUNS = cifar10(budget="inf", flip_share=0.4, flipped_run_ggc=(False, True))
 
 
 def shares(adjacency: np.ndarray, flipped: np.ndarray) -> np.ndarray:
-    """Return the share of flipped senders of each benign client that has senders."""
+    """Return the share of flipped senders of each benign client that has senders.
+
+    `adjacency` `[N, N]` says who receives from whom, `flipped` `[N]` whose labels are flipped.
+    """
     rows = adjacency[~flipped]
     degree = rows.sum(1)
     return np.asarray(rows[:, flipped].sum(1)[degree > 0] / degree[degree > 0])
@@ -63,9 +66,11 @@ def draw_row(panels: Sequence[Axes], result: Result, name: str) -> tuple[pd.Data
     """Draw one run in four panels; return its numbers and a sentence."""
     first, end, over_rounds, histogram = panels
     flipped, last = result["client/flipped"], result.last_round
+    # the graphs before round 1 and at the end
     matrix(first, result, 0)
     matrix(end, result, last)
     first.set_ylabel(name, fontsize=7)
+    # the share of edges from flipped clients over the rounds
     line = 100 * np.array([edge_share(result.graph(t), flipped) for t in range(last + 1)])
     by_chance = 100 * chance(flipped)
     over_rounds.plot(line, color=RED)
@@ -75,6 +80,7 @@ def draw_row(panels: Sequence[Axes], result: Result, name: str) -> tuple[pd.Data
     over_rounds.text(last, by_chance, "chance ", **at_end)
     over_rounds.set(xlabel="round", ylabel="edges from flipped, %")
     over_rounds.locator_params(axis="x", integer=True)
+    # how that share is distributed over benign clients at the end
     share = 100 * shares(result.graph(last), flipped)
     histogram.hist(share, bins=range(0, 101, 10), color=PALE, edgecolor=DARK, lw=0.5)
     histogram.set(xlabel=f"collaborators flipped, %\n(round {last})", ylabel="benign clients")

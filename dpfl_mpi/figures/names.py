@@ -1,4 +1,8 @@
-"""Names of Runs, data and classes in figures and tables, and which Runs are repetitions."""
+"""Names of Runs and data in figures and tables, and which Runs are repetitions of each other.
+
+A setting is the data and their partition, such as "CIFAR-10 Patho(3)"; a row is the method with its
+budget, such as "DPFL (B_c = 0.1N)". Repetitions are results whose Runs differ in the seed alone.
+"""
 
 import dataclasses
 import json
@@ -19,7 +23,7 @@ from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
 
-Group = list[Result]  # repetitions: results whose Runs differ in the seed alone
+Group = list[Result]  # repetitions
 
 
 def method_name(run: Run) -> str:
@@ -67,23 +71,25 @@ def setting(run: Resolved) -> str:
 
 def setting_names(groups: Iterable[Group]) -> list[str]:
     """Return the setting of each group. A hash is added where the user's own data share a name."""
-    firsts = [group[0] for group in groups]
-    hashes = [r.fact("data_sha256")[:6] if own_data(r.run) else "" for r in firsts]
-    pairs = [(setting(r.run), sha) for r, sha in zip(firsts, hashes, strict=True)]
+    pairs = []
+    for result, *_ in groups:
+        sha = result.fact("data_sha256")[:6] if own_data(result.run) else ""
+        pairs.append((setting(result.run), sha))
     uses = Counter(name for name, _ in set(pairs))
     return [f"{name} [{sha}]" if sha and uses[name] > 1 else name for name, sha in pairs]
 
 
 def slug(name: str) -> str:
+    """Return a name in lower-case letters, digits and hyphens, for files."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def budget_order(run: Run) -> float:
     """Return a number to sort budgets by: of a range its middle, of a file of budgets 0."""
-    b = run.budget
-    if b.kind == "uniform":
-        return float(b.low + b.high) / 2
-    return float("inf") if b.kind == "inf" else float(b.fields.get("number", 0))
+    budget = run.budget
+    if budget.kind == "uniform":
+        return float(budget.low + budget.high) / 2
+    return float("inf") if budget.kind == "inf" else float(budget.fields.get("number", 0))
 
 
 def rank(run: Run) -> tuple[float, float, int]:
@@ -93,8 +99,8 @@ def rank(run: Run) -> tuple[float, float, int]:
     """
     title = declared(run).title
     before_dpfl = len(paper.METHODS) - 1.5
-    place = paper.METHODS.index(title) if title in paper.METHODS else before_dpfl
-    return place, -budget_order(run), run.finetune_epochs
+    position = paper.METHODS.index(title) if title in paper.METHODS else before_dpfl
+    return position, -budget_order(run), run.finetune_epochs
 
 
 def text_label(name: str) -> str:
@@ -104,11 +110,12 @@ def text_label(name: str) -> str:
 
 
 def wrapped(name: str, width: int) -> str:
+    """Return `text_label(name)` in lines of at most `width` characters."""
     return "\n".join(textwrap.wrap(text_label(name), width))
 
 
 def fields(result: Result) -> dict[str, Any]:
-    """Return what repetitions have in common: the settings without seeds, file contents, data."""
+    """Return what repetitions share: settings but seeds, hashes of files and code, and the data."""
     settings = as_dict(result.run) | result.run.contents
     shared = {name: value for name, value in settings.items() if name not in REPEATED}
     return shared | {"data_sha256": result.fact("data_sha256")}
@@ -134,43 +141,42 @@ def named(
     name: Callable[[Resolved], str] = row_name,
     without: Sequence[str] = (),
 ) -> list[tuple[str, str, Group]]:
-    """Return (setting, name, group) of each group.
+    """Return (setting, name, group) of each group; `name` is that of its row.
 
     Where groups of one setting share a name, the fields in which they differ are added to it,
     except for those in `without` and for values that are the default.
     """
-    settings = setting_names(groups)
-    names = [name(group[0].run) for group in groups]
+    pairs = [*zip(setting_names(groups), [name(group[0].run) for group in groups], strict=True)]
     out = []
-    for where, shared, group in zip(settings, names, groups, strict=True):
-        same = zip(settings, names, groups, strict=True)
-        rivals = [other[0] for s, n, other in same if (s, n) == (where, shared)]
+    for pair, group in zip(pairs, groups, strict=True):
+        rivals = [groups[i][0] for i, other in enumerate(pairs) if other == pair]  # and itself
         words = differences(group[0], rivals, without)
-        out.append((where, ", ".join(filter(None, [shared, *words])), group))
+        out.append((pair[0], ", ".join(filter(None, [pair[1], *words])), group))
     return out
 
 
 def differences(result: Result, rivals: Sequence[Result], without: Sequence[str]) -> list[str]:
     """Return "field value" of each field in which a result differs from rivals and the default."""
     defaults = {f.name: f.default for f in dataclasses.fields(Run)}
-    values, words = [fields(r) for r in rivals], []
-    for field in values[0]:
-        value, file = getattr(result.run, field, "not a field"), is_file(result, field)
+    of_rivals, words = [fields(r) for r in rivals], []
+    for field in of_rivals[0]:
+        value = getattr(result.run, field, "not a field")
         is_default = defaults.get(field) is not None and value == defaults[field]
-        different = len({json.dumps(v.get(field), default=str) for v in values}) > 1
-        if different and not is_default and value is not None and (file or field not in without):
+        differs = len({json.dumps(values.get(field), default=str) for values in of_rivals}) > 1
+        is_named = is_file(result, field) or field not in without
+        if differs and not is_default and value is not None and is_named:
             words.append(f"{field} {value_of(result, field)}".removeprefix("options "))
     return words
 
 
 def is_file(result: Result, field: str) -> bool:
-    """Return whether a field names a file, whose content decides."""
+    """Return whether a field of a result's Run names a file, whose content is in the key."""
     contents: str = result.run.contents.get(field, "")
     return bool(contents) and not contents.startswith(CODE)
 
 
 def value_of(result: Result, field: str) -> str:
-    """Return a field's value for a row's name; files and own code have their name and hash."""
+    """Return a field's value for the name of a row; files and the user's code with their hash."""
     contents: str = result.run.contents.get(field, "")
     value: Any = getattr(result.run, field, "not a field")
     if field == "data_sha256":

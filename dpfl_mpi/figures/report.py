@@ -30,9 +30,9 @@ from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
 
 RUNS = [Run(), Run(method="local")]
-MPI = {"one-sided": "rma", "collective": "collective"}
+MPI = {"one-sided": "rma", "collective": "collective"}  # in traffic/bytes_..., by title
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}  # plotly's names
-PAGE = Path(__file__).with_name("report.html")
+PAGE = Path(__file__).with_name("report.html")  # with {{NAME}} where `draw` puts the data
 
 
 def rounded(values: Iterable[float], digits: int = 4) -> list[Any]:
@@ -95,7 +95,7 @@ def describe(line: Any) -> dict[str, Any]:
             "train samples": result["client/n_train"].tolist(),
             "test samples": result["client/n_test"].tolist(),
         },
-        "seconds": {phase: rounded(each, 3) for phase, each in slowest_seconds(result).items()},
+        "seconds": {phase: rounded(s, 3) for phase, s in slowest_seconds(result).items()},
         "received": rounded(result["traffic/models_received"][rounds].mean(1), 2),
         "mpi": {
             n: rounded(result[f"traffic/bytes_{a}"][rounds] / 2**20, 3) for n, a in MPI.items()
@@ -104,13 +104,13 @@ def describe(line: Any) -> dict[str, Any]:
 
 
 def graph_data(result: Any) -> dict[str, list[Any]]:
-    """Return Omega, each round's edges and measures, and the layout; empty without a graph."""
+    """Return Omega, each round's edges and measures, and the layout; [] for each without a graph."""
     names = ("omega", "omega_indptr", "edges", "sparsity", "asymmetry", "inside", "positions")
     if not len(result["graph/chosen/senders"]):
         return {name: [] for name in names}
     omega, graphs = result.omega(), [result.graph(t) for t in range(result.last_round + 1)]
     chosen = map(result.chosen, range(len(graphs) if result.groups is not None else 0))
-    share = np.mean(graphs, axis=0)  # of the rounds in which each edge is there
+    share = np.mean(graphs, axis=0)  # [N, N], the share of rounds in which each edge is there
     return {
         "omega": omega.senders.tolist(),
         "omega_indptr": omega.indptr.tolist(),
@@ -123,12 +123,15 @@ def graph_data(result: Any) -> dict[str, list[Any]]:
 
 
 def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the comparison's rows, the best first; `runs` are from `describe`, by path."""
+    """Return the rows of the comparison, the best first.
+
+    `runs` are what `describe` returns of each Run, by the path of its result.
+    """
     out = []
     for line, look in zip(frames.rows.itertuples(), looks(frames.rows), strict=True):
         first = runs[line.run]
         curves = frames.of("curves", line.setting, line.row)
-        each = 100 * over_repetitions(curves, "test_acc")
+        percent = 100 * over_repetitions(curves, "test_acc")  # mean and std of each round
         results = frames.of("runs", line.setting, line.row)["result"]
         outcomes = pd.DataFrame(map(in_words, results))
         means = dict(zip(outcomes, rounded(outcomes.mean(skipna=False), 2), strict=True))
@@ -143,9 +146,9 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
             "setting": line.setting,
             "colour": look["color"],
             "dash": DASHES[look["ls"]],
-            "epochs": first["epochs"][: len(each)],
-            "mean": rounded(each["mean"], 3),
-            "spread": rounded(each["std"], 3) if len(outcomes) > 1 else [],
+            "epochs": first["epochs"][: len(percent)],
+            "mean": rounded(percent["mean"], 3),
+            "spread": rounded(percent["std"], 3) if len(outcomes) > 1 else [],
             "settings": {k: v for k, v in first["settings"].items() if k not in REPEATED},
             "summary": summary | means,
         })  # fmt: skip
@@ -153,7 +156,7 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
 
 
 def for_page(data: Any) -> str:
-    """Return JSON in ASCII that cannot end a script early."""
+    """Return data as JSON in ASCII, in which no text can end the page's script."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -181,8 +184,8 @@ def draw(frames: Frames) -> Drawing:
     }
     # all at once: a title may look like the name of another part
     page = re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], PAGE.read_text())
-    data = [
-        {"run": line.result.path.stem, "setting": line.setting, **in_words(line.result)}
-        for line in lines
-    ]
+    data = []
+    for line in lines:
+        names = {"run": line.result.path.stem, "setting": line.setting}
+        data.append(names | in_words(line.result))
     return Drawing(pd.DataFrame(data), html=page)

@@ -50,8 +50,8 @@ STYLE: Any = {
 def method_look(method: Method | Declared) -> tuple[str, str, str]:
     """Return colour, line style and marker of a method, the same in every figure.
 
-    Where its `look` is none they are hashed from its title. The line is then never solid: a solid
-    line of the colour is that of a shipped method.
+    If it declares no `look`, they follow from a hash of its title. The line is then never solid:
+    solid lines are those of methods of this package.
     """
     marks = "".join(set(MARKS))
     found = re.fullmatch(rf"(#[0-9A-Fa-f]{{6}})(?: (--|-\.|:|-))?(?: ([{marks}]))?", method.look)
@@ -64,22 +64,23 @@ def method_look(method: Method | Declared) -> tuple[str, str, str]:
 def looks(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Return each line's `plot` keywords; several lines of one method have shades of its colour."""
     by_method = rows.groupby("method")["method"]
-    places, counts = by_method.cumcount(), by_method.transform("size")
+    # the number of each line among those of its method, and how many these are
+    positions, counts = by_method.cumcount(), by_method.transform("size")
     out = []
-    for row, place, count in zip(rows.itertuples(), places, counts, strict=True):
-        white = PALEST * place / max(count - 1, 1)
+    for row, position, count in zip(rows.itertuples(), positions, counts, strict=True):
+        white = PALEST * position / max(count - 1, 1)
         red, green, blue = ((1 - white) * channel + white for channel in to_rgb(row.colour))
         shade = to_hex((red, green, blue))
-        line = LINES[(LINES.index(row.line) + place) % 4] if count > 1 else row.line
+        line = LINES[(LINES.index(row.line) + position) % 4] if count > 1 else row.line
         out.append({"color": shade, "ls": line})
     return out
 
 
 def marks(rows: pd.DataFrame) -> list[str]:
     """Return a marker for each line of `rows`; later lines of one method have the next ones."""
-    places = rows.groupby("method").cumcount()
-    pairs = zip(rows["marker"], places, strict=True)
-    return [MARKS[(MARKS.rindex(mark) + place) % len(MARKS)] for mark, place in pairs]
+    positions = rows.groupby("method").cumcount()
+    pairs = zip(rows["marker"], positions, strict=True)
+    return [MARKS[(MARKS.rindex(mark) + position) % len(MARKS)] for mark, position in pairs]
 
 
 def over_repetitions(lines: pd.DataFrame, value: str, by: str = "round") -> pd.DataFrame:
@@ -87,9 +88,9 @@ def over_repetitions(lines: pd.DataFrame, value: str, by: str = "round") -> pd.D
 
     Only values of `by` that all repetitions have are included; nan where one repetition has nan.
     """
-    each = lines.groupby(by)[value].agg(["mean", "std", "size", "count"])
-    each = each[each["size"] == each["size"].max()].fillna({"std": 0.0})
-    return each.where(each["count"] == each["size"])
+    out = lines.groupby(by)[value].agg(["mean", "std", "size", "count"])
+    out = out[out["size"] == out["size"].max()].fillna({"std": 0.0})
+    return out.where(out["count"] == out["size"])
 
 
 def curve(axes: Axes, x: Any, mean: Any, spread: Any, **look: Any) -> None:
@@ -117,12 +118,12 @@ def curves(
     axes.locator_params(axis="x", integer=True)
     for line, look in zip(rows.itertuples(), looks(rows), strict=True):
         of_row = lines[(lines["setting"] == line.setting) & (lines["row"] == line.row)]
-        each = over_repetitions(of_row, value, by)
+        means = over_repetitions(of_row, value, by)
         label = text_label(f"{line.setting}, {line.row}" if several else line.row)
-        curve(axes, each.index, factor * each["mean"], factor * each["std"], label=label, **look)
-        each = each.reset_index(names=by)[[by, "mean", "std"]]
+        curve(axes, means.index, factor * means["mean"], factor * means["std"], label=label, **look)
+        means = means.reset_index(names=by)[[by, "mean", "std"]]
         n = of_row["run"].nunique()
-        out.append(each.assign(setting=line.setting, method=line.row, n=n))
+        out.append(means.assign(setting=line.setting, method=line.row, n=n))
     return pd.concat(out, ignore_index=True)
 
 

@@ -1,7 +1,8 @@
 """Accuracies in tables: paired differences with intervals, bold cells, markdown and LaTeX.
 
-`lines` are the frame `clients` of one setting (`frames`). Accuracies are in percent, differences in
-points; docs/results.md defines both.
+`lines` have a line per Run and client of one setting, as the frame `clients` of `frames` has. A row
+is a method with its budget; its Runs, the repetitions, differ in the seed alone. Accuracies are in
+percent, differences in points; docs/results.md defines both.
 """
 
 import re
@@ -15,11 +16,14 @@ from scipy.special import stdtrit
 from dpfl_mpi.figures import paper
 from dpfl_mpi.figures.frames import Frames
 
-Parts = list[np.ndarray]  # per partition, one number for each client
+Parts = list[np.ndarray]  # of each partition, a number for each client
 
 
 def interval(parts: Parts) -> tuple[float, float]:
-    """Return mean and half width of the 95 % interval, over partition means or one's clients."""
+    """Return mean and half width of the 95 % interval by Student's t.
+
+    The samples are the means of the partitions, or the clients of a single partition.
+    """
     values = np.array([part.mean() for part in parts]) if len(parts) > 1 else parts[0]
     n = len(values)
     if n < 2:
@@ -35,13 +39,15 @@ def paired(lines: pd.DataFrame, a: str, b: str, score: str = "test_acc") -> Part
     """
     out = []
     of_a, of_b = (lines[lines["row"] == row] for row in (a, b))
-    for partition, mine in of_a.groupby("partition", sort=False):
-        theirs = of_b[of_b["partition"] == partition]
-        seeds = set(mine["seed"]) & set(theirs["seed"])
-        if len(theirs):
-            sides = [s[s["seed"].isin(seeds)] if seeds else s for s in (mine, theirs)]
-            each = [side.pivot(index="client", columns="run", values=score) for side in sides]
-            means = [100 * side.mean(axis=1, skipna=False) for side in each]
+    for partition, a_there in of_a.groupby("partition", sort=False):
+        b_there = of_b[of_b["partition"] == partition]
+        seeds = set(a_there["seed"]) & set(b_there["seed"])
+        if len(b_there):
+            means = []  # of each client, in a and in b
+            for side in (a_there, b_there):
+                side = side[side["seed"].isin(seeds)] if seeds else side
+                by_client = side.pivot(index="client", columns="run", values=score)
+                means.append(100 * by_client.mean(axis=1, skipna=False))
             out.append((means[0] - means[1]).dropna().to_numpy())
     return [difference for difference in out if len(difference)]
 
@@ -61,8 +67,8 @@ def difference_text(parts: Parts) -> str:
 
 def means(lines: pd.DataFrame, row: str, score: str = "test_acc") -> np.ndarray:
     """Return the mean score over clients of each repetition of a row, percent, seeds ascending."""
-    each = lines[lines["row"] == row].groupby(["seed", "run"])[score].mean()
-    return 100 * each.to_numpy(dtype=float)
+    of_runs = lines[lines["row"] == row].groupby(["seed", "run"])[score].mean()
+    return 100 * of_runs.to_numpy(dtype=float)
 
 
 def deviation(values: np.ndarray) -> float:
@@ -82,7 +88,7 @@ def mean_text(values: np.ndarray) -> str:
 
 
 def unbeaten(lines: pd.DataFrame, rows: Sequence[str], score: str = "test_acc") -> list[bool]:
-    """Return whether the interval of the best row minus each row reaches 0."""
+    """Return for each row whether the interval of the best row minus this one reaches 0."""
     scores = {row: means(lines, row, score).mean() for row in rows}
     scored = [row for row in rows if np.isfinite(scores[row])]
     best = max(scored, key=scores.__getitem__, default="")

@@ -44,10 +44,15 @@ def measure(result: Result, where: str, row: str) -> pd.DataFrame:
 
 
 def draw_bars(panels: tuple[Axes, Axes, Axes], y: int, rounds: pd.DataFrame, graph: bool) -> str:
-    """Draw the bars of a row at height y, and return its text; `rounds` has an index of Runs."""
+    """Draw the bars of a row at height y, and return its text.
+
+    `rounds` are the lines of `measure` of all its Runs, indexed by Run; `graph` says whether the
+    method has a graph, and so a budget.
+    """
     left, middle, right = panels
     later, before = rounds[rounds["round"] > 0], rounds[rounds["round"] == 0][MOVED].mean()
     received, rma, collective = later.groupby(level=0)[MOVED].mean().mean().fillna(0.0)
+    # models received, with the most of any client and the budget
     left.barh(y, received, 0.55, color=BLUE)
     left.plot([later["received_most"].max()] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
     limit = ""
@@ -55,6 +60,7 @@ def draw_bars(panels: tuple[Axes, Axes, Axes], y: int, rounds: pd.DataFrame, gra
         budget = int(rounds["budget_others"].iloc[0])
         left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
         limit = f" (budget {budget} others)"
+    # bytes that MPI carried, and seconds of each phase
     middle.barh(y, rma, 0.55, color=BLUE)
     middle.barh(y, collective, 0.55, left=rma, color=GREY)
     by_phase = rounds.groupby(level=0)[[f"seconds_{phase}" for phase in PHASES]].sum()
@@ -78,9 +84,9 @@ def draw(frames: Frames) -> Drawing:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=size, sharey=True)
     parts, names, text = [], [], []
     for y, ((where, row, rank_count), group) in enumerate(groups):
-        each = [measure(result, where, row) for result in group["result"]]
-        parts += each
-        rounds = pd.concat(each, keys=range(len(each)))
+        measured = [measure(result, where, row) for result in group["result"]]
+        parts += measured
+        rounds = pd.concat(measured, keys=range(len(measured)))
         is_graph = group["topology"].iloc[0] == "graph"
         costs = draw_bars((left, middle, right), y, rounds, is_graph)
         name = [row]
