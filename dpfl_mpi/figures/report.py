@@ -104,7 +104,7 @@ def describe(line: Any) -> dict[str, Any]:
 
 
 def graph_data(result: Any) -> dict[str, list[Any]]:
-    """Return Omega, each round's edges and measures, and the layout; [] for each without a graph."""
+    """Return Omega, each round's edges and measures, and the layout; all [] without a graph."""
     names = ("omega", "omega_indptr", "edges", "sparsity", "asymmetry", "inside", "positions")
     if not len(result["graph/chosen/senders"]):
         return {name: [] for name in names}
