@@ -63,13 +63,8 @@ def arrays_of(
         return out
     train_clients, test_clients = (owners[part] for part in parts)
     groups = () if group is None else groups_of(where, group, owners, clients)
-    return replace(
-        out,
-        train_clients=train_clients,
-        test_clients=test_clients,
-        client_names=clients,
-        client_groups=groups,
-    )
+    out = replace(out, train_clients=train_clients, test_clients=test_clients)
+    return replace(out, client_names=clients, client_groups=groups)
 
 
 def fixed_fifth(labels: np.ndarray, owners: np.ndarray) -> np.ndarray:

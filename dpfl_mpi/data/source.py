@@ -264,23 +264,15 @@ def source_of(
     arrays: Arrays, sha256: str, vocabulary: int, images: ReadImages, path: Path | None = None
 ) -> Source:
     clients = {half: getattr(arrays, f"{half}_clients") for half in HALVES}
+    facts = {name: getattr(arrays, name) for name in ("mean", "std", "note", *NAMES)}
     return Source(
         shape=arrays.train_images.shape[1:],
+        dtype=str(arrays.train_images.dtype),
         classes=len(arrays.class_names),
-        mean=arrays.mean,
-        std=arrays.std,
         labels={half: getattr(arrays, f"{half}_labels") for half in HALVES},
         clients={} if clients["train"] is None else clients,
-        class_names=arrays.class_names,
-        client_names=arrays.client_names,
-        client_groups=arrays.client_groups,
-        note=arrays.note,
-        dtype=str(arrays.train_images.dtype),
-        sha256=sha256,
-        vocabulary=vocabulary,
-        images=images,
-        path=path,
-    )
+        sha256=sha256, vocabulary=vocabulary, images=images, path=path, **facts,
+    )  # fmt: skip
 
 
 def in_file(
@@ -303,13 +295,8 @@ def in_file(
                 raise UserError(f"--data is {path}, which holds {content}, not {short(dataset)}")
             arrays = arrays_in(file, labelled)
             check(arrays, f"--data is {path}, which is damaged")
-            source = source_of(
-                arrays,
-                file.attribute("sha256", str),
-                file.attribute("vocabulary", int),
-                functools.partial(read_rows, path),
-                path,
-            )
+            sha256, vocabulary = file.attribute("sha256", str), file.attribute("vocabulary", int)
+            source = source_of(arrays, sha256, vocabulary, functools.partial(read_rows, path), path)
             if verified:
                 verify(source, file)
             return source

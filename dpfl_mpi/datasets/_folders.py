@@ -79,7 +79,6 @@ def layout(
         if folders:
             root = PurePosixPath(*folders[:-2])
             places[path] = (folders[-2] if len(folders) > 1 else "", folders[-1], root)
-
     # the splits, if there are any, and which one is the test part
     splits = {path: split_of(place[0]) for path, place in places.items()}
     has_splits = any(splits.values())
@@ -91,7 +90,6 @@ def layout(
     label = np.array([places[path][1] for path in order], str)
     folder = np.array([places[path][0] for path in order], str)
     test = np.array([splits[path] == test_split for path in order], bool)
-
     # every split must have every class of the training part, and there may be one data set alone
     if has_splits or needed:
         classes = tuple(sorted({*label[~test]}))

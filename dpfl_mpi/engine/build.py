@@ -60,7 +60,6 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         advice = ""
     elif run.method not in shipped("method"):
         advice += f", or mend what {short(run.method)} computes beside the verbs"
-
     # the data, and what limits each client: budget, reach, attacks, who takes part
     source = open_on_ranks(run, world)
     warn(source.unread, job, world)
@@ -81,12 +80,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     ordered, n_search = search_first(run, source.labels["train"], partition)
     on_graph = method.topology == "graph"
     members = Members(
-        world,
-        partition,
-        limits,
-        stopped_serve=on_graph,
-        advice=advice,
-        names=named.get("name", ()),
+        world, partition, limits, stopped_serve=on_graph, advice=advice, names=named.get("name", ())
     )
     # the model: its numerics and the row of weights with which every client starts
     init, own_init = (streams.stream(run.seed, streams.INIT, 0, number) for number in (0, 1))
@@ -98,48 +92,31 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         values = getattr(source, name)
         provenance[name] = json.dumps(values if len(values) <= MOST_LISTED else [])
     provenance |= {"partition_sha256": partition.sha256(), "partition_note": partition.note()}
-
     # the clients' samples in memory, and the backend that trains and scores: kernels or PyTorch
     backdoor = attack is not None and attack.kind == "backdoor"
     clients = Clients(
-        source,
-        ordered,
-        members.ids,
-        run.seed,
-        run.augment,
-        ensemble,
-        flipped=limits.flipped,
-        n_search=n_search,
-        marked=limits.liars if backdoor else None,
-    )
+        source, ordered, members.ids, run.seed, run.augment, ensemble, flipped=limits.flipped,
+        n_search=n_search, marked=limits.liars if backdoor else None,
+    )  # fmt: skip
     computed = ensemble, clients, optimiser_of(run)
     backend = select_backend(job.kernels, world, *computed, job.threads_per_client)
     warn(backend.warning, job, world)
     warn_of_few_cores(job, world)
     world.decide(lambda: refuse_results(job, partition.n, source.classes, ensemble.size))
-
     # training, scoring, and how models travel: `transfer` is RMA windows or messages
     transfer, chosen = choose_transfer(job, world, ensemble.width)
     if chosen and world.root and not job.quiet:
         print(f"exchange: {chosen}", flush=True)
     log = Log(len(members.ids), synchronise=device.type == "cuda")
     falsification = attack.kind if attack and attack.falsifies else ""
-    training = Training(
-        log,
-        backend,
-        Attack(members, ensemble, falsification, run.seed),
-        rate=partial(learning_rate, run),
-        reset=run.momentum_state == "reset",
-    )
+    falsify = Attack(members, ensemble, falsification, run.seed)
+    rate, reset = partial(learning_rate, run), run.momentum_state == "reset"
+    training = Training(log, backend, falsify, rate=rate, reset=reset)
     scoring = Scoring(
-        members,
-        log,
-        backend,
-        classes=source.classes,
-        mixed=job.mixed,
+        members, log, backend, classes=source.classes, mixed=job.mixed,
         keep_latest=run.tie == "latest",
         metric_batch=run.batch_size if run.metric == "batch" else 0,
-    )
+    )  # fmt: skip
     mailroom, ledger = transport_of(
         run, job.window_gb, transfer, members, log, limits.most_senders, start, ensemble
     )
@@ -152,23 +129,12 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     )
     rule = method.options(**run.options) if issubclass(method.options, Rule) else Rule()
     return Parts(
-        run=run,
-        provenance=provenance | {"parameters": ensemble.size},
+        run=run, provenance=provenance | {"parameters": ensemble.size},
         head=run.found("model").HEAD,  # "" if the model file names no last layer
-        partition=partition,
-        named=named,
-        members=members,
-        log=log,
-        backend=backend,
-        training=training,
-        scoring=scoring,
-        mail=mail,
-        sums=sums,
-        draws=draws,
-        neighbours=neighbours,
-        greedy=Greedy(sums, neighbours, draws, rule),
-        graphs=graphs,
-    )
+        partition=partition, named=named, members=members, log=log, backend=backend,
+        training=training, scoring=scoring, mail=mail, sums=sums, draws=draws,
+        neighbours=neighbours, greedy=Greedy(sums, neighbours, draws, rule), graphs=graphs,
+    )  # fmt: skip
 
 
 def open_on_ranks(run: Resolved, world: World) -> Source:

@@ -80,21 +80,15 @@ def ensemble_of(run: Resolved, source: Source) -> Ensemble:
 
 
 def needs_of(
-    run: Resolved,
-    job: Job,
-    source: Source,
-    partition: Partition,
-    ensemble: Ensemble,
-    ranks: int,
-    nodes: int,
-) -> Needs:
+    run: Resolved, job: Job, source: Source, partition: Partition, ensemble: Ensemble,
+    ranks: int, nodes: int,
+) -> Needs:  # fmt: skip
     """Return what each rank will hold and train."""
     n, row, method = partition.n, 4 * ensemble.width, run.found("method")
     train, val, test = (partition.sizes(part) for part in PARTS)
     owner = place(train, ranks)  # as the run itself will place the clients
     clients = np.bincount(owner, minlength=ranks)
     per_rank = lambda values: np.bincount(owner, values, ranks).astype(np.int64)  # noqa: E731
-
     # the window, and the rows beside it
     columns, codec = sent_of(run, ensemble)
     packed = 0  # bytes of a slot, if models are sent compressed or in part
@@ -111,16 +105,13 @@ def needs_of(
         # a few models for all clients at a time: sums in 64 bits, quotients, the kernels' search
         searches = run.most_senders > 0 and method.searches
         rows["passes"] = clients * (8 if searches else 2)
-
     # confusion matrices: the best in 64 bits, what is sent in 32
     results = 12 * clients * source.classes**2
     results[0] += results_bytes(n, source.classes, saved_bytes(job, n, ensemble.size))
-
     # local epochs of a client in the whole run
     rounds = run.rounds * run.participation  # in which a client takes part
     of_round = run.tau_train * method.models * run.options.get("steps", 1)
     epochs = run.tau_init + rounds * of_round + run.finetune_epochs
-
     # bytes of a sample with its label; to train, with a border around images that are cropped
     border = [2 * BORDER, 2 * BORDER, 0] if run.augment else 0
     itemsize = np.dtype(source.dtype).itemsize
@@ -136,12 +127,9 @@ def needs_of(
         data=per_rank(train) * to_train + per_rank(val + test) * to_score + whole,
         rows=rows,
         sketches=comparison_bytes(n) * (run.most_asked < run.clients - 1),
-        results=results,
-        window=window * (packed or row),
-        passes=passes,
-        parameters=ensemble.size,
-        row=row,
-    )
+        results=results, window=window * (packed or row), passes=passes,
+        parameters=ensemble.size, row=row,
+    )  # fmt: skip
 
 
 def rows_of(run: Resolved, clients: np.ndarray) -> dict[str, np.ndarray]:

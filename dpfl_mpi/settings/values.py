@@ -182,57 +182,46 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any], float, float | None]] = {
 }
 FIELDS |= {unit: (r"[0-9]{1,9}\.?[0-9]{0,9}", float, 0, math.inf) for unit in SECONDS}
 AT_LEAST_1 = "is a whole number of {} of at least 1"
+# fmt: off
 SETTINGS = {
     "partition": Setting(
-        f"{' '.join(PARTITIONS)} FILE", f"are {', '.join(PARTITIONS)} or file:PATH"
-    ),
+        f"{' '.join(PARTITIONS)} FILE", f"are {', '.join(PARTITIONS)} or file:PATH"),
     "budget": Setting(
         "inf {number} {fraction}N uniform:{low}:{high} FILE",
         "is a whole number of at least 1, a share of the clients such as 0.1N, or inf; "
-        "for a budget per client uniform:LOW:HIGH, or a file",
-        Budget,
-    ),
+        "for a budget per client uniform:LOW:HIGH, or a file", Budget),
     "omega_period": Setting(
-        "inf {number}", f"{AT_LEAST_1.format('rounds')}, or inf", number_or_inf
-    ),
-    "candidates": Setting("inf {number}", f"{AT_LEAST_1.format('clients')}, or inf", number_or_inf),
+        "inf {number}", f"{AT_LEAST_1.format('rounds')}, or inf", number_or_inf),
+    "candidates": Setting(
+        "inf {number}", f"{AT_LEAST_1.format('clients')}, or inf", number_or_inf),
     "reach": Setting(
         "geometric:{radius} sites:{sites} groups:{groups} FILE",
         "are geometric:R with R above 0, sites:S with S from 1 to {most}, groups of clients "
-        "0 to {last} such as groups:0,1;2,3, or a file of lines 'receiver sender'",
-    ),
+        "0 to {last} such as groups:0,1;2,3, or a file of lines 'receiver sender'"),
     "available": Setting("FILE", "is a file"),
     "attack": Setting(
-        " ".join(f"{kind}:{{share}}" for kind in ATTACKS),
-        "is KIND:SHARE such as sign_flip:0.2, "
-        f"KIND one of {', '.join(ATTACKS)}, a share from 0 to 1",
-    ),
+        " ".join(f"{kind}:{{share}}" for kind in ATTACKS), "is KIND:SHARE such as sign_flip:0.2, "
+        f"KIND one of {', '.join(ATTACKS)}, a share from 0 to 1"),
     "drift": Setting(
         "{share}:{round}",
-        "is SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {most}",
-    ),
+        "is SHARE:ROUND such as 0.5:10, a share from 0 to 1 and a round from 1 to {most}"),
     "network": Setting(
-        f"{' '.join(NETWORKS)} FILE",
-        f"are {', '.join(NETWORKS)}, or a file with a line per client: "
-        f"{', '.join(NETWORK_COLUMNS)}",
-    ),
+        f"{' '.join(NETWORKS)} FILE", f"are {', '.join(NETWORKS)}, or a file with a line per "
+        f"client: {', '.join(NETWORK_COLUMNS)}"),
     "churn": Setting(
         "{leave}:{join} FILE",
         "are LEAVE:JOIN such as 0.1:0.3, the chances that a client leaves in a round and comes "
-        "back, from 0 to 1, or a file of lines 'time client join' or '... leave'",
-    ),
+        "back, from 0 to 1, or a file of lines 'time client join' or '... leave'"),
     "codec": Setting(
-        "none int8 topk:{density}", "are none, int8, or topk:SHARE with a share above 0 up to 1"
-    ),
+        "none int8 topk:{density}", "are none, int8, or topk:SHARE with a share above 0 up to 1"),
     "send": Setting(
         "all layers=all layers={names}",
-        "are all, layers=body, layers=head or layers=NAMES with commas",
-    ),
+        "are all, layers=body, layers=head or layers=NAMES with commas"),
     "checkpoint_every": Setting(
         "never {rounds} {s}s {min}min {h}h",
-        "is a number of rounds such as 3, a time such as 90s, 5min or 2h, or never",
-    ),
+        "is a number of rounds such as 3, a time such as 90s, 5min or 2h, or never"),
 }
+# fmt: on
 PARSED = tuple(name for name in SETTINGS if name != "checkpoint_every")  # the fields of a Run
 
 
