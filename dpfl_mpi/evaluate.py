@@ -13,7 +13,7 @@ from dpfl_mpi.engine.saved import dealt, fill, network_of, source_of, with_code
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.summary import folded
+from dpfl_mpi.results.summary import fold
 from dpfl_mpi.settings.command_line import Parser
 from dpfl_mpi.storage.files import check_apart, write_csv
 
@@ -102,7 +102,7 @@ def report(result: Result, scores: np.ndarray, on: str) -> str:
         return lines[0] if lines else none
     mean = f"mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}"
     ends = f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
-    lines.append(folded(f"{len(scores)} models on {SAMPLES[on]}: {mean}, {ends}", first=""))
+    lines.append(fold(f"{len(scores)} models on {SAMPLES[on]}: {mean}, {ends}", first=""))
     if on == "own":
         stored = result["best/test_acc"][scored]
         equal = int((np.abs(stored - scores) < 1e-9).sum())

@@ -13,16 +13,7 @@ from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import (
-    NBSP,
-    WIDTH,
-    entry,
-    figures,
-    folded,
-    listed,
-    name_columns,
-    split,
-)
+from dpfl_mpi.results.summary import NBSP, WIDTH, entry, figures, fold, listed, name_columns, split
 from dpfl_mpi.results.table import MAIN, flat_settings, in_folder, in_words, of_runs, texts
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.command_line import Parser
@@ -64,7 +55,7 @@ def settings(run: Run) -> str:
             groups.setdefault(f.metadata["group"], []).append(text)
     lines = []
     for group, given in groups.items():
-        lines.append(folded(", ".join(given), " " * 13, f"  {group:10s} "))
+        lines.append(fold(", ".join(given), " " * 13, f"  {group:10s} "))
     return "\n".join(lines)
 
 
@@ -221,7 +212,7 @@ def compare(a: Result, b: Result, room: int = WIDTH) -> str:
     bits = "all recorded numbers are equal to the bit"
     if arrays := Result.differences(a, b):
         bits = f"arrays that differ: {', '.join(arrays)}"
-    return "\n".join([*out, "", folded(by_client, first=""), folded(bits, first="")])
+    return "\n".join([*out, "", fold(by_client, first=""), fold(bits, first="")])
 
 
 def cite(results: Sequence[Result]) -> str:

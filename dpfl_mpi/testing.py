@@ -28,8 +28,8 @@ from dpfl_mpi import api, prepare
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.errors import UserError, complain, exit_with, in_a_sentence
 from dpfl_mpi.objects import plain
-from dpfl_mpi.plugins import KINDS, admit, find, is_path, shipped, short
-from dpfl_mpi.plugins.code import code_in_file, code_in_module, execute
+from dpfl_mpi.plugins import KINDS, admit, find, shipped, short
+from dpfl_mpi.plugins.code import code_named, execute
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.command_line import SCHEMA, given, parser
 
@@ -131,8 +131,7 @@ def kinds_of(code: str) -> list[str]:
     """Return what a name, a file or MODULE:OBJECT is: "method", "model", "dataset", or several."""
     if kinds := [kind for kind in KINDS if code in shipped(kind)]:
         return kinds
-    source = code_in_file(code, Path(code)) if is_path(code) else code_in_module(code, code)
-    found: Any = execute(code, source)[1]
+    found: Any = execute(code, code_named(code, code))[1]
     kinds = [kind for kind, names in FUNCTIONS.items() if any(hasattr(found, n) for n in names)]
     return kinds or ["model"] * callable(found)
 

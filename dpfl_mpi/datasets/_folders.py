@@ -52,13 +52,9 @@ class Layout:
 
 
 def layout(
-    source: Path,
-    files: Collection[PurePosixPath],
-    listed: Mapping[PurePosixPath, str],
-    others: Sequence[PurePosixPath] = (),
-    what: str = "image",
-    needed: Sequence[str] = (),
-) -> Layout:
+    source: Path, files: Collection[PurePosixPath], listed: Mapping[PurePosixPath, str],
+    others: Sequence[PurePosixPath] = (), what: str = "image", needed: Sequence[str] = (),
+) -> Layout:  # fmt: skip
     """Return what files are, by where they lie: SPLIT/CLASS/FILE, CLIENT/CLASS/FILE or CLASS/FILE.
 
     Between a class and its files may be a folder `images`. Files `listed` with their class lie in

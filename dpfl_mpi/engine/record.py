@@ -39,13 +39,8 @@ from dpfl_mpi.transport.log import SCORES
 COLUMNS = "   val %  test %  best %  received  seconds    left"
 COUNTS = ("cases", "evaluations", "models_received")  # notes that are whole numbers
 # attributes of `Parts.scoring` and `Parts.training`, and the arrays of the file that have them
-BEST = {
-    "best_round": "best/round",
-    "best_val": "best/val_acc",
-    "best_test": "best/test_acc",
-    "last_test": "last/test_acc",
-    "epochs": "client/epochs",
-}
+BEST = {"best_round": "best/round", "best_val": "best/val_acc", "best_test": "best/test_acc"}
+BEST |= {"last_test": "last/test_acc", "epochs": "client/epochs"}
 
 
 class Record:

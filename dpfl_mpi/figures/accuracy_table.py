@@ -80,19 +80,15 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
             of_runs = [100 * part.to_numpy() for _, part in scored.groupby("run")[column]]
             worst = [np.sort(scores)[: -(-len(scores) // 10)].mean() for scores in of_runs]
             out.append({
-                "setting": setting,
-                "method": row.row,
-                "mean": means.mean(),
-                "std": tables.deviation(means),
-                "n": len(means),
+                "setting": setting, "method": row.row,
+                "mean": means.mean(), "std": tables.deviation(means), "n": len(means),
                 "bold": is_bold,
                 "client_std": mean(np.array([scores.std() for scores in of_runs])),
                 "worst_decile": mean(np.array(worst)),
                 **against_local(lines, row, rows[rows["method"] == "local"], column),
                 "few": "; ".join(notes),
                 "last_round": mean(np.array([scores.mean() for scores in last if len(scores)])),
-                "epochs": row.epochs,
-                "finished": runs["finished"].all(),
+                "epochs": row.epochs, "finished": runs["finished"].all(),
                 "paper": " ± ".join(in_paper or ()),
                 "cell": tables.mean_text(means),
             })  # fmt: skip

@@ -66,12 +66,9 @@ def round_name(t: int) -> str:
 
 
 def squares(
-    axes: Axes,
-    cells: np.ndarray,
-    colours: Sequence[str],
-    lines: Iterable[float],
+    axes: Axes, cells: np.ndarray, colours: Sequence[str], lines: Iterable[float],
     names: dict[float, str],
-) -> None:
+) -> None:  # fmt: skip
     """Draw a matrix of cells `[N, N]`, numbers of `colours`. The last colour is for the diagonal.
 
     `lines` are where lines separate blocks of clients; `names` are the blocks' names by position on

@@ -37,14 +37,8 @@ MEASURES = {
     "gap": "gap of the averaging\nmatrix (1: all mixed)",
     "classes": "classes (groups): Rand\nindex of the communities",
 }
-OPTIONS = {
-    "draws": {
-        "type": int,
-        "default": 50,
-        "metavar": "R",
-        "help": "random graphs per z-score (default: 50)",
-    }
-}
+DRAWS = "random graphs per z-score (default: 50)"
+OPTIONS = {"draws": {"type": int, "default": 50, "metavar": "R", "help": DRAWS}}
 
 
 def in_common(result: Result) -> np.ndarray:

@@ -142,10 +142,8 @@ def compared(frames: Frames, runs: dict[str, dict[str, Any]]) -> list[dict[str, 
             "\u00b1 over seeds": spread,
         }
         out.append({
-            "name": line.row,
-            "setting": line.setting,
-            "colour": look["color"],
-            "dash": DASHES[look["ls"]],
+            "name": line.row, "setting": line.setting,
+            "colour": look["color"], "dash": DASHES[look["ls"]],
             "epochs": first["epochs"][: len(percent)],
             "mean": rounded(percent["mean"], 3),
             "spread": rounded(percent["std"], 3) if len(outcomes) > 1 else [],

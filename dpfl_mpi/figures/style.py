@@ -103,13 +103,9 @@ def curve(axes: Axes, x: Any, mean: Any, spread: Any, **look: Any) -> None:
 
 
 def curves(
-    axes: Axes,
-    rows: pd.DataFrame,
-    lines: pd.DataFrame,
-    value: str,
-    by: str = "round",
+    axes: Axes, rows: pd.DataFrame, lines: pd.DataFrame, value: str, by: str = "round",
     factor: float = 1,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Draw `factor` times a column of `lines` over `by`, one curve for each of `rows`.
 
     Returns the numbers without the factor: `by`, mean, std, setting, method, n.

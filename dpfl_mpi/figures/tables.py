@@ -132,14 +132,9 @@ def number(value: float, form: str = ".2f") -> str:
 
 
 def by_budget(
-    frames: Frames,
-    rows: pd.DataFrame,
-    field: str,
-    symbol: str,
-    published: Mapping[Any, str],
-    setting: str,
-    bold: bool = True,
-) -> tuple[pd.DataFrame, str, str]:
+    frames: Frames, rows: pd.DataFrame, field: str, symbol: str, published: Mapping[Any, str],
+    setting: str, bold: bool = True,
+) -> tuple[pd.DataFrame, str, str]:  # fmt: skip
     """Return (data, markdown, LaTeX) of a table: a line per value of a Run field, a column per B_c.
 
     `rows` are lines of `frames.rows` with a column `variant`. Bold is what the best of its column
@@ -158,16 +153,9 @@ def by_budget(
             theirs = paper.by_budget(published[value]).get(budget, "") if in_paper else ""
             name = ", ".join(filter(None, (str(value), variant)))
             out.append({
-                "setting": where,
-                field: value,
-                "variant": variant,
-                "budget": budget,
-                "mean": values.mean(),
-                "std": deviation(values),
-                "n": len(values),
-                "bold": best,
-                "paper": theirs,
-                "row": f"{where}: {name}" if several else name,
+                "setting": where, field: value, "variant": variant, "budget": budget,
+                "mean": values.mean(), "std": deviation(values), "n": len(values),
+                "bold": best, "paper": theirs, "row": f"{where}: {name}" if several else name,
                 "cell": cell_text(mean_text(values), bold and best, theirs),
             })  # fmt: skip
     data = pd.DataFrame(out)

@@ -16,16 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins.code import (
-    PACKAGE,
-    Code,
-    code_in_file,
-    code_in_module,
-    execute,
-    failure,
-    outermost,
-    parts_of,
-)
+from dpfl_mpi.plugins.code import PACKAGE, Code, code_named, execute, failure, outermost, parts_of
 
 KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
 CODE = "code:"  # begins the hash of the user's code in the key of a Run
@@ -68,7 +59,7 @@ def admit(kind: str, name: str) -> str:
     if not {".", ":"} & {*name}:
         raise UserError(f"{flag}; allowed are {', '.join(shipped(kind))}, or {FORMS}")
     try:
-        code = code_in_file(flag, Path(name)) if is_path(name) else code_in_module(flag, name)
+        code = code_named(flag, name)
     except OSError as error:
         why = f"{error.filename} cannot be read: {error.strerror}"
         raise UserError(f"{flag}, of which {why}") from None

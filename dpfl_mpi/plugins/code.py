@@ -61,8 +61,14 @@ def outermost(name: str) -> str:
     return name.partition(".")[0]
 
 
+def code_named(flag: str, name: str) -> Code:
+    """Return the code of a file NAME.py, or of MODULE:OBJECT; a `UserError` begins with `flag`."""
+    in_file = name.endswith(".py")
+    return code_in_file(flag, Path(name)) if in_file else code_in_module(flag, name)
+
+
 def code_in_file(flag: str, path: Path) -> Code:
-    """Return the code of a file; a `UserError` begins with `flag`, such as "--method is a.py"."""
+    """Return the code of a file; `flag` is what was typed, such as "--method is a.py"."""
     if not path.is_file():
         raise UserError(f"{flag}; there is no such file")
     path = path.resolve()
@@ -77,7 +83,7 @@ def code_in_file(flag: str, path: Path) -> Code:
 
 
 def code_in_module(flag: str, target: str) -> Code:
-    """Return the code of `MODULE` or `MODULE:OBJECT`; a `UserError` begins with `flag`."""
+    """Return the code of `MODULE` or `MODULE:OBJECT`."""
     name, _, attribute = target.partition(":")
     # where Python would import the outermost package from now, even if it was imported before
     specs = (finder.find_spec(outermost(name), None) for finder in sys.meta_path)

@@ -24,16 +24,7 @@ from dpfl_mpi.plugins import FORMS, KINDS, admit, codes, find, parts, shipped, s
 from dpfl_mpi.settings import fields as schema
 from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields
 from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
-from dpfl_mpi.settings.values import (
-    HONEST,
-    PARSED,
-    SHAPES,
-    Text,
-    is_file,
-    parse,
-    with_file,
-    written,
-)
+from dpfl_mpi.settings.values import HONEST, PARSED, SHAPES, Text, add_file, is_file, parse, written
 
 NUMERICS = 1  # raised by hand when numbers change: it is part of each result's name
 HEX = 8  # digits at the end of a result's name: a hash of the key
@@ -437,7 +428,7 @@ def parse_texts(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str,
     for name in SHAPES:
         if out[name] and out[name].kind == "file" and name not in gone:
             in_seconds = name == "churn" and filled["network"]  # simulated time, not rounds
-            out[name] = with_file(name, out[name], n, -1 if in_seconds else rounds)
+            out[name] = add_file(name, out[name], n, -1 if in_seconds else rounds)
     if out["candidates"] >= n - 1:  # it leaves out nobody
         out["candidates"] = math.inf
     if (attack := out["attack"]) and flips > 0:

@@ -1,7 +1,7 @@
 """Settings that are written as a short text, such as `--drift 0.5:10` or `--budget 0.1N`.
 
 Resolving a Run calls `parse`, which turns such a text into a `Text`: a frozen value whose parts are
-attributes. If the text names a file, `with_file` then adds the table in that file. `SETTINGS` lists
+attributes. If the text names a file, `add_file` then adds the table in that file. `SETTINGS` lists
 the forms in which each setting may be written, `FIELDS` what may stand for a part of a form, and
 `SHAPES` what the file of a setting may hold. A mistake is a `UserError` that says what is allowed.
 """
@@ -345,7 +345,7 @@ SHAPES = {
 }
 
 
-def with_file(name: str, value: Any, clients: int, rounds: int) -> Any:
+def add_file(name: str, value: Any, clients: int, rounds: int) -> Any:
     """Return a value with the table that its file holds.
 
     `rounds` is -1 for a file of --churn whose times are seconds: these fall into no known round.
