@@ -138,10 +138,8 @@ def recipe(run: Resolved) -> str:
 
 
 def table(source: Source, partition: Partition, owner: np.ndarray, rows: int) -> str:
-    """Return the table of clients: sizes, rank, and samples of each class.
-
-    There is a column per class if they fit into a line, else the largest classes in words.
-    """
+    """Return the table of clients: sizes, rank, and samples of each class."""
+    # there is a column per class if they fit into a line, else the largest classes in words
     names, counts_NC = source.class_names, partition.class_counts
     widths = [max(3, len(n), len(str(c))) for n, c in zip(names, counts_NC.max(0), strict=True)]
     shown = range(min(rows, partition.n))

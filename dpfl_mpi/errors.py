@@ -75,10 +75,8 @@ def drop(stream: Any) -> None:
 
 
 def own_line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return " (FILE, line N)" of the first frame in the user's code, "" if there is none.
-
-    That is code neither of PyTorch nor of this package, but for the models of this package.
-    """
+    """Return " (FILE, line N)" of the first frame in the user's code, "" if there is none."""
+    # that is code neither of PyTorch nor of this package, but for the models of this package
     for frame, line in frames:
         path = Path(frame.f_code.co_filename)
         in_package = path.is_relative_to(HERE) and path.parent.name != "models"

@@ -93,10 +93,8 @@ def default_out(module: ModuleType, options: Mapping[str, Any]) -> Path:
 def prepare(
     dataset: str, source: Path | None, out: Path, options: dict[str, Any], force: bool = False
 ) -> str:
-    """Write the prepared file, unless it is there, made from the same source.
-
-    Returns a sentence about it.
-    """
+    """Write the prepared file, unless it is there, made from the same source."""
+    # returns a sentence about it
     module = find("dataset", dataset)
     if source is None and not hasattr(module, "DOWNLOAD"):
         raise UserError(f"--source is missing: {module.NO_DOWNLOAD}")
@@ -217,12 +215,9 @@ def packed(arrays: Arrays, dataset: str, origin: Mapping[str, str], own: bool) -
 
 
 def write(
-    arrays: Arrays,
-    dataset: str,
-    out: Path,
-    origin: Mapping[str, str] | None = None,
+    arrays: Arrays, dataset: str, out: Path, origin: Mapping[str, str] | None = None,
     own: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     """Write the prepared file beside its place, read it back, and rename it; return its SHA-256."""
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
         part.write_bytes(packed(arrays, dataset, origin or {}, own))

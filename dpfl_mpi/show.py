@@ -28,10 +28,8 @@ CLIENTS = 4  # so many of the best, and of the worst, are shown
 def table(
     header: Sequence[str], rows: Sequence[Sequence[Any]], room: int = WIDTH, keys: int = 1
 ) -> str:
-    """Return a table as text, in parts no wider than `room` columns.
-
-    Each part begins with the first `keys` columns, which say what a row is.
-    """
+    """Return a table as text, in parts no wider than `room` columns."""
+    # each part begins with the first `keys` columns, which say what a row is
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
     parts = []
@@ -155,10 +153,8 @@ def show(result: Result, room: int = WIDTH) -> str:
 
 
 def runs(results: Sequence[Result], room: int = WIDTH) -> str:
-    """Return a line per Run, sorted by settings, with mean and std of its clients' accuracy.
-
-    Settings that are the same in all Runs stand above the table.
-    """
+    """Return a line per Run, sorted by settings, with mean and std of its clients' accuracy."""
+    # settings that are the same in all Runs stand above the table
     columns = of_runs(results)  # settings first, then scores and costs
     same = [n for n in MAIN if n != "method" and len({*map(str, columns[n])}) == 1]
     first_score = list(columns).index("accuracy")

@@ -17,14 +17,9 @@ Column = np.ndarray | None  # one value per sample [M]
 
 
 def arrays_of(
-    x: np.ndarray,
-    y: np.ndarray,
-    client: Column = None,
-    test: Column = None,
-    where: str = "the data",
-    note: str = "",
-    group: Column = None,
-) -> Arrays:
+    x: np.ndarray, y: np.ndarray, client: Column = None, test: Column = None,
+    where: str = "the data", note: str = "", group: Column = None,
+) -> Arrays:  # fmt: skip
     """Return samples and labels as a data set; a `UserError` names what is wrong with them.
 
     Args:
@@ -68,19 +63,15 @@ def arrays_of(
 
 
 def fixed_fifth(labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Return the test part: a fifth of each owner's samples, bool `[M]`.
-
-    A class that would have test samples alone stays in training.
-    """
+    """Return the test part: a fifth of each owner's samples, bool `[M]`."""
+    # a class that would have test samples alone stays in training
     out = choose_a_fifth(np.unique(owners, return_inverse=True)[1])
     return out & np.isin(labels, labels[~out])
 
 
 def samples_of(where: str, x: np.ndarray) -> np.ndarray:
-    """Return samples: images uint8 or float32 `[M, H, W, C]`, vectors float32, or tokens int32.
-
-    Bytes `[M, W]` are images of one row.
-    """
+    """Return samples: images uint8 or float32 `[M, H, W, C]`, vectors float32, or tokens int32."""
+    # bytes `[M, W]` are images of one row
     where = f"{where}: x"
     if x.ndim not in (2, 3, 4) or x.size == 0:
         allowed = "allowed are [M, H, W, C], [M, H, W], [M, F] or [M, L], not empty"
@@ -129,10 +120,8 @@ def as_float32(where: str, x: np.ndarray) -> np.ndarray:
 def numbered(
     where: str, name: str, values: np.ndarray, length: int
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return `values` `[M]` as numbers 0, 1, ..., int64 `[M]`, and the name of each number.
-
-    Values that are numbers are in the order of their size, texts in that of the alphabet.
-    """
+    """Return `values` `[M]` as numbers 0, 1, ..., int64 `[M]`, and the name of each number."""
+    # values that are numbers are in the order of their size, texts in that of the alphabet
     values = aligned(where, name, values, length)
     if values.dtype.kind == "f":
         finite = np.isfinite(values).all()
@@ -194,10 +183,8 @@ def choose_a_fifth(groups: np.ndarray) -> np.ndarray:
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and standard deviation of each channel or number; () for tokens.
-
-    Pixels of uint8 are scaled to 0..1 before. The deviation of a constant is 1.
-    """
+    """Return the mean and standard deviation of each channel or number; () for tokens."""
+    # Pixels of uint8 are scaled to 0..1 before. The deviation of a constant is 1.
     if x.dtype == np.int32:
         return (), ()
     columns = x.reshape(-1, x.shape[-1])

@@ -62,10 +62,8 @@ class Partition:
         return np.diff(self.indptr[part])
 
     def names_and_groups(self, source: Source) -> dict[str, list[str]]:
-        """Return the clients' "name" and "group", `[N]` each, as far as the data have them.
-
-        Names that only repeat the clients' numbers are left out.
-        """
+        """Return the clients' "name" and "group", `[N]` each, as far as the data have them."""
+        # names that only repeat the clients' numbers are left out
         if self.of_data is None:
             return {}
         texts = {"name": source.client_names, "group": source.client_groups}
@@ -166,10 +164,8 @@ def sharded(
 def assemble(
     parts: dict[str, list[np.ndarray]], counts: np.ndarray, weight: np.ndarray, pooled: bool
 ) -> Partition:
-    """Return the partition that has these samples of each client in each part.
-
-    `counts` are its `class_counts`; p is proportional to `weight` `[N]`.
-    """
+    """Return the partition that has these samples of each client in each part."""
+    # `counts` are its `class_counts`; p is proportional to `weight` `[N]`
     indptr, indices = {}, {}
     for part, samples in parts.items():
         indptr[part] = np.concatenate([[0], np.cumsum([len(of_client) for of_client in samples])])
@@ -208,10 +204,8 @@ def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
 
 # the file of `describe --save` and `--partition file:PATH` ----------------------------------------
 def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> None:
-    """Write a partition as JSON, so that any framework can run on the same split.
-
-    "clients" has the indices of each client's train, val and test, as in `Partition`.
-    """
+    """Write a partition as JSON, so that any framework can run on the same split."""
+    # "clients" has the indices of each client's train, val and test, as in `Partition`
     recipe = f"--partition {run.partition} --clients {run.clients}"
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -231,10 +225,8 @@ def save(partition: Partition, path: Path, run: Resolved, data_sha256: str) -> N
 
 
 def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> Partition:
-    """Return the partition of `--partition file:PATH`; `UserError` if it does not fit the data.
-
-    `labels` are those of the data by half. Without `p` in the file, p follows from `weights`.
-    """
+    """Return the partition of `--partition file:PATH`; `UserError` if it does not fit the data."""
+    # `labels` are those of the data by half. Without `p` in the file, p follows from `weights`.
     where, content = f"--partition is {run.partition}, which", partition_file(run.partition.path)
     with refused_as(NO_PARTITION.format(run.partition.path)):
         clients = content["clients"]
@@ -318,10 +310,8 @@ def split(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndar
 def search_first(
     run: Resolved, labels: np.ndarray, partition: Partition
 ) -> tuple[Partition, np.ndarray]:
-    """Return the partition with the validation images that each client's search sees in front.
-
-    Also return how many these are, int64 `[N]`, for the clients of this rank.
-    """
+    """Return the partition with the validation images that each client's search sees in front."""
+    # also return how many these are, int64 `[N]`, for the clients of this rank
     sizes = partition.sizes("val")
     if run.search_share == 1:
         return partition, sizes

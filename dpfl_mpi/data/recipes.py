@@ -222,10 +222,8 @@ MOTIVATION = (
 
 
 def motivation(y: np.ndarray, _: Resolved, classes: int, rng: Rng) -> Samples:
-    """Return the pools of the paper's example of three clients (its appendix A).
-
-    The second and the third client share two classes each with the first.
-    """
+    """Return the pools of the paper's example of three clients (its appendix A)."""
+    # the second and the third client share two classes each with the first
     lists = list(by_class(y, classes, rng))
     for c in range(10):
         needed = sum(sizes.get(c, 0) for sizes in MOTIVATION)
@@ -260,10 +258,8 @@ def share_test(counts: np.ndarray, y_test: np.ndarray, rng: Rng) -> Samples:
 
 
 def cut(q: np.ndarray, m: int) -> np.ndarray:
-    """Return how many of m samples each of n clients gets, by its share `q` `[..., n]`.
-
-    The samples are cut at floor(cumsum(q) m), so that the sizes sum to m.
-    """
+    """Return how many of m samples each of n clients gets, by its share `q` `[..., n]`."""
+    # the samples are cut at floor(cumsum(q) m), so that the sizes sum to m
     points = np.floor(np.cumsum(q, -1) * m).astype(np.int64)
     points[..., -1] = m
     return np.diff(points, axis=-1, prepend=0)

@@ -148,10 +148,8 @@ def load_arrays(run: Resolved) -> Arrays:
 
 
 def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options: Any) -> Arrays:
-    """Call `load` or `read` of a data set's module and return its data, checked.
-
-    `prepare` calls `read`, which takes the files of the user; a run calls `load`.
-    """
+    """Call `load` or `read` of a data set's module and return its data, checked."""
+    # `prepare` calls `read`, which takes the files of the user; a run calls `load`
     where = f"{function} of the data set {short(dataset)}"
     made = getattr(module, function)(*arguments, **options)
     if not isinstance(made, Arrays):
@@ -169,10 +167,8 @@ def made_by(dataset: str, module: Any, function: str, *arguments: Any, **options
 
 
 def check(arrays: Arrays, where: str) -> None:
-    """Raise `UserError`, naming the field, if shapes, types, numbers or names do not fit.
-
-    `where` begins the sentence. Samples still in a file are compared by shape and dtype alone.
-    """
+    """Raise `UserError`, naming the field, if shapes, types, numbers or names do not fit."""
+    # `where` begins the sentence. Samples still in a file are compared by shape and dtype alone.
     train = arrays.train_images
     if (arrays.train_clients is None) != (arrays.test_clients is None):
         raise UserError(f"{where}: train_clients and test_clients must both be there or neither")
@@ -278,10 +274,8 @@ def source_of(
 def in_file(
     path: str | Path, dataset: str = "", labelled: bool = True, verified: bool = True
 ) -> Source:
-    """Return a prepared file as a `Source`; its samples stay in the file.
-
-    `dataset` is the one that it must hold, "" for any. `labelled`, `verified`: see `open_source`.
-    """
+    """Return a prepared file as a `Source`; its samples stay in the file."""
+    # `dataset` is the one that it must hold, "" for any. `labelled`, `verified`: see `open_source`.
     path = Path(path)
     if not os.path.exists(path):
         raise no_data(dataset, path)
@@ -355,10 +349,8 @@ def digest(stored: Iterable[Any], facts: Arrays | Source, own: bool = False) -> 
 
 
 def read_rows(path: Path, half: str, rows: np.ndarray, what: str = "images") -> np.ndarray:
-    """Return the samples `[n, ...]` at row numbers `[n]`, or with `what` "labels" their labels.
-
-    HDF5 is slow at reading scattered rows, so contiguous pieces that hold them are read.
-    """
+    """Return the samples `[n, ...]` at row numbers `[n]`, or with `what` "labels" their labels."""
+    # HDF5 is slow at reading scattered rows, so contiguous pieces that hold them are read
     with Hdf5(path, "an HDF5 file") as file:
         stored = file.dataset(f"{half}/{what}", "iuf")
         out = np.empty((len(rows), *stored.shape[1:]), stored.dtype)

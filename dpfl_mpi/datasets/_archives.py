@@ -46,10 +46,8 @@ def entries(source: Path, inside: bytes | None = None) -> Iterator[Entry]:
 def files_in(
     source: Path, folder: Path | None = None, above: tuple[Path, ...] = ()
 ) -> Iterator[Path]:
-    """Yield the files of a folder in the order of their paths; links to folders are followed.
-
-    `above` are the folders around it, to which a link would lead in a circle.
-    """
+    """Yield the files of a folder in the order of their paths; links to folders are followed."""
+    # `above` are the folders around it, to which a link would lead in a circle
     folder = folder or source
     if not os.access(folder, os.R_OK | os.X_OK):
         raise UserError(f"{source} holds {folder.name}, a folder that may not be read; allow it")

@@ -128,9 +128,7 @@ def split_of(name: str) -> str:
 
 
 def class_list(data: bytes, path: PurePosixPath) -> dict[PurePosixPath, str]:
-    """Return the class of each file that a list of Tiny-ImageNet names.
-
-    The files lie in `images` beside the list, whose path and content are given.
-    """
+    """Return the class of each file that a list of Tiny-ImageNet names."""
+    # the files lie in `images` beside the list, whose path and content are given
     rows = (line.split("\t") for line in data.decode("utf-8", "replace").splitlines())
     return {path.parent / "images" / row[0]: row[1] for row in rows if len(row) > 1}

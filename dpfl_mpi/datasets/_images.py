@@ -57,10 +57,8 @@ def placed(
 def published(
     source: Path, classes: tuple[str, ...], mean: Numbers, std: Numbers, *needed: str
 ) -> Arrays:
-    """Return a published data set of 32x32 images in colour, of whose splits all are `needed`.
-
-    Without `classes` its classes are those of the training part, in alphabetical order.
-    """
+    """Return a published data set of 32x32 images in colour, of whose splits all are `needed`."""
+    # without `classes` its classes are those of the training part, in alphabetical order
     x, found = placed(source, (32, 32, 3), needed=needed)
     names, y = np.unique(found.label, return_inverse=True)
     if classes:
@@ -117,10 +115,8 @@ def stacked(pixels: Sequence[np.ndarray], channels: int) -> np.ndarray:
 
 
 def decode(data: bytes, where: str, colour: bool | None, side: int = 0) -> np.ndarray:
-    """Return an image's pixels, uint8 `[H, W, C]`, with `colour` or grey; None: as the image is.
-
-    With a `side` it is scaled to a square. `where` begins the sentence of an error.
-    """
+    """Return an image's pixels, uint8 `[H, W, C]`, with `colour` or grey; None: as the image is."""
+    # With a `side` it is scaled to a square. `where` begins the sentence of an error.
     from PIL import Image
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)

@@ -60,10 +60,8 @@ def from_base(path: Path, key: dict[str, Any], job: Job, parts: Parts, record: R
 def copy_base(
     path: Path, key: dict[str, Any], blocks: list[slice], job: Job, parts: Parts, record: Record
 ) -> dict[str, np.ndarray]:
-    """Copy the base's records and return its clients' arrays; {}, with a warning, if it cannot.
-
-    On rank 0 alone.
-    """
+    """Copy the base's records and return its clients' arrays; {}, with a warning, if it cannot."""
+    # it is called on rank 0 alone
     problem = ""
     try:
         with Result(path) as base:

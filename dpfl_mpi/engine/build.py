@@ -138,10 +138,8 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
 
 
 def open_on_ranks(run: Resolved, world: World) -> Source:
-    """Return the data on every rank; root alone has all labels. Collective.
-
-    One rank per node verifies a prepared file.
-    """
+    """Return the data on every rank; root alone has all labels. Collective."""
+    # one rank per node verifies a prepared file
     has_load = hasattr(run.found("dataset"), "load")
     arrays = share_arrays(run, world) if has_load else None
     first = world.local_rank == 0
@@ -149,10 +147,8 @@ def open_on_ranks(run: Resolved, world: World) -> Source:
 
 
 def share_arrays(run: Resolved, world: World) -> Arrays:
-    """Return on every rank the data that `load` returns on root. Collective.
-
-    Root alone calls it, and imports the library that has the data.
-    """
+    """Return on every rank the data that `load` returns on root. Collective."""
+    # root alone calls it, and imports the library that has the data
     load = cache(lambda: vars(load_arrays(run)))
     is_array = lambda value: isinstance(value, np.ndarray)  # noqa: E731
     arrays = world.share(lambda: {n: v for n, v in load().items() if is_array(v)})
@@ -170,10 +166,8 @@ def warn(text: str, job: Job, world: World) -> None:
 
 
 def tell_devices(job: Job, world: World, device: torch.device) -> None:
-    """Print which ranks have which GPU. Collective.
-
-    Warn where ranks share one, or where `--device auto` takes the CPU although the node has a GPU.
-    """
+    """Print which ranks have which GPU. Collective."""
+    # warn where ranks share one, or where `--device auto` takes the CPU although the node has a GPU
     why = why_hidden() if job.device == "auto" and device.type == "cpu" else ""
     names = world.texts(name_of(device))
     if (line := devices_line(names)) and world.root and not job.quiet:

@@ -26,10 +26,8 @@ STORABLE = (*INTEGERS, "float16", "float32", "float64")
 def check_state(
     name: str, state: Any, parts: Parts, before: State | None = None, budgeted: bool = True
 ) -> None:
-    """Raise `UserError` where a method's state is wrong.
-
-    `before` has the names that it must keep. With `budgeted`, its graphs may not exceed B_c.
-    """
+    """Raise `UserError` where a method's state is wrong."""
+    # `before` has the names that it must keep. With `budgeted`, its graphs may not exceed B_c.
     who = source_of_state(name, parts)
     check_form(who, state, before)
     for key, value in state["client"].items():
@@ -107,10 +105,8 @@ def global_generators() -> tuple[Any, ...]:
 
 
 def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:
-    """Raise `UserError` where numbers would depend on the ranks. Collective in rounds 0 and 1.
-
-    `generators` is what `global_generators` returned before this round.
-    """
+    """Raise `UserError` where numbers would depend on the ranks. Collective in rounds 0 and 1."""
+    # `generators` is what `global_generators` returned before this round
     world, shared = parts.world, state["shared"]
     who = source_of_state(short(parts.run.method), parts)
     if global_generators() != generators:

@@ -105,10 +105,8 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
 
 
 def on_round_of(file: str) -> Begin:
-    """Return the `Begin` of the function `on_round` in a file, the user's callback.
-
-    It is told only of rounds that this start computes.
-    """
+    """Return the `Begin` of the function `on_round` in a file, the user's callback."""
+    # it is told only of rounds that this start computes
     flag = f"--callback is {file}"
     code = code_in_file(flag, Path(file))
     on_round = getattr(execute(flag, code)[0], "on_round", None)

@@ -149,10 +149,8 @@ class Record:
         recorder.flush(members.round, best)
 
     def rows(self, name: str, rows_K: np.ndarray) -> None:
-        """Write all ranks' `[K, ...]` as one array `[N, ...]`, a few rows at a time.
-
-        So root needs memory for `GATHERED` bytes only.
-        """
+        """Write all ranks' `[K, ...]` as one array `[N, ...]`, a few rows at a time."""
+        # so root needs memory for `GATHERED` bytes only
         n, row_shape = self.parts.n, rows_K.shape[1:]
         row_bytes = rows_K.itemsize * int(np.prod(row_shape, dtype=np.int64))
         step = max(1, GATHERED // max(1, row_bytes))
@@ -224,10 +222,8 @@ class Record:
 def begin_record(
     path: Path, parts: Parts, job: Job, checkpoints: Checkpoints
 ) -> tuple[State | None, Record]:
-    """Return the method's state at the last checkpoint, or None, and the Record. Collective.
-
-    Root creates the results file, or opens the copy of it that the checkpoint has.
-    """
+    """Return the method's state at the last checkpoint, or None, and the Record. Collective."""
+    # root creates the results file, or opens the copy of it that the checkpoint has
     start, clients = describe_start(parts), facts_of_clients(parts)
     record = Record(parts, job.quiet)
     state = checkpoints.restore(parts)

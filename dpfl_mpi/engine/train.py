@@ -32,10 +32,8 @@ from dpfl_mpi.survival.signals import Heard, Watch, again_text
 
 
 def train(run: Run, job: Job, world: World) -> Path:
-    """Compute a Run, from its checkpoint if there is one; return the path of its results file.
-
-    A result that is already finished is not computed again, unless with --fresh.
-    """
+    """Compute a Run, from its checkpoint if there is one; return the path of its results file."""
+    # a result that is already finished is not computed again, unless with --fresh
     resolved, path = agree(run, job, world)
     # the lock refuses a second process that would compute the same result
     lock = Lock(path, lambda text: world.abort(1, f"error: {text}"))

@@ -154,10 +154,8 @@ def by_class(frames: Frames, where: str) -> list[str]:
 
 
 def notes(part: pd.DataFrame, results: pd.Series) -> list[str]:
-    """Return notes on what makes the rows of one setting less comparable.
-
-    `part` are its lines of `measure`, and `results` one result of each row.
-    """
+    """Return notes on what makes the rows of one setting less comparable."""
+    # `part` are its lines of `measure`, and `results` one result of each row
     out = []
     by_epochs = [f"{n} ({', '.join(m)})" for n, m in part.groupby("epochs")["method"]]
     if len(by_epochs) > 1:

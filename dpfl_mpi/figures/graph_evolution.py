@@ -44,9 +44,7 @@ def round_list(text: str) -> list[str]:
 
 
 ROUNDS = "rounds to draw: 0,50,last, or every"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "rounds": {"type": round_list, "metavar": "R,R,...", "help": ROUNDS},
-}
+OPTIONS: dict[str, Any] = {"rounds": {"type": round_list, "metavar": "R,R,...", "help": ROUNDS}}
 
 
 def rounds_to_show(first: int, last: int, asked: Sequence[str], run: str) -> list[int]:
@@ -122,10 +120,8 @@ def blocks_of(clients: pd.DataFrame, result: Result | None) -> Blocks:
 def draw_rounds(
     rows: Sequence[Sequence[int]], names: Sequence[str], draw: Callable[[Axes, int, int], None]
 ) -> Figure:
-    """Return a figure with a panel for each round of each row, at most 6 side by side.
-
-    `rows` are lists of rounds, with `names`; `draw(axes, i, t)` draws round t of row i.
-    """
+    """Return a figure with a panel for each round of each row, at most 6 side by side."""
+    # `rows` are lists of rounds, with `names`; `draw(axes, i, t)` draws round t of row i
     columns = min(max(map(len, rows)), 6)
     heights = [-(-len(rounds) // columns) for rounds in rows]
     side = min(TEXT / columns, 2.3)
@@ -149,13 +145,11 @@ def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
     n, edges = len(adjacency), int(adjacency.sum())
     one_way, pairs = asymmetry(adjacency)
     return {
-        "edges": edges,
-        "sparsity": sparsity(adjacency),
-        "one_way_edges": one_way,
-        "one_way_pairs": pairs,
+        "edges": edges, "sparsity": sparsity(adjacency),
+        "one_way_edges": one_way, "one_way_pairs": pairs,
         "edges_sharing_a_class": (adjacency & shared).sum() / max(edges, 1),
         "pairs_sharing_a_class": shared.sum() / max(n * (n - 1), 1),
-    }
+    }  # fmt: skip
 
 
 def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:

@@ -58,10 +58,8 @@ def waits(result: Result) -> np.ndarray:
 
 
 def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float]:
-    """Return a Run's line of the table; `lines` are those of `measure`.
-
-    `reach` is the accuracy, in percent, to which the time is told.
-    """
+    """Return a Run's line of the table; `lines` are those of `measure`."""
+    # `reach` is the accuracy, in percent, to which the time is told
     reached, hours, last = lines[lines["accuracy"] >= reach], waits(result), lines.iloc[-1]
     rounds = slice(0, len(lines))
     end, waited_for = result["network/end"][rounds], result["network/waited_for"][rounds]

@@ -28,10 +28,8 @@ RUNS = cifar10(budget="inf", flip_share=0.4, flipped_run_ggc=(False, True))
 
 
 def shares(adjacency: np.ndarray, flipped: np.ndarray) -> np.ndarray:
-    """Return the share of flipped senders of each benign client that has senders.
-
-    `adjacency` `[N, N]` says who receives from whom, `flipped` `[N]` whose labels are flipped.
-    """
+    """Return the share of flipped senders of each benign client that has senders."""
+    # `adjacency` `[N, N]` says who receives from whom, `flipped` `[N]` whose labels are flipped
     rows = adjacency[~flipped]
     degree = rows.sum(1)
     return np.asarray(rows[:, flipped].sum(1)[degree > 0] / degree[degree > 0])
@@ -93,12 +91,9 @@ def draw_row(panels: Sequence[Axes], result: Result, name: str) -> tuple[pd.Data
         f"ones in Omega, {line[-1]:.1f} % in round {last}, {by_chance:.1f} % by chance"
     )
     columns = {
-        "run": result.path.stem,
-        "flipped_run_ggc": run.flipped_run_ggc,
-        "round": range(last + 1),
-        "edge_share_from_flipped": line / 100,
-        "chance": by_chance / 100,
-    }
+        "run": result.path.stem, "flipped_run_ggc": run.flipped_run_ggc, "round": range(last + 1),
+        "edge_share_from_flipped": line / 100, "chance": by_chance / 100,
+    }  # fmt: skip
     return pd.DataFrame(columns), text
 
 

@@ -137,9 +137,7 @@ def repetitions(results: Iterable[Result]) -> list[Group]:
 
 
 def named(
-    groups: Sequence[Group],
-    name: Callable[[Resolved], str] = row_name,
-    without: Sequence[str] = (),
+    groups: Sequence[Group], name: Callable[[Resolved], str] = row_name, without: Sequence[str] = ()
 ) -> list[tuple[str, str, Group]]:
     """Return (setting, name, group) of each group; `name` is that of its row.
 

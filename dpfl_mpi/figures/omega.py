@@ -42,20 +42,16 @@ OPTIONS = {"draws": {"type": int, "default": 50, "metavar": "R", "help": DRAWS}}
 
 
 def in_common(result: Result) -> np.ndarray:
-    """Return what each pair of clients has in common, 0 to 1, `[N, N]`.
-
-    It is 1 if they share a group, or without groups in the data the `overlap` of their classes.
-    """
+    """Return what each pair of clients has in common, 0 to 1, `[N, N]`."""
+    # it is 1 if they share a group, or without groups in the data the `overlap` of their classes
     if (groups := result.groups) is not None:
         return groups[:, None] == groups
     return overlap(result["client/class_counts"])
 
 
 def overlap(counts: np.ndarray) -> np.ndarray:
-    """Return 1 - the total variation distance of clients' class distributions, `[N, N]`.
-
-    `counts` are each client's samples by class, `[N, C]`.
-    """
+    """Return 1 - the total variation distance of clients' class distributions, `[N, N]`."""
+    # `counts` are each client's samples by class, `[N, C]`
     shares = counts / counts.sum(1, keepdims=True)
     return np.minimum(shares[:, None], shares[None]).sum(2)
 
@@ -70,10 +66,8 @@ def homophily(graph: CollaborationGraph, common: np.ndarray) -> float:
 def z_score(
     graph: CollaborationGraph, common: np.ndarray, draws: int, rng: np.random.Generator
 ) -> float:
-    """Return by how many standard deviations the homophily exceeds that of random graphs.
-
-    These are `draws` graphs with the same degrees. It is nan if they are all alike.
-    """
+    """Return by how many standard deviations the homophily exceeds that of random graphs."""
+    # These are `draws` graphs with the same degrees. It is nan if they are all alike.
     null = np.array([homophily(rewired(graph, rng), common) for _ in range(draws)])
     spread = null.std(ddof=1) if draws > 1 else 0.0
     if not spread > 1e-12:  # also if it is nan
@@ -116,10 +110,8 @@ def communities(graph: CollaborationGraph) -> np.ndarray:
 
 
 def rand_index(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985).
-
-    It counts the pairs of clients that are in one group in both: 1 if all are, 0 by chance.
-    """
+    """Return the adjusted Rand index of two groupings `[N]` (Hubert and Arabie, 1985)."""
+    # it counts the pairs of clients that are in one group in both: 1 if all are, 0 by chance
     table = pd.crosstab(a, b).to_numpy()
     both, in_a, in_b = (comb(sizes, 2).sum() for sizes in (table, table.sum(1), table.sum(0)))
     chance = in_a * in_b / comb(len(a), 2)
@@ -181,10 +173,8 @@ def agreement_table(pairs: pd.DataFrame) -> str:
 
 
 def z_lines(graphs: pd.DataFrame, draws: int) -> tuple[pd.DataFrame, str]:
-    """Return the z-scores of each row's Omega and last graph, and a table with all measures.
-
-    `graphs` has a line per Run and round, with the measures.
-    """
+    """Return the z-scores of each row's Omega and last graph, and a table with all measures."""
+    # `graphs` has a line per Run and round, with the measures
     scores, table = [], []
     for (setting, row), lines in graphs.groupby(["setting", "row"], sort=False):
         names = {"setting": setting, "method": row}

@@ -20,10 +20,8 @@ Parts = list[np.ndarray]  # of each partition, a number for each client
 
 
 def interval(parts: Parts) -> tuple[float, float]:
-    """Return mean and half width of the 95 % interval by Student's t.
-
-    The samples are the means of the partitions, or the clients of a single partition.
-    """
+    """Return mean and half width of the 95 % interval by Student's t."""
+    # the samples are the means of the partitions, or the clients of a single partition
     values = np.array([part.mean() for part in parts]) if len(parts) > 1 else parts[0]
     n = len(values)
     if n < 2:

@@ -223,10 +223,8 @@ def refuse(job: Job, needs: Needs) -> None:
 
 # time -------------------------------------------------------------------------------------------
 def step_seconds(run: Resolved, backend: Any, steps: int) -> float:
-    """Return the shortest measured time of a gradient step, in seconds.
-
-    `backend` and `steps` are those of `one_client`.
-    """
+    """Return the shortest measured time of a gradient step, in seconds."""
+    # `backend` and `steps` are those of `one_client`
     ensemble = backend.ensemble
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
     block = Block(ensemble, row, backend.zero_momentum(1), slice(0, 1))

@@ -71,10 +71,8 @@ def admit(kind: str, name: str) -> str:
 
 
 def find(kind: str, name: str) -> Any:
-    """Return the module of a data set or a model, or a `methods.Method`.
-
-    The module of a model imports torch. The user's own code must have been admitted.
-    """
+    """Return the module of a data set or a model, or a `methods.Method`."""
+    # The module of a model imports torch. The user's own code must have been admitted.
     package = importlib.import_module(f"dpfl_mpi.{KINDS[kind]}")
     code = ADMITTED.get((kind, name))
     if code is None:

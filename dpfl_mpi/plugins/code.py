@@ -101,10 +101,8 @@ def code_in_module(flag: str, target: str) -> Code:
 def code_of(
     flag: str, path: Path, root: Path, module: str, attribute: str = "", installed: bool = False
 ) -> Code:
-    """Return the code of a module.
-
-    Its hashes cover no absolute path, and no name of a single file: both may change.
-    """
+    """Return the code of a module."""
+    # its hashes cover no absolute path, and no name of a single file: both may change
     modules = [root]
     if root.is_dir():
         endings = (".py", *EXTENSION_SUFFIXES)
@@ -130,10 +128,8 @@ def hash_bytes(path: Path) -> str:
 
 
 def hash_meaning(path: Path) -> str:
-    """Return the hash of the `VERSION` that a module declares, or of its syntax tree.
-
-    A file that is not Python or does not compile has the hash of its bytes.
-    """
+    """Return the hash of the `VERSION` that a module declares, or of its syntax tree."""
+    # a file that is not Python or does not compile has the hash of its bytes
     nodes = statements(path)
     if not nodes:
         return hash_bytes(path)
@@ -158,10 +154,8 @@ def statements(path: Path) -> list[tuple[str, Any]]:
 
 
 def plain_tree(node: Any) -> Any:
-    """Return a syntax tree without docstrings as dicts, lists and texts.
-
-    These are the same under all versions of Python, unlike the text of `ast.dump`.
-    """
+    """Return a syntax tree without docstrings as dicts, lists and texts."""
+    # these are the same under all versions of Python, unlike the text of `ast.dump`
     if isinstance(node, list):
         return [plain_tree(element) for element in node]
     if not isinstance(node, ast.AST):
@@ -175,10 +169,8 @@ def plain_tree(node: Any) -> Any:
 
 
 def parts_of(code: Code) -> dict[str, str]:
-    """Return a hash of each thing that code defines, by a name such as "pacs.py: load()".
-
-    They tell the user what differs between two versions.
-    """
+    """Return a hash of each thing that code defines, by a name such as "pacs.py: load()"."""
+    # they tell the user what differs between two versions
     files = [code.root, *(code.path.parent / name for name in code.files)]
     if code.root.is_dir():
         files[:1] = sorted(code.root.rglob("*.py"))
@@ -271,10 +263,8 @@ sys.meta_path.insert(0, OwnCodeFinder())
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
-    """Return the module and the object that MODULE:OBJECT names, without one the module again.
-
-    The module is executed once per content. A `UserError` begins with `flag`.
-    """
+    """Return the module and the object that MODULE:OBJECT names, without one the module again."""
+    # The module is executed once per content. A `UserError` begins with `flag`.
     package = outermost(code.name)
     version = code.text_sha256, code.root
     if code.installed and IMPORTED.get(package, version) != version:

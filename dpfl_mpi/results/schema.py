@@ -175,10 +175,8 @@ OVER_ROUNDS = [name for name, layout in ARRAYS.items() if layout.axes.startswith
 
 
 def shape(axes: str, run: Resolved, finished: bool) -> list[Size]:
-    """Return the lengths of axes, such as "T+1 N", in the result of a resolved Run.
-
-    Before it is finished, or if all clients stopped early, the rounds are a range of lengths.
-    """
+    """Return the lengths of axes, such as "T+1 N", in the result of a resolved Run."""
+    # before it is finished, or if all clients stopped early, the rounds are a range of lengths
     rows = int(run.rounds) + 1
     lengths: dict[str, Size] = {
         "N": run.clients,

@@ -113,10 +113,8 @@ def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
 
 
 def shown_groups(result: Result) -> dict[str, float]:
-    """Return the mean accuracy of each group, of many only the lowest and the highest.
-
-    Groups without a client that was scored are left out.
-    """
+    """Return the mean accuracy of each group, of many only the lowest and the highest."""
+    # groups without a client that was scored are left out
     means = {group: value for group, value in result.by_group().items() if not math.isnan(value)}
     if len(means) > MOST_GROUPS:
         ascending = sorted(means, key=means.__getitem__)
@@ -229,10 +227,8 @@ def listed(words: Sequence[str], room: int) -> str:
 
 
 def name_columns(named: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the columns "name" and "group" of a table of clients, as far as `named` has them.
-
-    A long text ends in "...". Groups are left out if each client's name begins with its group.
-    """
+    """Return the columns "name" and "group" of a table of clients, as far as `named` has them."""
+    # A long text ends in "...". Groups are left out if each client's name begins with its group.
 
     def shortened(text: str) -> str:
         return text if len(text) <= MOST_NAME else f"{text[: MOST_NAME - 3]}..."
@@ -257,10 +253,8 @@ def split(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
 
 
 def fitted(text: str) -> str:
-    """Return a text no wider than `WIDTH`.
-
-    A long line "name  text" goes on below its text.
-    """
+    """Return a text no wider than `WIDTH`."""
+    # a long line "name  text" goes on below its text
     out = []
     for line in text.split("\n"):
         name = re.match(r" *(\S+( \S+)? {2,})?", line)

@@ -128,10 +128,8 @@ def lines_of(path: Path, node: Any) -> dict[str, str]:
 
 
 def unknown(name: str, text: str, before: str = "--") -> UserError:
-    """Return the error `text` of a setting that does not exist, with the one that may be meant.
-
-    `before` stands before a setting's name: nothing in a file or in Python.
-    """
+    """Return the error `text` of a setting that does not exist, with the one that may be meant."""
+    # `before` stands before a setting's name: nothing in a file or in Python
     known = [*SCHEMA, "config", "print_config"]
     close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
     # or its help begins with the name
@@ -200,10 +198,8 @@ def add_options(parser: argparse.ArgumentParser, settings: Mapping[str, Any]) ->
 
 
 def given(arguments: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return the settings that a command line gives, by name, as values of their types.
-
-    `config` has the line of each setting that is from a file. A mistake is a `UserError`.
-    """
+    """Return the settings that a command line gives, by name, as values of their types."""
+    # `config` has the line of each setting that is from a file. A mistake is a `UserError`.
     # options of methods and models become flags: all of them for the help, else those given
     if {*HELP} & {*arguments}:
         others, _ = parser.parse_known_args([word for word in arguments if word not in HELP])

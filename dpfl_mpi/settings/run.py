@@ -266,10 +266,8 @@ class Resolved(Run):
         return self
 
     def found(self, kind: str) -> Any:
-        """Return the module of its `dataset` or `model`, or its `method`, a `methods.Method`.
-
-        Data prepared by the user's own code are read as the data set `arrays`, without that code.
-        """
+        """Return the module of its `dataset` or `model`, or its `method`, a `methods.Method`."""
+        # data prepared by the user's own code are read as the data set `arrays`, without that code
         return find(kind, "arrays" if self.contents.get(kind) == PREPARED else getattr(self, kind))
 
     @property
@@ -353,10 +351,8 @@ def tuning_of(method: Any) -> dict[str, Any]:
 
 
 def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options of a model that differ from its defaults, or None.
-
-    An option that the user sets to its default thus changes no result's name.
-    """
+    """Return the options of a model that differ from its defaults, or None."""
+    # an option that the user sets to its default thus changes no result's name
     if not given:
         return None  # without importing the model, and torch with it
     options = find("model", model).Options
@@ -474,10 +470,8 @@ def check_method(filled: Mapping[str, Any], method: Any) -> None:
 def facts(
     filled: Mapping[str, Any], code: Mapping[str, str], method: Any, dataset: ModuleType
 ) -> dict[str, dict[str, Any]]:
-    """Return what a result stores of its method and the user's own code, by kind of code.
-
-    Readers of the result need it, and do not execute that code.
-    """
+    """Return what a result stores of its method and the user's own code, by kind of code."""
+    # readers of the result need it, and do not execute that code
     out: dict[str, dict[str, Any]] = {k: {"name": short(filled[k])} for k in ("method", *code)}
     attributes = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
     out["method"] |= {n: value for n, value in attributes.items() if isinstance(value, str | int)}

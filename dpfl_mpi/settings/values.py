@@ -115,10 +115,8 @@ class Budget(Text):
     """B_c, how many models a client may average: `counts_self` says whether its own is one."""
 
     def resolved(self, clients: int, counts_self: bool) -> "Budget":
-        """Return the budget of N clients: a share of N as a number, or inf if it limits nothing.
-
-        1 stays 1, because a method that reads no budget stores 1 for any N.
-        """
+        """Return the budget of N clients: a share of N as a number, or inf if it limits nothing."""
+        # 1 stays 1, because a method that reads no budget stores 1 for any N
         if self.kind == "fraction":
             number = max(1, nearest(self.fraction, clients))
             budget = Budget(str(number), "number", {"number": number})
@@ -346,10 +344,8 @@ SHAPES = {
 
 
 def add_file(name: str, value: Any, clients: int, rounds: int) -> Any:
-    """Return a value with the table that its file holds.
-
-    `rounds` is -1 for a file of --churn whose times are seconds: these fall into no known round.
-    """
+    """Return a value with the table that its file holds."""
+    # `rounds` is -1 for a file of --churn whose times are seconds: these fall into no known round
     shape = SHAPES[name]
     what = f"which must hold {shape.what.format(N=clients, T=rounds, last=clients - 1)}"
     if not is_file(value.path):

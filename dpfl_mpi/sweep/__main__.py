@@ -123,10 +123,8 @@ def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
 def entries_of(
     runs: Sequence[Resolved], results: Path, whole: bool
 ) -> tuple[list[Entry], list[str]]:
-    """Return an entry for each Run, and a sentence about Runs whose data are not there.
-
-    A `UserError` if these are all Runs, or any at all where the `whole` sweep is wanted.
-    """
+    """Return an entry for each Run, and a sentence about Runs whose data are not there."""
+    # a `UserError` if these are all Runs, or any at all where the `whole` sweep is wanted
     entries: dict[Path, Entry] = {}
     missing: Counter[str] = Counter()
     for run in runs:

@@ -27,12 +27,9 @@ from dpfl_mpi.survival.signals import STALLED_TEXT
 
 LOG_LINES = 6  # shown of a failed Run
 NOISE = (  # how lines of a log begin that say nothing of the Run
-    "submitit ",
-    "srun: launch/slurm",
-    "srun: forcing",
-    "srun: got SIGCONT",
+    "submitit ", "srun: launch/slurm", "srun: forcing", "srun: got SIGCONT",
     "srun: Job step aborted",
-)
+)  # fmt: skip
 ASK_S = 10.0  # seconds between two questions to Slurm, whose controller serves everybody
 BLIND_S = 2 * ASK_S  # so long a submitted job may be missing from Slurm's last answer
 
@@ -125,10 +122,8 @@ class Entry:
         return self.submission is not None and self.submission.cluster == "slurm"
 
     def status(self, jobs: set[str]) -> Status:
-        """Return how far the Run is; `jobs` are the numbers of those that Slurm still has.
-
-        If the lock is taken the Run is computed, maybe by another sweep that was quicker.
-        """
+        """Return how far the Run is; `jobs` are the numbers of those that Slurm still has."""
+        # if the lock is taken the Run is computed, maybe by another sweep that was quicker
         # asked before the file is read: a Run that ends in between is seen as finished
         locked, alive = Lock(self.path).taken(), self.alive(jobs)
         recorded = self.recorded()

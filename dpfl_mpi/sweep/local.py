@@ -30,10 +30,8 @@ LEAVING_S = 60.0  # seconds that interrupted Runs have to end their round
 
 
 def gpu_groups(args: Namespace, job: Job) -> list[str]:
-    """Return which GPUs Runs may use, as values of CUDA_VISIBLE_DEVICES; [] without GPUs.
-
-    Each value has as many GPUs as --gpus says.
-    """
+    """Return which GPUs Runs may use, as values of CUDA_VISIBLE_DEVICES; [] without GPUs."""
+    # each value has as many GPUs as --gpus says
     gpus = [] if job.device == "cpu" else visible_gpus()
     if args.gpus is not None and not 1 <= args.gpus <= len(gpus):
         allowed = f"allowed is 1 up to the number of GPUs visible here, {len(gpus)}"

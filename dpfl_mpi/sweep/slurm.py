@@ -40,10 +40,8 @@ def compute(flags: list[str]) -> None:
 
 
 def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
-    """Return submitit's executor, which submits jobs with the resources that the flags ask for.
-
-    `more` are further options of sbatch.
-    """
+    """Return submitit's executor, which submits jobs with the resources that the flags ask for."""
+    # `more` are further options of sbatch
     import submitit
 
     try:
@@ -99,10 +97,8 @@ def refusals(before: int = 0) -> Iterator[None]:
 
 
 def sbatch_text(args: argparse.Namespace, tasks: int) -> str:
-    """Return the script that sbatch would get for so many Runs.
-
-    It needs no Slurm: submitit calls a fake sbatch, first in the PATH.
-    """
+    """Return the script that sbatch would get for so many Runs."""
+    # it needs no Slurm: submitit calls a fake sbatch, first in the PATH
     before = os.environ.get("PATH", "")
     with tempfile.TemporaryDirectory() as folder:
         for name in ("sbatch", "srun"):

@@ -131,10 +131,8 @@ def same(run: Run, field: str, value: Any) -> bool:
 
 
 def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Return the base of each fine-tuned Run, by the name of its result, if the sweep has it.
-
-    The base is the same Run without fine-tuning. The fine-tuned Run starts from its models.
-    """
+    """Return the base of each fine-tuned Run, by the name of its result, if the sweep has it."""
+    # The base is the same Run without fine-tuning. The fine-tuned Run starts from its models.
     by_path = {entry.path: entry for entry in entries}
     tuned = [entry for entry in entries if entry.run.finetune_epochs]
     paths = {entry.path.name: entry.run.untuned().path(entry.path.parent) for entry in tuned}
@@ -143,10 +141,8 @@ def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 # --tune -------------------------------------------------------------------------------------------
 def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
-    """Return the Runs with each value of `--tune NAME=A,B`, by the value.
-
-    NAME is a setting, or an option as its flag is called: `options.NAME` or `model_options.NAME`.
-    """
+    """Return the Runs with each value of `--tune NAME=A,B`, by the value."""
+    # NAME is a setting, or an option as its flag is called: `options.NAME` or `model_options.NAME`
     name, _, values = tune.partition("=")
     field, _, option = name.rpartition(".")  # of an option; of a setting the field is ""
     settings = {f.name for f in fields(Run)} - {"method", "options", "model_options"}
@@ -166,10 +162,8 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
 
 
 def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
-    """Return the table of tried values and the best one, for each method of the Runs.
-
-    `values` has the Runs by the tried value.
-    """
+    """Return the table of tried values and the best one, for each method of the Runs."""
+    # `values` has the Runs by the tried value
     name, tables = tune.partition("=")[0], []
     methods = dict.fromkeys(run.method for runs in values.values() for run in runs)
     for method in methods or [""]:
