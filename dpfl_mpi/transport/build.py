@@ -1,7 +1,5 @@
 """From settings to what moves models. Nothing else in this room reads settings."""
 
-from functools import partial
-
 import numpy as np
 from torch import Tensor
 
@@ -33,8 +31,11 @@ def transport_of(
     """Return what moves `budgets` `[N]` models to clients, and what counts it. Collective."""
     clock, ages = None, Ages(placement, run.staleness)
     if network := run.network:  # root alone has its table, if that is in a file
-        speeds = partial(speeds_of, network.text, network.table, run.clients, run.seed)
-        clock = Clock(Speeds(**placement.world.share(lambda: vars(speeds()))), ages.count)
+
+        def speeds() -> dict[str, np.ndarray]:
+            return vars(speeds_of(network.text, network.table, run.clients, run.seed))
+
+        clock = Clock(Speeds(**placement.world.share(speeds)), ages.count)
     columns, codec = sent_of(run, ensemble)
     if codec:
         packing: Packing = Encoded(codec, ages, start_W, budgets)
