@@ -19,9 +19,9 @@ from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import who_can_take_part
 
-# Sizes are drawn again and again until they are large enough: at most so many times,
+# sizes are drawn until they are large enough, at most so many times
 PROPOSALS = 10_000_000
-NUMBERS = 200_000_000  # and at most so many numbers, which takes a minute for any N.
+NUMBERS = 200_000_000  # most numbers in all those draws: a minute, whatever N
 SPLITS = np.random.RandomState()  # of `train_val`, which seeds it: a new one would take longer
 TWO = "two per client: one to train, one to validate"
 FEWER = "use fewer --clients"

@@ -118,13 +118,10 @@ class Record:
     def series(
         self, group: str, epochs: np.ndarray, notes: Sequence[Mapping[str, np.ndarray]], **more: Any
     ) -> None:
-        """Write what was noted while clients trained on after the last round.
+        """Write what was noted while clients trained on after the last round, into a `group`.
 
-        Args:
-            group: of the file, such as "finetune".
-            epochs: the local epochs after which there are notes, `[R]`; `more` arrays also have R
-                rows.
-            notes: R times arrays `[K]` by name; they become arrays `[R, N]`.
+        There are notes after `epochs` `[R]`: R times arrays `[K]` by name, which become arrays
+        `[R, N]`. `more` arrays have R rows, too.
         """
         stacked = {name: np.stack([note[name] for note in notes], 1) for name in notes[0]}
         arrays = {f"{group}/{name}": values for name, values in {"epochs": epochs, **more}.items()}

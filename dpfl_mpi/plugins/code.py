@@ -63,8 +63,8 @@ def outermost(name: str) -> str:
 
 def code_named(flag: str, name: str) -> Code:
     """Return the code of a file NAME.py, or of MODULE:OBJECT; a `UserError` begins with `flag`."""
-    in_file = name.endswith(".py")
-    return code_in_file(flag, Path(name)) if in_file else code_in_module(flag, name)
+    by_path = name.endswith(".py")
+    return code_in_file(flag, Path(name)) if by_path else code_in_module(flag, name)
 
 
 def code_in_file(flag: str, path: Path) -> Code:

@@ -415,8 +415,7 @@ class Result(AbstractContextManager["Result"]):
     def differences(a: Result, b: Result) -> list[str]:
         """Return the names of the arrays that differ in a bit, or that one result lacks.
 
-        Times and other provenance are left out, and so are arrays that only one result has because
-        of --save_models or --mixed.
+        Times are left out, and so is what only one has because of --save_models or --mixed.
         """
         names_a, names_b = ({n for n in r.arrays() if not n.startswith(EXEMPT)} for r in (a, b))
         out = sorted(n for n in names_a ^ names_b if not n.startswith(ADDED))
@@ -489,9 +488,8 @@ def score(confusion: np.ndarray, metric: str) -> np.ndarray:
 def auc(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return the area under the ROC curve, mean over the classes of the images, from 0 to 1.
 
-    Each class is told from all others by its probability. The area is the chance that an image of
-    the class has a higher one than an image of another class; ties count a half. It is nan if all
-    images are of one class. `logits` are `[M, C]` for M images.
+    For a class it is the chance that an image of it has a higher probability of the class than an
+    image of another one; ties count a half. It is nan with one class. `logits` are `[M, C]`.
     """
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(1, keepdims=True)
@@ -534,10 +532,9 @@ def differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> set[str]:
 
 
 def changed_code(run: Resolved, path: Path) -> str:
-    """Return a note which parts of the user's own code were edited since an earlier result.
+    """Return a note which parts of the user's own code were edited since a result beside `path`.
 
-    That result lies beside `path`, and its Run differs in the content of this code alone: the user
-    should know that it will not be continued. "" where there is no such result.
+    Its Run differs in this code alone, and will not be continued. "" without such a result.
     """
     key, own_code = run.key(), codes(run.contents)
     # their names differ in the last digits alone, a hash of the key
@@ -559,8 +556,7 @@ def changed_code(run: Resolved, path: Path) -> str:
 def check_current(result: Result, run: Resolved, job: Job) -> None:
     """Raise `UserError` if a finished result of this Run is not what the Run would give now.
 
-    It may lack arrays that the Job asks for, or be computed by other numerics or from other data.
-    Data that no longer exist cannot be compared, and are no error.
+    It may lack arrays that the Job asks for, or be of other numerics or of data that have changed.
     """
     done = f"{result.path} is finished and was computed"
     anew = "choose another --out, or compute it anew with --fresh"
@@ -584,11 +580,10 @@ def check_current(result: Result, run: Resolved, job: Job) -> None:
 def date_finished(
     run: Resolved, key: Mapping[str, Any], path: Path, job: Job, has_copy: bool
 ) -> str | None:
-    """Return when the result of a Run was finished, None if it is not there or not finished.
+    """Return when a result was finished ("": unknown), None if it is not there or not finished.
 
-    The date is "" if the result does not say it. A file torn by a kill counts as not there if a
-    checkpoint `has_copy` of what it recorded. Raises `UserError` where a finished result is not
-    what the Run would give now, or another file is in the way.
+    A file torn by a kill counts as not there if a checkpoint `has_copy` of what it recorded. A
+    `UserError` if the result is not what the Run would give now, or another file is in the way.
     """
     if not os.path.lexists(path):
         return None

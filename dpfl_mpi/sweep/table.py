@@ -38,9 +38,8 @@ def table(statuses: Sequence[Status]) -> str:
     rows = [HEADER, *map(cells, statuses)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        left, right = row[:2], row[2:]  # texts and numbers
-        padded = [*map(str.ljust, left, widths[:2]), *map(str.rjust, right, widths[2:])]
+    for row in rows:  # texts to the left, numbers to the right
+        padded = [*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:], widths[2:])]
         lines.append("  ".join(padded))
     counts = sorted(Counter(status.state for status in statuses).items())
     counted = ", ".join(f"{count} {state}" for state, count in counts)
