@@ -114,10 +114,8 @@ def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
 
 
 def exit_with(main: Callable[[], int | None]) -> NoReturn:
-    """End the process with the exit code of a command.
-
-    Nothing is printed if the reader of its output, such as `head`, has left.
-    """
+    """End the process with the exit code of a command."""
+    # Nothing is printed if the reader of its output, such as `head`, has left
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: the next file would have its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

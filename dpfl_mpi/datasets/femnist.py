@@ -47,10 +47,8 @@ class Options:
 
 
 def read(source: Path, classes: str = "all") -> Arrays:
-    """Return FEMNIST from LEAF's json shards, with its own test split.
-
-    LEAF lists an image of nearly every writer twice; the second one is dropped.
-    """
+    """Return FEMNIST from LEAF's json shards, with its own test split."""
+    # LEAF lists an image of nearly every writer twice; the second one is dropped
     from tqdm import tqdm
 
     writers: list[Samples] = []

@@ -137,10 +137,8 @@ def best_so_far(val: np.ndarray, test: np.ndarray, latest: bool) -> np.ndarray:
 
 
 def costs(result: Result) -> pd.DataFrame:
-    """Return the lines of `costs`: after each round, then after each epoch of fine-tuning.
-
-    Costs are means per client. Fine-tuning receives no models, and its seconds are not recorded.
-    """
+    """Return the lines of `costs`: after each round, then after each epoch of fine-tuning."""
+    # Costs are means per client. Fine-tuning receives no models, and its seconds are not recorded.
     rounds, benign = slice(0, result.last_round + 1), result.benign
     n_newcomers = int(result["client/newcomers"].sum()) if "client/newcomers" in result else 0
     n_trained = len(benign) - n_newcomers  # the clients among which gradient steps are shared

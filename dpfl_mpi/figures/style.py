@@ -106,10 +106,8 @@ def curves(
     axes: Axes, rows: pd.DataFrame, lines: pd.DataFrame, value: str, by: str = "round",
     factor: float = 1,
 ) -> pd.DataFrame:  # fmt: skip
-    """Draw `factor` times a column of `lines` over `by`, one curve for each of `rows`.
-
-    Returns the numbers without the factor: `by`, mean, std, setting, method, n.
-    """
+    """Draw `factor` times a column of `lines` over `by`, one curve for each of `rows`."""
+    # returns the numbers without the factor: `by`, mean, std, setting, method, n
     several, out = rows["setting"].nunique() > 1, []
     axes.locator_params(axis="x", integer=True)
     for line, look in zip(rows.itertuples(), looks(rows), strict=True):

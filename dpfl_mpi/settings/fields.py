@@ -64,10 +64,8 @@ def choices(field_type: Any) -> tuple[str, ...]:
 
 
 def check(settings: Any, prefix: str = "", ranges: bool = True) -> None:
-    """Raise `UserError` for the first field whose value has the wrong type.
-
-    With `ranges`, also for a value out of its range. `prefix` comes before the name of the field.
-    """
+    """Raise `UserError` for the first field whose value has the wrong type."""
+    # With `ranges`, also for a value out of its range. `prefix` comes before the name of the field.
     schema: type = type(settings)
     types = field_types(schema)
     for f in fields(settings):

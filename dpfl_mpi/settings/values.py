@@ -224,10 +224,8 @@ PARSED = tuple(name for name in SETTINGS if name != "checkpoint_every")  # the f
 
 
 def parse(name: str, value: Any, most: int | None = None) -> Any:
-    """Return the value of a setting: a `Text`, a number, or None where it changes nothing.
-
-    `most` is the number of clients, or of rounds, where it is known.
-    """
+    """Return the value of a setting: a `Text`, a number, or None where it changes nothing."""
+    # `most` is the number of clients, or of rounds, where it is known
     setting, text = SETTINGS[name], str(value).strip()
     text = "inf" if text in (".inf", "Infinity") else text  # as YAML and JSON write it
     for form in setting.forms.removesuffix("FILE").split():

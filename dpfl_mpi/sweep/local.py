@@ -100,10 +100,8 @@ class Local:
         self.stopped = 0  # how many processes were stopped when `save` was called last
 
     def run(self) -> None:
-        """Begin each Run as soon as there is room and its base is there; wait for all to end.
-
-        If an error or an interrupt ends the sweep, its Runs keep a checkpoint and leave.
-        """
+        """Begin each Run as soon as there is room and its base is there; wait for all to end."""
+        # if an error or an interrupt ends the sweep, its Runs keep a checkpoint and leave
         try:
             while self.left:
                 self.monitor.watch(LOOK_S, self.full)

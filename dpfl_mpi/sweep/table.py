@@ -31,10 +31,8 @@ def cells(status: Status) -> tuple[str, str, str, str]:
 
 
 def table(statuses: Sequence[Status]) -> str:
-    """Return a table with a line for each Run, the count of each state, and warnings.
-
-    A warning is told once, with how many Runs have it.
-    """
+    """Return a table with a line for each Run, the count of each state, and warnings."""
+    # a warning is told once, with how many Runs have it
     rows = [HEADER, *map(cells, statuses)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -117,10 +115,8 @@ class Monitor:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on TERM and HUP, too; an ignored signal (nohup) stays ignored.
-
-    Python drops an exception that is raised in a destructor: `Monitor.watch` raises it again.
-    """
+    """Raise KeyboardInterrupt on TERM and HUP, too; an ignored signal (nohup) stays ignored."""
+    # Python drops an exception that is raised in a destructor: `Monitor.watch` raises it again
 
     def interrupt(number: int, _: object) -> NoReturn:
         _received.append(number)

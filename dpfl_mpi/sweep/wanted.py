@@ -108,10 +108,8 @@ def grid(args: argparse.Namespace, base: Run) -> list[Run]:
 
 
 def only(runs: list[Run], args: argparse.Namespace) -> list[Run]:
-    """Return the Runs of a file that have one of the values of each flag of the grid.
-
-    A method that reads no budget has every budget. A value that no Run has is a `UserError`.
-    """
+    """Return the Runs of a file that have one of the values of each flag of the grid."""
+    # A method that reads no budget has every budget. A value that no Run has is a `UserError`.
     flags = {field: flag for flag, field in GRID.items()}
     for field, values in axes(args).items():
         for value in values:
@@ -174,10 +172,8 @@ def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
 
 
 def choose_one(values: Mapping[str, Sequence[Run]], job: Job, name: str) -> str:
-    """Return the table of tried values and the best one by validation accuracy.
-
-    The accuracy is a mean over clients and Runs. The test set is not read.
-    """
+    """Return the table of tried values and the best one by validation accuracy."""
+    # The accuracy is a mean over clients and Runs. The test set is not read.
     means: dict[str, float] = {}  # by value
     unscored = dict.fromkeys(values, 0)  # clients without a score, because they diverged
     for value, runs in values.items():
