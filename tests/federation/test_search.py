@@ -66,7 +66,7 @@ def search(fed, w, order, coins, most, passes=1, at_once=True, y=None):
     assert torch.equal(given[0].nan_to_num(1), sums.nan_to_num(1))  # unchanged
     numbers = [one.p_x[0], one.p_y[0], one.r_x[0], one.r_y[0]]
     if at_once:
-        state = one.chooser.tasks.each[0]
+        state = one.chooser.tasks.structs[0]
         numbers = [state["p_x"], state["p_y"], one.r_x[0], state["r_y"]]
     counts = fed.notes["evaluations"][0], fed.notes["cases"][0].tolist()
     averages = one.averages[0].flatten().double()

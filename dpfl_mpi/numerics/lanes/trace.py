@@ -32,7 +32,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {}
 TRIAL_SAMPLES = 3  # the samples' axis is known by this size and the stride of a whole sample
 MAX_AXES = 7  # of a sample
 Geometry = tuple[int, int, int]  # planes, lines, units: channels, height, width of an image
-Fill = Callable[..., tuple[list[int], list[int]]]
+Fill = Callable[..., tuple[list[int], list[int]]]  # returns `size` and `table` of an `Op`
 # calls that ask about a tensor
 QUESTIONS = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "stride"}
 QUESTIONS |= {"is_contiguous", "is_floating_point", "is_complex", "get_device", "storage_offset"}
@@ -212,11 +212,11 @@ class Recorder(TorchFunctionMode):
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of PyTorch; record it unless it only rearranges or asks."""
         inputs = [t for t in tensors((args, kwargs)) if self.slot(t)]
-        versions = [t._version for t in inputs]
+        versions = [t._version for t in inputs]  # how often PyTorch changed each in place
         out = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         plain_name = name.strip("_")  # of add_ and __add__, too
-        made = tensors(out)
+        results = tensors(out)
         changed = versions != [t._version for t in inputs]  # the call worked in place
         if not inputs:  # a few calls on parameters alone have handlers, such as expand
             handler = HANDLERS.get(f"{name} of a parameter")
@@ -225,16 +225,16 @@ class Recorder(TorchFunctionMode):
         # calls that need no op
         learns = any(t.requires_grad for t in inputs)
         constant = name.startswith("new_") or (learns and name in ("zeros_like", "ones_like"))
-        if constant or (not made and name in QUESTIONS):
+        if constant or (not results and name in QUESTIONS):
             return out
-        if learns and any(t.is_floating_point() and not t.requires_grad for t in made):
+        if learns and any(t.is_floating_point() and not t.requires_grad for t in results):
             raise Unsupported("a gradient that is stopped")
-        if made and not changed and all(self.slot(t) for t in made):
+        if results and not changed and all(self.slot(t) for t in results):
             return out  # a view
         # the others go to their handler
-        handler = HANDLERS.get(plain_name)
-        into_argument = any(t is made[0] for t in tensors((args, kwargs))) if made else False
-        if handler is None or not made or ((changed or into_argument) and made[0] is not inputs[0]):
+        handler = HANDLERS.get(plain_name) if results else None
+        into = changed or any(t is r for t in tensors((args, kwargs)) for r in results[:1])
+        if handler is None or (into and results[0] is not inputs[0]):  # into another argument
             raise Unsupported(plain_name)
         if plain_name in ROWWISE and not changed and (axis := self.view(inputs[0]).axis):
             # bring the samples to the first axis, call again, and bring them back
@@ -245,10 +245,10 @@ class Recorder(TorchFunctionMode):
         if changed:  # in place: views of this memory from now on see the new numbers
             if not self.view(inputs[0]).whole:
                 raise Unsupported(f"{name} on a part of a tensor")
-        elif not made[0].is_contiguous():
-            out = made[0] = made[0].contiguous()
+        elif not results[0].is_contiguous():
+            out = results[0] = results[0].contiguous()
         try:
-            instead = handler(self, made[0], *args, **kwargs)
+            instead = handler(self, results[0], *args, **kwargs)
         except TypeError as error:
             raise Unsupported(f"{plain_name} called with other arguments") from error
         return out if instead is None else instead
