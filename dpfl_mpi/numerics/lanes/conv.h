@@ -136,7 +136,7 @@ INLINE void tile(const int count, const int columns, const int64_t x_column_step
 /* Compute a correlation y of x, or add it to y, for all groups. */
 #ifdef GPU
 static void correlate_all(const Pass *p, int32_t groups, const Correlation *c, const Filters *f,
-                          Vectors x, const float *w, const float *b, Vectors y, int adds){
+                          Vectors x, const float *w, const float *b, Vectors y, int adds) {
   SHARE_GROUP_TILES(&p->team, group, groups, m, m_count, ROWS, f->outputs, row, c->rows, column,
                     column_count, COLUMNS, c->columns, {
     const int channel = group * f->outputs + m;

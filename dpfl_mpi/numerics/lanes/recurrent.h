@@ -45,7 +45,8 @@ static void recurrent(const Pass *p, const Layer *layer) {
     else
       SHARE(&p->team, i, all) s[i] = r.b ? FILL(r.b[i]) : ZERO;
     barrier(&p->team);
-    /* the gates, in x and s one after the other, and the new state */
+    /* The gates and the new state; x and s have the arguments of all gates, one after the other.
+     * LSTM: input i, forget f, cell g and output o. GRU: reset, update z and new n. */
     SHARE(&p->team, j, units) {
       const int64_t j1 = units + j, j2 = 2 * units + j, j3 = 3 * units + j;
       if (r.gates == 4) {
@@ -112,10 +113,10 @@ static void recurrent_back(const Pass *p, const Layer *layer) {
       SHARE_BLOCKS(&p->team, first, count, UNITS_BACK, units,
                    apply_back(count, 0, units, all, r.w + first, s, dh + first, r.gates == 3))
   }
-  /* the weights' gradients: the gates' gradients times the state before, summed over the steps; the
-   * four numbers are the steps that `batch` of attention.h takes */
-  const int32_t gate_steps[4] = {0, 0, 1, (r.gates + 1) * units},
-                weight_steps[4] = {0, 0, units, 1};
+  /* The weights' gradients: the gates' gradients times the state before, summed over the steps. The
+   * four numbers are those that `batch` of attention.h takes. */
+  const int32_t gate_steps[4] = {0, 0, 1, (r.gates + 1) * units};
+  const int32_t weight_steps[4] = {0, 0, units, 1};
   const int32_t state_steps[4] = {0, 0, r.reversed ? -r.out_line_step : r.out_line_step, 1};
   const Vectors states = y_of(p, layer) + line_of(&r, 0) * r.out_line_step;
   products(p, layer, all, units, r.lines - 1, batch(step_of(&r, 1), gate_steps),

@@ -208,9 +208,8 @@ INTERNAL void stage_taps(const Pass *p, const Layer *layer, const Stage *s, Vect
 #ifdef GPU
 /* Members share lines of taps of some filters, by `correlate`: as many filters at once as keep most
  * members busy. */
-#define CORRELATE(filters_at_once) \
-  SHARE_TILES(&p->team, first, count, filters_at_once, s->filters, channel, s->channels, line, 5, \
-              { \
+#define CORRELATE(at_once) \
+  SHARE_TILES(&p->team, first, count, at_once, s->filters, channel, s->channels, line, 5, { \
     Vec sum[count][5]; \
     correlate(count, s, s->x + x_place(s, channel, line, 0), dy + y_place(s, first, 0, 0), \
               s->chosen + number_of(s, first, 0, 0), sum); \
