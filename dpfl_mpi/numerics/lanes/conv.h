@@ -63,7 +63,6 @@ static Filters filters_of(const Layer *layer, int32_t taps) {
     SHARE_TILES(t, m, m_count, high, outputs, line_, (groups) * (rows), tile_, across, { \
       enum { column_count = wide }; \
       const int group = line_ / (rows), row = line_ % (rows), column = (left) + tile_ * (wide); \
-      (void)row; \
       __VA_ARGS__; \
     })
 #else

@@ -8,7 +8,6 @@ INLINE int is_aligned(const Layer *layer, int32_t inputs) {
 #ifdef GPU
   return layer->weight % 4 == 0 && inputs % 4 == 0;
 #else
-  (void)layer, (void)inputs;
   return 0;
 #endif
 }

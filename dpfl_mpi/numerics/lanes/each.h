@@ -9,7 +9,6 @@
     const Value *in = &p->net->value[layer->in], *out = &p->net->value[layer->out]; \
     const Vec a = FILL(layer->number[0]), b = FILL(layer->number[1]); \
     const Vectors inputs = x_of(p, layer), outputs = y_of(p, layer); \
-    (void)a, (void)b; \
     SHARE_PLACES(&p->team, plane, in->planes, line, in->lines, unit, in->units, { \
       const int64_t in_place = place_in(in, plane, line, unit); \
       const int64_t out_place = place_in(out, plane, line, unit); \
@@ -23,12 +22,10 @@
     const Vectors inputs = x_of(p, layer), outputs = y_of(p, layer); \
     const Vectors dx = dx_of(p, layer), dy = dy_of(p, layer); \
     const int adds = layer->adds & 1; \
-    (void)a, (void)b; \
     SHARE_PLACES(&p->team, plane, in->planes, line, in->lines, unit, in->units, { \
       const int64_t in_place = place_in(in, plane, line, unit); \
       const int64_t out_place = place_in(out, plane, line, unit); \
       const Vec x = inputs[in_place], y = outputs[out_place], d = dy[out_place]; \
-      (void)x, (void)y; \
       write_or_add(&dx[in_place], dx_of_d, adds); \
     }) \
   }

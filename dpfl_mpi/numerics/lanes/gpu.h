@@ -163,7 +163,6 @@ INLINE void barrier_of_teams(const Team *) {
   SHARE(t, place_, (planes) * (lines) * (units)) { \
     const int plane = place_ / ((lines) * (units)), line = place_ / (units) % (lines), \
               unit = place_ % (units); \
-    (void)plane, (void)line, (void)unit; \
     __VA_ARGS__; \
   }
 #define SHARE_TILES(t, first, count, largest, total, line, lines, unit, units, ...) \

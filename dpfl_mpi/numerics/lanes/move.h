@@ -73,5 +73,5 @@ static void move_back(const Pass *p, const Layer *layer) {
   }
 }
 
-static void clear(const Pass *p, const Layer *layer) { (void)p, (void)layer; }
+static void clear(const Pass *p, const Layer *layer) {}
 static void clear_back(const Pass *p, const Layer *layer) { clear_gradient(p, layer->out); }

@@ -52,7 +52,6 @@ INLINE int64_t parameter_of(const Norm *n, int32_t plane, int32_t line, int32_t 
       const int64_t in_x = place_in((n).in, plane_, line, 0); \
       const int64_t in_y = place_in((n).out, plane_, line, 0); \
       const int64_t parameter = parameter_of(&(n), plane_, line, 0); \
-      (void)in_x, (void)in_y, (void)parameter; \
       __VA_ARGS__; \
     }
 

@@ -103,7 +103,6 @@ INLINE void begin_image_sums(const int count, const Pass *p, float *g, Vectors s
   UNROLL for (int i = 0; i < count; i++) sums[first + i] = v[i];
 #else
   add_lanes(g + first, v, count, p->n);
-  (void)sums;
 #endif
 }
 
@@ -113,5 +112,4 @@ INTERNAL void finish_image_sums(const Pass *p, float *g, Vectors sums, int64_t c
   barrier(&p->team);
   add_image_sums(p, g, sums, count);
 #endif
-  (void)p, (void)g, (void)sums, (void)count;
 }

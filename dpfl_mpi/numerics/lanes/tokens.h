@@ -16,7 +16,7 @@ static void token(const Pass *p, const Layer *layer) {
   }
 }
 
-static void token_back(const Pass *p, const Layer *layer) { (void)p, (void)layer; }
+static void token_back(const Pass *p, const Layer *layer) {}
 
 /* embed: y [lines, units] = those rows of the weight [rows, units] that the tokens of x name. size:
  * how many rows, and a row whose gradient is not taken (-1: none). */

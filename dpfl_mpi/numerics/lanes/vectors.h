@@ -87,7 +87,6 @@ INLINE Vec in_register(Vec v, const int uses) {
 #if FORM >= 256
   if (uses > 1) __asm__("" : "+v"(v));
 #endif
-  (void)uses;
   return v;
 }
 /* Read and write LANES floats of a row, at any address. */
