@@ -1,4 +1,4 @@
-"""Compute the default run and draw the picture of the first page: `python docs/pictures/draw.py`."""
+"""Compute the default run, draw the picture of the first page: `python docs/pictures/draw.py`."""
 
 import subprocess
 import sys
