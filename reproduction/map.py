@@ -107,7 +107,7 @@ def line_of(cell: Cell, result: Result, random: Result) -> dict:
 
 
 def scores(result: Result, model: str) -> np.ndarray:
-    """Return each client's test accuracy `[N]` in its best round by validation, of ties the last."""
+    """Return each client's test accuracy `[N]` in its best round by validation (the last best)."""
     latest_first = result[f"{model}/val_acc"][::-1].argmax(0)
     return result[f"{model}/test_acc"][::-1][latest_first, np.arange(len(latest_first))]
 
