@@ -115,9 +115,9 @@ def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
 
 def exit_with(main: Callable[[], int | None]) -> NoReturn:
     """End the process with the exit code of a command."""
-    # Nothing is printed if the reader of its output, such as `head`, has left
+    # nothing is printed if the reader of its output, such as `head`, has left
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed: the next file would have its number
+        if getattr(sys, name) is None:  # it was closed, and a file opened next would replace it
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     spell_out(sys.stdout)
     spell_out(sys.stderr)

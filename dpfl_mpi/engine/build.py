@@ -50,7 +50,7 @@ from dpfl_mpi.transport.log import Log
 
 def build(run: Resolved, job: Job, world: World) -> Parts:
     """Return this rank's share of a run. Collective."""
-    # Raises `UserError` on every rank for what only the user can mend
+    # a `UserError` is raised on every rank
     method, attack = run.found("method"), run.attack
     # the end of the error if a model diverges
     advice = "lower --lr, set --clip_norm, or --on_divergence exclude"

@@ -124,7 +124,7 @@ def on_round_of(file: str) -> Begin:
         finally:
             torch.set_default_dtype(dtype)
 
-    return lambda result, t: (t - 1, add)
+    return lambda result, t: (t - 1, add)  # the rounds before t count as told
 
 
 # Logs: they have every round of a Run once, also those that earlier starts computed ---------------
@@ -194,7 +194,7 @@ class TooSlow(BaseException):
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `TooSlow` inside if it takes longer, once Python runs, and in the main thread only."""
+    """Raise `TooSlow` in the block after so many seconds, in the main thread and outside of C."""
 
     def stop(*_: object) -> None:
         raise TooSlow

@@ -57,7 +57,7 @@ def liar_shares(result: Result) -> tuple[float, float]:
 
 def backdoor(result: Result) -> tuple[float, float]:
     """Return how often benign clients take other classes for class 0, with the mark and without."""
-    # Means over clients, 0 to 1; nan where there is no backdoor
+    # means over clients, 0 to 1; nan where there is no backdoor
     if "attack/success" not in result:
         return NO_PAIR
     others = result["best/confusion"][:, 1:]  # true class by predicted class
@@ -77,7 +77,7 @@ def newcomers(result: Result) -> np.ndarray:
 
 def arrivals(result: Result) -> pd.DataFrame:
     """Return by `age`, rounds since clients came (--churn), their accuracy and `all` clients'."""
-    # Test accuracies, percent, of the models reported; `all` are those present in the same rounds
+    # test accuracies, percent, of the models reported; `all` are those present in the same rounds
     lines = [pd.DataFrame({"age": [], "accuracy": [], "all": []})]  # one frame per round
     if "round/there" in result:
         present = result["round/there"][: result.last_round + 1]

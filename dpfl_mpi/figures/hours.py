@@ -38,7 +38,8 @@ def measure(result: Result) -> pd.DataFrame:
     rounds = slice(0, result.last_round + 1)
     end = np.maximum.accumulate(result["network/end"][rounds], 0) / SECONDS_PER_HOUR
     hours = np.linspace(end[0].max(), end.max(), len(end))
-    ended = (end[None] <= hours[:, None, None]).sum(1)  # how many rounds, by time and client
+    # how many rounds each client has ended at each of these times, [times, N]
+    ended = (end[None] <= hours[:, None, None]).sum(1)
     best = np.take_along_axis(result["round/best_test_acc"][rounds], ended - 1, 0)
     sent = result["traffic/bytes_sent"][rounds].cumsum(0) / 1e9
     columns = {

@@ -94,7 +94,7 @@ def budget_order(run: Run) -> float:
 
 def rank(run: Run) -> tuple[float, float, int]:
     """Return a key that sorts Runs as tables show them."""
-    # Methods are in the paper's order, with others before DPFL; budgets descend; +FT comes last
+    # methods are in the paper's order, with others before DPFL; budgets descend; +FT comes last
     title = declared(run).title
     before_dpfl = len(paper.METHODS) - 1.5
     position = paper.METHODS.index(title) if title in paper.METHODS else before_dpfl

@@ -90,7 +90,7 @@ def code_in_module(flag: str, target: str) -> Code:
     spec = next(filter(None, specs), None)
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
     root = Path(places[0] or "") if places else Path()
-    base = root.parent.joinpath(*name.split("."))
+    base = root.parent.joinpath(*name.split("."))  # the module's path without its ending
     endings = ["/__init__.py", ".py", *EXTENSION_SUFFIXES]
     path = next((p for end in endings if (p := Path(f"{base}{end}")).is_file()), None)
     if not places or path is None:
