@@ -92,7 +92,7 @@ class Source:
     labels: dict[str, Any]  # by half, int64 [M], or `StoredLabels`
     sha256: str
     images: ReadImages
-    clients: dict[str, np.ndarray] = field(default_factory=dict)  # by half, int64 [M], or none
+    clients: dict[str, np.ndarray] = field(default_factory=dict)  # by half: of each sample, [M]
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()  # of the data's own clients
     client_groups: tuple[str, ...] = ()

@@ -52,7 +52,7 @@ def fitted_page(text: str) -> str:
 
 def fitted_table(rows: list[list[str]]) -> str:
     """Return a markdown table in parts of `WIDTH`, each with the columns that name a row."""
-    # such are the first columns of words, if they leave room for others; at least the first one
+    # a row is named by the first columns with words below header and rule, if they are narrow
     widths = [len(cell) + 1 for cell in rows[0]]
     in_words = [any(c.isalpha() for row in rows[2:] for c in row[i]) for i in range(len(widths))]
     counts = (k for k in range(2, len(widths)) if all(in_words[:k]) and sum(widths[:k]) < 66)

@@ -26,7 +26,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.numerics.dropout import Draws, keyed
 from dpfl_mpi.numerics.normalising import scaling
 
-# attention as matrix products: PyTorch's fused forms have other bits, some at each call
+# attention as matrix products: PyTorch's fused forms give different bits, some at every call
 torch.backends.mha.set_fastpath_enabled(False)
 torch.backends.cuda.enable_flash_sdp(False)
 torch.backends.cuda.enable_mem_efficient_sdp(False)

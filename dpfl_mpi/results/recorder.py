@@ -67,7 +67,8 @@ class Recorder:
             self.file = h5py.File(self.image, "r+" if snapshot else "w", libver="earliest")
             if not snapshot:
                 self._begin(run, meta)
-            self.edges = len(self.file[SENDERS]) if SENDERS in self.file else 0
+            self.edges = len(self.file[SENDERS]) if SENDERS in self.file else 0  # stored so far
+            # a new file has no key yet, and a copy may say that the Run stopped
             self._set(state="running", key=json.dumps(run.key()))
             stored = self.file["meta/starts"]
             self.starts = starts or [json.loads(text) for text in stored.asstr()[:]]
@@ -110,7 +111,7 @@ class Recorder:
             file.write(data)
 
     def _set(self, **attributes: Any) -> None:
-        """Change attributes in their place, so that the file's start does not move."""
+        """Change attributes in place: HDF5 then need not move the header that holds them."""
         for name, value in attributes.items():
             self.file.attrs.modify(name, value)
 

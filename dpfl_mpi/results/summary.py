@@ -240,7 +240,7 @@ def name_columns(named: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def split(widths: Sequence[int], keys: int, room: int) -> list[list[int]]:
-    """Return which columns are in each part of a table, which is split if it is wider than `room`.
+    """Return the columns of each part of a table, which is split where it is wider than `room`.
 
     Each part begins with the first `keys` columns, which say what a row is.
     """

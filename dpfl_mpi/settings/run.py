@@ -178,8 +178,8 @@ class Run:
         filled = {name: schema.read(Run, name, value) for name, value in parsed.items()}
         check_method(filled, method)
         code = {kind: sha256 for kind, sha256 in code.items() if sha256}
-        # Code that only prepares a file is known by the content of that file, unless it also
-        # decides the weights p_k.
+        # Code that only prepares a file is identified by the content of that file, unless it also
+        # decides the weights p_k (WEIGHTS other than "pool").
         only_prepares = code.get("dataset") and not hasattr(dataset, "load")
         if only_prepares and getattr(dataset, "WEIGHTS", "pool") == "pool":
             code["dataset"] = PREPARED

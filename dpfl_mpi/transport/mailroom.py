@@ -105,10 +105,11 @@ class Mailroom:
         self._plans = [(graph, (whole, width)), *self._plans[:1]]
         return whole, width
 
-    def put(self, graph: CollaborationGraph, whole: Route | None = None, slots: int = 0) -> Arrived:
+    def put(self, graph: CollaborationGraph, whole: Route | None = None, least_slots: int = 0) -> Arrived:
         """Send the staged rows along a graph that fits the windows; return what came. Collective.
 
-        `whole`: the graph's route, if known. A new window has at least so many `slots`.
+        `whole`: the graph's route, if known. A window that is too narrow is made anew, with at
+        least `least_slots`, which later passes need.
         """
         whole = whole or self.route(graph)
         parts, keys = self.packing.split(graph)
@@ -116,7 +117,7 @@ class Mailroom:
             path = whole if part is graph else self.route(part)
             if len(parts) > 1 and not path.need.any():  # nothing goes through this window
                 continue
-            inbox = self._wide_enough(window, path, slots)
+            inbox = self._wide_enough(window, path, least_slots)
             with self.log.clock("exchange"):
                 if path.puts:
                     self.packing.pack(window)
@@ -155,13 +156,13 @@ class Mailroom:
             self.meet("the next pass of fed.every_row")
             to, of = np.nonzero(away[:, senders])
             graph = CollaborationGraph.from_edges(n, receivers[to], senders[of])
-            arrived = self.put(graph, slots=slots)
+            arrived = self.put(graph, least_slots=slots)
             with self.log.clock("exchange"):
                 for j in senders[gets[senders]].tolist():
                     yield j, arrived.copies([j])[0]
             self.check(arrived.sending)  # else the next pass would send rows staged meanwhile
 
-    def _wide_enough(self, window: int, path: Route, slots: int) -> Inbox:
+    def _wide_enough(self, window: int, path: Route, least_slots: int) -> Inbox:
         """Return this window, made anew on all ranks if it lacks slots on one of them."""
         world, inbox = self.placement.world, self.inboxes[window]
         need = int(path.need[world.rank])
@@ -171,7 +172,7 @@ class Mailroom:
         if inbox:
             inbox.close()
         if window == len(self.inboxes) - 1:  # of a codec's two windows the first needs few slots
-            need = max(need, slots, int(self.capacities[window][world.rank]))
+            need = max(need, least_slots, int(self.capacities[window][world.rank]))
         return self._open(window, need)
 
     def _open(self, window: int, slots: int) -> Inbox:

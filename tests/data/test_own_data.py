@@ -115,7 +115,7 @@ def test_clients_are_counted_by_number(tmp_path):
     assert hashes[0] != hashes[1]  # the oracle chooses by groups
     of = "group of the client é is False and True; give one"
     refused(of, arrays_of, np.zeros((36, 3)), y, client, group=np.arange(36) > 2)
-    refused("has group without client", arrays_of, np.zeros((36, 3)), y, group=group)
+    refused("has group but no client", arrays_of, np.zeros((36, 3)), y, group=group)
     refused(
         "client_groups has 1 texts; allowed are 3",
         check,

@@ -135,6 +135,7 @@ static void norm_back(const Pass *p, const Layer *layer) {
   if (layer->weight >= 0) add_image_sums(p, p->gradient + layer->weight, scales, parameters);
   if (layer->bias >= 0) add_image_sums(p, p->gradient + layer->bias, shifts, parameters);
   if (!needs_gradient(p, layer->in)) return;
+  /* dx = (scale dy - mean - v * mean) / deviation */
   SHARE_PLACES(&p->team, plane, n.in->planes, line, n.in->lines, unit, units, {
     const int64_t g = plane / n.planes, parameter = parameter_of(&n, plane, line, unit);
     const int64_t in_x = place_in(n.in, plane, line, unit);

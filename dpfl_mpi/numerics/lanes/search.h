@@ -4,11 +4,11 @@
  * X and Y are two sets of models, of which X starts small and Y with all. Each candidate j in turn
  * is added to X or taken from Y, depending on which of the two weighted averages gains more reward
  * R = -(validation loss). s->x and s->y are the sums of p_i w_i over X and Y, s->p_x and s->p_y
- * those of p_i; the averages are x / p_x and y / p_y. lanes.c makes the verbs `search` and
- * `candidate` of search_one and candidate_one. */
+ * those of p_i; the averages are x / p_x and y / p_y. lanes.c defines the verbs `search` and
+ * `candidate` from search_one and candidate_one. */
 
-/* Write into s->pair the averages (x + p w) / p_x and (y - p w) / p_y; without w (NULL) x / p_x and
- * y / p_y. */
+/* Write into s->pair the averages (x + p w) / p_x and (y - p w) / p_y, where p_x and p_y count the
+ * change by p already; without w (NULL) x / p_x and y / p_y. */
 INTERNAL void average(const Pass *pass, const Search *s, const float *w, double p, double p_x,
                       double p_y) {
   const double *restrict x = s->x, *restrict y = s->y;
