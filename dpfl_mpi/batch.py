@@ -99,7 +99,7 @@ def seconds_left() -> float | None:
     start = parts.pop("start", None)
     units = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
     left = float(sum(units[name] * int(value or 0) for name, value in parts.items()))
-    if start:
+    if start:  # the answer is the whole limit, from then on
         left -= time.time() - time.mktime(time.strptime(start, "%a %b %d %H:%M:%S %Y"))
     return left
 

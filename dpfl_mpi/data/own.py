@@ -42,7 +42,7 @@ def arrays_of(
     if client is not None:
         owners, clients = numbered(where, "client", client, len(samples))
     elif group is not None:
-        raise UserError(f"{where} has group but no client; allowed are both, as a group is one of clients")
+        raise UserError(f"{where} has group but no client; a group is one of clients")
     is_test = fixed_fifth(labels, owners) if test is None else flags(where, test, len(samples))
     parts = ~is_test, is_test
     if not is_test.any() or is_test.all():

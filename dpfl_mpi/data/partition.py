@@ -176,8 +176,9 @@ def assemble(
 def owners(partition: Partition, clients: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Return which of the data's own clients each client is, int64 `[N]`.
 
-    `clients` has the data's client of each sample, by half. None if the data have no clients, or
-    if a client has samples of several.
+    `clients` has for each half of the data ("train", "test") whose sample each one is. None if the
+    data have no clients, if a client has samples of several, or if the indices of the partition
+    count through both halves.
     """
     if not clients or partition.pooled:
         return None
@@ -192,10 +193,10 @@ def owners(partition: Partition, clients: Mapping[str, np.ndarray]) -> np.ndarra
 
 
 def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
-    """Return what p is proportional to: how many samples each client trains and validates on.
+    """Return the clients' weights p before they are normalised: training and validation samples.
 
     If the module of the data set says `WEIGHTS = "train"`, only training samples count, as in the
-    authors' code.
+    code published with the paper.
     """
     sizes = {part: np.asarray([len(x) for x in parts[part]]) for part in ("train", "val")}
     only_train = getattr(dataset, "WEIGHTS", "pool") == "train"

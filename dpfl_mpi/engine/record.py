@@ -195,7 +195,7 @@ class Record:
         if save:
             self.rows("model/best", parts.scoring.best[:, : ensemble.size].cpu().numpy())
         aucs = success = None
-        if parts.run.found("method").finetunes:  # such a method predicts by the model alone, so there is an AUC
+        if parts.run.found("method").finetunes:  # it predicts by the model alone: there is an AUC
             aucs = parts.members.to_root(parts.scoring.aucs())
         if parts.run.attack and parts.run.attack.kind == "backdoor":
             success = parts.members.to_root(backdoor_success(parts.scoring))

@@ -25,7 +25,7 @@ from dpfl_mpi.transport.mailroom import Arrived, Received
 
 
 class Sums:
-    """The sums of a run. Every public method is collective."""
+    """Weighted sums of clients' rows, over all ranks. Every public method is collective."""
 
     def __init__(self, mail: Mail, backend: Backend, *, server: bool):
         """`server`: the method has a server, which may average all rows without a graph."""

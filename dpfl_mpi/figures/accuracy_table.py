@@ -98,7 +98,7 @@ def measure(frames: Frames, score: str = "accuracy") -> pd.DataFrame:
 def against_local(
     lines: pd.DataFrame, row: Any, local: pd.DataFrame, column: str
 ) -> dict[str, Any]:
-    """Return a row's difference to Local, points, and the percentage of clients that score below it.
+    """Return a row's difference to Local, points, and the share of clients below it, percent.
 
     `lines` has the scores of clients, `local` the rows of the method Local. Of several such rows on
     the row's partition the most similar one is used.

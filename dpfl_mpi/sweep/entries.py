@@ -81,6 +81,7 @@ def load_submissions(entries: Sequence["Entry"], sweeps: Path) -> None:
             submissions.append((file.parent, read_submission(file)))
         except UserError as error:
             warn(f"{error}; the jobs of that submission are not known")
+    # the oldest first, so that the newest overwrites
     for folder, submission in sorted(submissions, key=lambda pair: (pair[1].submitted, pair[0])):
         for entry in entries:
             if entry.path.name in submission.jobs:

@@ -105,7 +105,9 @@ class Mailroom:
         self._plans = [(graph, (whole, width)), *self._plans[:1]]
         return whole, width
 
-    def put(self, graph: CollaborationGraph, whole: Route | None = None, least_slots: int = 0) -> Arrived:
+    def put(
+        self, graph: CollaborationGraph, whole: Route | None = None, least_slots: int = 0
+    ) -> Arrived:
         """Send the staged rows along a graph that fits the windows; return what came. Collective.
 
         `whole`: the graph's route, if known. A window that is too narrow is made anew, with at

@@ -1,6 +1,6 @@
 """What of a client's model travels: all columns, some (--send), or the messages of a codec.
 
-A row is one model: W weights in a line. A window is memory of a rank that other ranks write into.
+A row is one model: `size` weights in a line, padded with zeros to W. A window is memory of a rank that other ranks write into.
 At each exchange `Mailroom` lets a `Packing` stage rows, i.e. copy them into host memory that MPI
 sends (`pack`), and read those that arrived in the window (`unpack`). Rows have numbers: j + a N is
 what client j sent a rounds ago (`Ages` in links.py). `Encoded` sends messages instead of columns.
@@ -42,7 +42,7 @@ class Packing:
             count = len(self._sent_columns)
         self.row_bytes = 4 * count  # of a row that is sent whole, on a network
         self.staged: list[Tensor] = []  # by window: host memory of the rows that MPI sends
-        width = ensemble.width if self.in_place else count
+        width = ensemble.width if self.in_place else count  # whole rows travel with their padding
         self.staged.append(torch.zeros(ages.count * self.k, width, pin_memory=self.on_gpu))
         # the rows that this rank's clients sent in this round, and in earlier ones if --staleness
         # lets them count. Receivers on this rank read them here, as a method may train on before

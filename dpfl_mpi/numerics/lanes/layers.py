@@ -208,7 +208,7 @@ def add_pool(recorder, out, kind, input, table, in_stage=False, out_shape=None):
 
 
 def windows_with(table: list[int], size: int) -> list[int]:
-    """Return, for each input of an axis, the first and the end of the windows that contain it."""
+    """Return the first and the end of the windows with each input, for gradients of the inputs."""
     out = []
     for i in range(size):
         found = [k for k, start in enumerate(table[::3]) if start <= i < table[3 * k + 1]]

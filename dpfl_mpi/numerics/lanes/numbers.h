@@ -2,7 +2,7 @@
 
 /* Write a gradient, or add it to what is there. */
 INLINE void write_or_add(Vec *to, Vec d, int adds) { *to = adds ? *to + d : d; }
-/* Return the sum of four partial sums, to which the things to add went in turn. */
+/* Return the sum of four partial sums, to which numbers were added in turn. */
 INLINE Vec sum_of_four(const Vec *sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
 INLINE Vec relu_of(Vec a) { return SELECT(ABOVE(ZERO, a), ZERO, a); } /* not-a-number stays */
 

@@ -92,7 +92,7 @@ static void mean_pool(const Pass *p, const Layer *layer) {
   const Pool pool = pool_of(p, layer);
   const Vectors x = x_of(p, layer), y = y_of(p, layer);
   SHARE_WINDOWS(p, pool, window, {
-    Vec sum[4] = {ZERO};
+    Vec sum[4] = {ZERO}; /* added to in turn, so that additions overlap */
     int i = 0;
     FOR_WINDOW(pool, window, place, sum[i & 3] += x[place]; i++)
     y[window.in_y] = sum_of_four(sum) / (float)(window.row[2] * window.column[2]);
