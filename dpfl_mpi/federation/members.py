@@ -88,7 +88,7 @@ class Members(Placement):
         self.joined = np.ones(self.n, bool)  # who has joined and not left
         self.yet_to_choose = np.ones(
             self.n, bool
-        )  # who has joined, and has not chosen senders since
+        )  # and has not chosen senders since
         self.begin(0)
 
     def begin(self, number: int, time: float = 0.0) -> None:

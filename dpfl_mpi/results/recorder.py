@@ -154,7 +154,7 @@ class Recorder:
         self.file[name][first : first + len(values)] = values
 
     def append(self, arrays: Mapping[str, Any]) -> None:
-        """Append one row to each of these arrays over rounds."""
+        """Collect this round's row of each of these arrays for the next write."""
         for name, row in arrays.items():
             self.grown.setdefault(name, []).append(np.array(row)[None])
 
