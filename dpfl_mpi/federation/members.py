@@ -86,9 +86,7 @@ class Members(Placement):
         self.diverged_round = np.full(self.n, -1)  # -1: the client has a finite model
         self.stopped_round = np.full(self.n, -1)  # the last round of a client that stopped early
         self.joined = np.ones(self.n, bool)  # who has joined and not left
-        self.yet_to_choose = np.ones(
-            self.n, bool
-        )  # and has not chosen senders since
+        self.yet_to_choose = np.ones(self.n, bool)  # and has not chosen senders since
         self.begin(0)
 
     def begin(self, number: int, time: float = 0.0) -> None:

@@ -1,9 +1,10 @@
 """What of a client's model travels: all columns, some (--send), or the messages of a codec.
 
 A row is one model: `size` weights in a line, padded with zeros to W. A window is memory of a rank
-that other ranks write into. At each exchange `Mailroom` lets a `Packing` stage rows, i.e. copy them into host memory that MPI
-sends (`pack`), and read those that arrived in the window (`unpack`). Rows have numbers: j + a N is
-what client j sent a rounds ago (`Ages` in links.py). `Encoded` sends messages instead of columns.
+that other ranks write into. At each exchange `Mailroom` lets a `Packing` stage rows, i.e. copy them
+into host memory that MPI sends (`pack`), and read those that arrived in the window (`unpack`). Rows
+have numbers: j + a N is what client j sent a rounds ago (`Ages` in links.py). `Encoded` sends
+messages instead of columns.
 """
 
 import numpy as np
