@@ -1,6 +1,7 @@
 """The arena's cells and tables, and the verdicts of question.py, against SciPy and by hand."""
 
 import arena
+import map as harm_map
 import numpy as np
 import pandas as pd
 import pytest
@@ -195,3 +196,33 @@ def test_the_page_shows_the_power_that_the_code_computes():
             percent = [[int(part.split()[0]) for part in text.split(", ")] for text in (a, b)]
             # 3.5 deviations of 200 draws
             assert percent[0] == pytest.approx(percent[1], abs=12), (theirs, ours)
+
+
+def test_gains_of_the_map_by_hand():
+    """One seed has its interval over clients, two have theirs over seeds: t(1) = 12.7062."""
+    place = {"share": 40, "degrees": 0, "images": 100, "budget": "0.2N"}
+    line = {f"{m}_{n}": 0.0 for m in harm_map.MODELS for n in ("gain", "half")}
+    one = (
+        place | line | {"row": "DPFL", "trained_gain": 1.0, "trained_half": 0.4, "own_group": 40.0}
+    )
+    two = [
+        place | line | {"row": "Oracle", "averaged_gain": gain, "own_group": 100.0}
+        for gain in (4.0, 6.0)
+    ]
+    partner = place | line | {"row": harm_map.PARTNER, "budget": "2", "harm": 3.25}
+    trained, averaged = harm_map.gains(pd.DataFrame([one, *two, partner])).to_dict("records")
+    assert (trained["harm"], trained["DPFL"], trained["Nearest"]) == (
+        "3.2",
+        "+1.0 ± 0.4 (1)",
+        "not computed yet",
+    )
+    assert averaged["Oracle"] == "+5.0 ± 12.7 (2)"
+    assert averaged["kin, %"] == "Oracle 100, DPFL 40"
+
+
+def test_a_model_is_scored_in_its_last_best_round_by_validation():
+    result = {
+        "round/val_acc": np.array([[0.5, 0.6], [0.7, 0.6], [0.7, 0.2]]),
+        "round/test_acc": np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]),
+    }
+    assert harm_map.scores(result, "round").tolist() == [0.5, 0.4]
