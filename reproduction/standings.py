@@ -115,7 +115,7 @@ def forest(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
             line = at_length(found, setting)[1].get((row, RANDOM))
             if line:
                 mean, half = tables.interval(line.parts)
-                style = {"fmt": "o", "capsize": 2, "color": colour, "label": label}
+                style: dict[str, Any] = {"fmt": "o", "capsize": 2, "color": colour, "label": label}
                 axes.errorbar(mean, y + shift, xerr=half, **style)
                 label = None  # one entry of the legend per row
     axes.axvspan(-0.5, 0.5, color=GREY, alpha=0.2, lw=0, label="half a point")
