@@ -268,7 +268,8 @@ def test_threads_of_a_team_do_not_race(tmp_path):
     said = racing(tmp_path, SOURCE.parent, networks)
     assert said == ""
     shutil.copytree(SOURCE.parent, tmp_path / "sources")
-    changed, barrier = tmp_path / "sources/lanes.c", "  forward_of(&q, layer);\n  meet(&p->team);\n"
+    changed = tmp_path / "sources/lanes.c"
+    barrier = "  switch (layer->kind) { KINDS(FORWARD) }\n  barrier(&p->team);\n"
     text = SOURCE.read_text()
     assert text.count(barrier) == 1
     changed.write_text(text.replace(barrier, barrier.splitlines()[0]))
