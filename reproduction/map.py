@@ -13,9 +13,9 @@ a choice. Runs of data that are not prepared are left out, and those that map.cs
 
 Two models of a client are scored, each in its best round by validation, on test images: the
 `trained` one, as in the paper, and the `averaged` one, before the client trains it. map.csv has a
-line per cell; `gain` and `half` are the difference to the random graph of the same place and seed,
-points, with the 95 % interval over clients. map-rounds.csv has a line per cell and round: the
-validation accuracy of both models, percent.
+line per cell; the columns `_gain` and `_half` of each are its difference to the random graph of the
+same place and seed, points, with the 95 % interval over clients. map-rounds.csv has a line per cell
+and round: the validation accuracy of both models, percent.
 """
 
 import itertools
@@ -112,8 +112,8 @@ def scores(result: Result, model: str) -> np.ndarray:
     return result[f"{model}/test_acc"][::-1][latest_first, np.arange(len(latest_first))]
 
 
-def rounds_of(cell: Cell, result: Result) -> pd.DataFrame:
-    """Return a cell's lines of map-rounds.csv."""
+def rounds_of(result: Result) -> pd.DataFrame:
+    """Return a result's lines of map-rounds.csv."""
     columns = {name: 100 * result[f"{model}/val_acc"].mean(1) for name, model in MODELS.items()}
     lines = pd.DataFrame(columns)
     return lines.rename_axis("round").reset_index().assign(run=result.path.stem[-8:])
@@ -131,12 +131,18 @@ def collect(folder: str) -> None:
         random = done.get(cell._replace(row=RANDOM), result if cell.row == PARTNER else None)
         if cell not in lines and random is not None:
             lines[cell] = line_of(cell, result, random)
-            parts.append(rounds_of(cell, result))
+            parts.append(rounds_of(result))
     table = pd.DataFrame([lines[cell] for cell in CELLS if cell in lines]).round(4)
     table.to_csv(FILE, index=False)
     rounds = pd.concat([known(ROUNDS), *parts]).round(4).astype({"round": int})
     rounds.to_csv(ROUNDS, index=False)
     print(f"{len(table)} of {len(CELLS)} cells are in {FILE.name}")
+
+
+def harms(runs: pd.DataFrame) -> pd.Series:
+    """Return what averaging with one partner loses, points, by share, degrees and images."""
+    partners = runs[runs["row"] == PARTNER]
+    return partners.groupby(["share", "degrees", "images"])["harm"].mean()
 
 
 def gains(runs: pd.DataFrame) -> pd.DataFrame:
@@ -145,8 +151,7 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
     With several seeds the interval is over their means, with one over its clients.
     """
     place = ["share", "degrees", "images", "budget"]
-    measured = runs[runs["row"] == PARTNER].groupby(place[:-1])["harm"].mean()
-    out = []
+    measured, out = harms(runs), []
     for names, part in runs[runs["row"] != PARTNER].groupby(place, sort=False):
         by_row = {row: part[part["row"] == row] for row in DRAWN}
         harm = measured.get(names[:-1])
@@ -185,9 +190,8 @@ def lines_of(axes: Axes, runs: pd.DataFrame, x: str) -> None:
 
 def draw_map(runs: pd.DataFrame) -> Figure:
     """Return a line of panels per images and budget: gains over names, angles and measured harm."""
-    place = ["share", "degrees", "images"]
-    measured = runs[runs["row"] == PARTNER].groupby(place)["harm"].mean().rename("measured")
-    choosing = runs[runs["row"] != PARTNER].join(measured, on=place)
+    measured = harms(runs).rename("measured")
+    choosing = runs[runs["row"] != PARTNER].join(measured, on=measured.index.names)
     groups = list(choosing.groupby(["images", "budget"], sort=False))
     size = (TEXT, 0.4 + 2.2 * len(groups))
     figure, panels = plt.subplots(len(groups), 3, figsize=size, sharey="row", squeeze=False)

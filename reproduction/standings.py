@@ -36,8 +36,8 @@ IN_FOREST = {"Oracle": DARK, "Nearest": ORANGE, "DPFL": BLUE}
 def chance(parts: Parts) -> float:
     """Return the p of paired differences: the larger of the two t-tests' (see above)."""
     t = np.mean([part.mean() for part in parts]) / error_over_clients(parts)
-    over_clients = 2 * float(stdtr(sum(len(part) - 1 for part in parts), -abs(t)))
-    return max(over_clients, chance_over_seeds(parts) if len(parts) > 1 else 0.0)
+    p = 2 * float(stdtr(sum(len(part) - 1 for part in parts), -abs(t)))
+    return max(p, chance_over_seeds(parts)) if len(parts) > 1 else p
 
 
 def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:

@@ -27,9 +27,12 @@ from dpfl_mpi.survival.signals import STALLED_TEXT
 
 LOG_LINES = 6  # shown of a failed Run
 NOISE = (  # how lines of a log begin that say nothing of the Run
-    "submitit ", "srun: launch/slurm", "srun: forcing", "srun: got SIGCONT",
+    "submitit ",
+    "srun: launch/slurm",
+    "srun: forcing",
+    "srun: got SIGCONT",
     "srun: Job step aborted",
-)  # fmt: skip
+)
 ASK_S = 10.0  # seconds between two questions to Slurm, whose controller serves everybody
 BLIND_S = 2 * ASK_S  # so long a submitted job may be missing from Slurm's last answer
 

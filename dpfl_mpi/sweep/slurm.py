@@ -54,13 +54,18 @@ def executor(args: argparse.Namespace, folder: Path, **more: str) -> Any:
         extra[name.lstrip("-")] = value if value else True
     site = [f". {shlex.quote(str(SITE.resolve()))}"] if SITE.is_file() else []
     out.update_parameters(
-        name="dpfl", timeout_min=args.time, nodes=args.nodes, tasks_per_node=args.ranks,
-        cpus_per_task=args.cpus, slurm_gpus_per_node=args.gpus, slurm_setup=site,
+        name="dpfl",
+        timeout_min=args.time,
+        nodes=args.nodes,
+        tasks_per_node=args.ranks,
+        cpus_per_task=args.cpus,
+        slurm_gpus_per_node=args.gpus,
+        slurm_setup=site,
         slurm_array_parallelism=args.max_parallel or MOST_JOBS,
         slurm_use_srun=False,  # the launcher calls it
         slurm_signal_delay_s=min(WARNING_S, args.time * 60 // 2),
         slurm_additional_parameters=extra | more,
-    )  # fmt: skip
+    )
     return out
 
 

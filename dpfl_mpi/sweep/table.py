@@ -32,7 +32,6 @@ def cells(status: Status) -> tuple[str, str, str, str]:
 
 def table(statuses: Sequence[Status]) -> str:
     """Return a table with a line for each Run, the count of each state, and warnings."""
-    # a warning is told once, with how many Runs have it
     rows = [HEADER, *map(cells, statuses)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -41,9 +40,10 @@ def table(statuses: Sequence[Status]) -> str:
         lines.append("  ".join(padded))
     counts = sorted(Counter(status.state for status in statuses).items())
     counted = ", ".join(f"{count} {state}" for state, count in counts)
+    # each warning is shown once, with how many Runs have it
     warnings = Counter(status.warning for status in statuses if status.warning)
-    told = [f"warning: {text} ({count} of {len(statuses)})" for text, count in warnings.items()]
-    return "\n".join([*lines, f"{counted} of {len(statuses)}", *told])
+    shown = [f"warning: {text} ({count} of {len(statuses)})" for text, count in warnings.items()]
+    return "\n".join([*lines, f"{counted} of {len(statuses)}", *shown])
 
 
 class Monitor:
