@@ -128,9 +128,11 @@ def main() -> int:
         network = Network(make_hosts(), options)
         start = time.monotonic()
         code = subprocess.run(command(options.words), env=env).returncode
-        print(f"exit code {code} after {time.monotonic() - start:.1f} s; carried "
-              f"{network.packets} packets, {network.bytes / 1e6:.1f} MB; {network.lost} lost, "
-              f"{network.overtook} overtook others, {network.cut} while cut")  # fmt: skip
+        print(
+            f"exit code {code} after {time.monotonic() - start:.1f} s; carried "
+            f"{network.packets} packets, {network.bytes / 1e6:.1f} MB; {network.lost} lost, "
+            f"{network.overtook} overtook others, {network.cut} while cut"
+        )
         return code
     finally:
         for host in HOSTS:

@@ -215,9 +215,12 @@ def packed(arrays: Arrays, dataset: str, origin: Mapping[str, str], own: bool) -
 
 
 def write(
-    arrays: Arrays, dataset: str, out: Path, origin: Mapping[str, str] | None = None,
+    arrays: Arrays,
+    dataset: str,
+    out: Path,
+    origin: Mapping[str, str] | None = None,
     own: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     """Write the prepared file beside its place, read it back, and rename it; return its SHA-256."""
     with explained(f"--out is {out}; it cannot be written"), replacing(out) as part:
         part.write_bytes(packed(arrays, dataset, origin or {}, own))

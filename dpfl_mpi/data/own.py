@@ -17,9 +17,14 @@ Column = np.ndarray | None  # one value per sample [M]
 
 
 def arrays_of(
-    x: np.ndarray, y: np.ndarray, client: Column = None, test: Column = None,
-    where: str = "the data", note: str = "", group: Column = None,
-) -> Arrays:  # fmt: skip
+    x: np.ndarray,
+    y: np.ndarray,
+    client: Column = None,
+    test: Column = None,
+    where: str = "the data",
+    note: str = "",
+    group: Column = None,
+) -> Arrays:
     """Return samples and labels as a data set; a `UserError` names what is wrong with them.
 
     Args:

@@ -267,8 +267,12 @@ def source_of(
         classes=len(arrays.class_names),
         labels={half: getattr(arrays, f"{half}_labels") for half in HALVES},
         clients={} if clients["train"] is None else clients,
-        sha256=sha256, vocabulary=vocabulary, images=images, path=path, **facts,
-    )  # fmt: skip
+        sha256=sha256,
+        vocabulary=vocabulary,
+        images=images,
+        path=path,
+        **facts,
+    )
 
 
 def in_file(

@@ -21,11 +21,23 @@ from dpfl_mpi.settings.fields import allowed, field_types, fields, fits, options
 # Defaults for data of one's own: minutes on a laptop. Data that name their clients are dealt by
 # them; the model depends on the samples (`settings.files.own_defaults`).
 SMALL = {
-    "partition": "pathological", "classes_per_client": 2, "dirichlet_alpha": 0.5,
-    "min_per_class": 2, "min_samples": 5, "clients": 20, "model": "mlp",
-    "rounds": 20, "tau_init": 10, "tau_train": 5, "budget": "0.25N",
-    "lr": 0.01, "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "augment": False,
-}  # fmt: skip
+    "partition": "pathological",
+    "classes_per_client": 2,
+    "dirichlet_alpha": 0.5,
+    "min_per_class": 2,
+    "min_samples": 5,
+    "clients": 20,
+    "model": "mlp",
+    "rounds": 20,
+    "tau_init": 10,
+    "tau_train": 5,
+    "budget": "0.25N",
+    "lr": 0.01,
+    "weight_decay": 1e-3,
+    "lr_decay": 1.0,
+    "batch_size": 16,
+    "augment": False,
+}
 
 
 def load(name: str, module: ModuleType) -> ModuleType:

@@ -52,9 +52,13 @@ class Layout:
 
 
 def layout(
-    source: Path, files: Collection[PurePosixPath], listed: Mapping[PurePosixPath, str],
-    others: Sequence[PurePosixPath] = (), what: str = "image", needed: Sequence[str] = (),
-) -> Layout:  # fmt: skip
+    source: Path,
+    files: Collection[PurePosixPath],
+    listed: Mapping[PurePosixPath, str],
+    others: Sequence[PurePosixPath] = (),
+    what: str = "image",
+    needed: Sequence[str] = (),
+) -> Layout:
     """Return what files are, by where they lie: SPLIT/CLASS/FILE, CLIENT/CLASS/FILE or CLASS/FILE.
 
     Between a class and its files may be a folder `images`. Files `listed` with their class lie in

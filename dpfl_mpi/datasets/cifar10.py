@@ -12,11 +12,23 @@ from dpfl_mpi.errors import UserError
 
 TITLE = "CIFAR-10"
 PAPER = {
-    "partition": "pathological", "classes_per_client": 3, "dirichlet_alpha": 0.5,
-    "min_per_class": 10, "min_samples": 20, "clients": 100, "model": "cnn",
-    "rounds": 98, "tau_init": 10, "tau_train": 5, "budget": "0.1N",
-    "lr": 0.01, "weight_decay": 1e-3, "lr_decay": 1.0, "batch_size": 16, "augment": True,
-}  # fmt: skip
+    "partition": "pathological",
+    "classes_per_client": 3,
+    "dirichlet_alpha": 0.5,
+    "min_per_class": 10,
+    "min_samples": 20,
+    "clients": 100,
+    "model": "cnn",
+    "rounds": 98,
+    "tau_init": 10,
+    "tau_train": 5,
+    "budget": "0.1N",
+    "lr": 0.01,
+    "weight_decay": 1e-3,
+    "lr_decay": 1.0,
+    "batch_size": 16,
+    "augment": True,
+}
 DECAY = {"weight_decay": 1e-4, "lr_decay": 0.998}  # of the authors' code
 # its first graph is that of its third round: 15 epochs, then 97 rounds, 500 epochs in all
 AUTHORS_CODE = {"tau_init": 15, "rounds": 97, "batch_size": 32, **DECAY}

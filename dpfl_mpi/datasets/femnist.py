@@ -129,11 +129,18 @@ def collect(source: Path, writers: list[Samples], classes: str) -> Arrays:
     names = tuple(user for user, k in number.items() if has_images[k])
     used = f"{len(names)} of {len(number)} writers"
     return Arrays(
-        images[train], labels[train], images[test], labels[test],
-        class_names=tuple(SYMBOLS[c] for c in chosen), mean=(0.0,), std=(1.0,),
-        train_clients=owner[train], test_clients=owner[test], client_names=names,
+        images[train],
+        labels[train],
+        images[test],
+        labels[test],
+        class_names=tuple(SYMBOLS[c] for c in chosen),
+        mean=(0.0,),
+        std=(1.0,),
+        train_clients=owner[train],
+        test_clients=owner[test],
+        client_names=names,
         note=f"LEAF's FEMNIST, {used}, classes {classes}, {dropped}",
-    )  # fmt: skip
+    )
 
 
 def second_copies(owner: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.ndarray:

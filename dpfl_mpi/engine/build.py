@@ -93,9 +93,16 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     # the clients' samples in memory, and the backend that trains and scores: kernels or PyTorch
     backdoor = attack is not None and attack.kind == "backdoor"
     clients = Clients(
-        source, ordered, members.ids, run.seed, run.augment, ensemble, flipped=limits.flipped,
-        n_search=n_search, marked=limits.liars if backdoor else None,
-    )  # fmt: skip
+        source,
+        ordered,
+        members.ids,
+        run.seed,
+        run.augment,
+        ensemble,
+        flipped=limits.flipped,
+        n_search=n_search,
+        marked=limits.liars if backdoor else None,
+    )
     computed = ensemble, clients, optimiser_of(run)
     backend = select_backend(job.kernels, world, *computed, job.threads_per_client)
     warn(backend.warning, job, world)
@@ -111,10 +118,14 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     rate, reset = partial(learning_rate, run), run.momentum_state == "reset"
     training = Training(log, backend, falsify, rate=rate, reset=reset)
     scoring = Scoring(
-        members, log, backend, classes=source.classes, mixed=job.mixed,
+        members,
+        log,
+        backend,
+        classes=source.classes,
+        mixed=job.mixed,
         keep_latest=run.tie == "latest",
         metric_batch=run.batch_size if run.metric == "batch" else 0,
-    )  # fmt: skip
+    )
     mailroom, ledger = transport_of(
         run, job.window_gb, transfer, members, log, limits.most_senders, start, ensemble
     )
@@ -127,12 +138,23 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     )
     rule = method.options(**run.options) if issubclass(method.options, Rule) else Rule()
     return Parts(
-        run=run, provenance=provenance | {"parameters": ensemble.size},
+        run=run,
+        provenance=provenance | {"parameters": ensemble.size},
         head=run.found("model").HEAD,  # "" if the model file names no last layer
-        partition=partition, named=named, members=members, log=log, backend=backend,
-        training=training, scoring=scoring, mail=mail, sums=sums, draws=draws,
-        neighbours=neighbours, greedy=Greedy(sums, neighbours, draws, rule), graphs=graphs,
-    )  # fmt: skip
+        partition=partition,
+        named=named,
+        members=members,
+        log=log,
+        backend=backend,
+        training=training,
+        scoring=scoring,
+        mail=mail,
+        sums=sums,
+        draws=draws,
+        neighbours=neighbours,
+        greedy=Greedy(sums, neighbours, draws, rule),
+        graphs=graphs,
+    )
 
 
 def open_on_ranks(run: Resolved, world: World) -> Source:

@@ -133,9 +133,12 @@ def has_rounds(result: Result) -> bool:
 
 
 def main(
-    name: str, doc: str | None, runs: Sequence[Run], draw: Callable[..., Drawing],
+    name: str,
+    doc: str | None,
+    runs: Sequence[Run],
+    draw: Callable[..., Drawing],
     options: dict[str, Any] | None = None,
-) -> NoReturn:  # fmt: skip
+) -> NoReturn:
     """Draw the results that exist, write the files NAME.*, print their paths, and exit.
 
     `draw` gets the `Frames` of the results, and `options` as keywords: further flags by name, with

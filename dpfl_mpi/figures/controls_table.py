@@ -108,15 +108,21 @@ def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, f
     rounds = [r["client/stopped_round"] for r in group if "client/stopped_round" in r]
     spent = pd.DataFrame([costs(r).iloc[-1] for r in group]).mean()
     return {
-        "n": len(group), "accuracy": float(means(clients, row).mean()),
-        "gap": gap, "gap_half": half, "liars": liars, "liars_chosen": liars_chosen,
-        "backdoor": marked, "backdoor_unmarked": unmarked,
+        "n": len(group),
+        "accuracy": float(means(clients, row).mean()),
+        "gap": gap,
+        "gap_half": half,
+        "liars": liars,
+        "liars_chosen": liars_chosen,
+        "backdoor": marked,
+        "backdoor_unmarked": unmarked,
         **{f"newcomers_{i}": float(value) for i, value in enumerate(by_epochs)},
         **{f"arrived_{age}": line["accuracy"] for age, line in by_age.iterrows()},
         **{f"arrived_all_{age}": line["all"] for age, line in by_age.iterrows()},
         "stopped": float(np.mean([(r >= 0).mean() for r in rounds])) if rounds else float("nan"),
-        "steps": float(spent["steps"]), "models": float(spent["models"]),
-    }  # fmt: skip
+        "steps": float(spent["steps"]),
+        "models": float(spent["models"]),
+    }
 
 
 def texts(row: dict[str, float]) -> dict[str, str]:

@@ -89,9 +89,12 @@ def ranked_classes(result: Result) -> list[str]:
 # one function per frame in brackets: it returns the lines of a result
 def clients(result: Result) -> pd.DataFrame:
     columns = {
-        "client": np.arange(len(result["client/p"])), "test_acc": accuracy(result),
-        "val_acc": result["best/val_acc"], "round": result["best/round"], "p": result["client/p"],
-    }  # fmt: skip
+        "client": np.arange(len(result["client/p"])),
+        "test_acc": accuracy(result),
+        "val_acc": result["best/val_acc"],
+        "round": result["best/round"],
+        "p": result["client/p"],
+    }
     columns |= {part: result[f"client/n_{part}"] for part in ("train", "val", "test")}
     return pd.DataFrame(columns | {"classes": ranked_classes(result)} | result.named())
 
@@ -181,19 +184,25 @@ def line_of(result: Result) -> dict[str, Any]:
     omega_changes = run.churn or (run.options or {}).get("redraw")
     period = 1 if omega_changes else run.omega_period
     return {
-        "run": str(result.path), "seed": run.seed, "seed_text": f"seed {run.seed}{other_seed}",
+        "run": str(result.path),
+        "seed": run.seed,
+        "seed_text": f"seed {run.seed}{other_seed}",
         # results that can be compared client by client share it
         "partition": result.fact("data_sha256") + result.fact("partition_sha256"),
-        "key": str(result.key), "method": short(run.method),
-        "budget": str(run.budget), "order": budget_order(run),
+        "key": str(result.key),
+        "method": short(run.method),
+        "budget": str(run.budget),
+        "order": budget_order(run),
         # first round whose Omega is not the recorded one; beyond the last round if there is none
         "omega_until": int(min(period, result.last_round + 1)),
-        "tau_init": run.tau_init, "ggc_period": run.ggc_period,
-        "epochs": result.all_epochs(), "finished": result.finished,
+        "tau_init": run.tau_init,
+        "ggc_period": run.ggc_period,
+        "epochs": result.all_epochs(),
+        "finished": result.finished,
         "paper": setting(run) if run.clients == paper.CLIENTS and not own_data(run) else "",
         "result": result,
         **of_method(result.method),
-    }  # fmt: skip
+    }
 
 
 def of_method(method: Method | Declared) -> dict[str, Any]:

@@ -64,9 +64,12 @@ def round_name(t: int) -> str:
 
 
 def squares(
-    axes: Axes, cells: np.ndarray, colours: Sequence[str], lines: Iterable[float],
+    axes: Axes,
+    cells: np.ndarray,
+    colours: Sequence[str],
+    lines: Iterable[float],
     names: dict[float, str],
-) -> None:  # fmt: skip
+) -> None:
     """Draw a matrix of cells `[N, N]`, numbers of `colours`. The last colour is for the diagonal.
 
     `lines` are where lines separate blocks of clients; `names` are the blocks' names by position on
@@ -145,11 +148,13 @@ def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
     n, edges = len(adjacency), int(adjacency.sum())
     one_way, pairs = asymmetry(adjacency)
     return {
-        "edges": edges, "sparsity": sparsity(adjacency),
-        "one_way_edges": one_way, "one_way_pairs": pairs,
+        "edges": edges,
+        "sparsity": sparsity(adjacency),
+        "one_way_edges": one_way,
+        "one_way_pairs": pairs,
         "edges_sharing_a_class": (adjacency & shared).sum() / max(edges, 1),
         "pairs_sharing_a_class": shared.sum() / max(n * (n - 1), 1),
-    }  # fmt: skip
+    }
 
 
 def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:

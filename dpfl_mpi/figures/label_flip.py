@@ -91,9 +91,12 @@ def draw_row(panels: Sequence[Axes], result: Result, name: str) -> tuple[pd.Data
         f"ones in Omega, {line[-1]:.1f} % in round {last}, {by_chance:.1f} % by chance"
     )
     columns = {
-        "run": result.path.stem, "flipped_run_ggc": run.flipped_run_ggc, "round": range(last + 1),
-        "edge_share_from_flipped": line / 100, "chance": by_chance / 100,
-    }  # fmt: skip
+        "run": result.path.stem,
+        "flipped_run_ggc": run.flipped_run_ggc,
+        "round": range(last + 1),
+        "edge_share_from_flipped": line / 100,
+        "chance": by_chance / 100,
+    }
     return pd.DataFrame(columns), text
 
 

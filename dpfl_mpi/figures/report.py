@@ -59,8 +59,10 @@ def describe(line: Any) -> dict[str, Any]:
     by_group = {f"{name}, test accuracy, %": mean for name, mean in shown_groups(result).items()}
     summary = texts(in_words(result) | by_group).items()
     return {
-        "name": f"{line.row}, seed {line.seed}", "file": result.path.name,
-        "setting": line.setting, "state": result.state,
+        "name": f"{line.row}, seed {line.seed}",
+        "file": result.path.name,
+        "setting": line.setting,
+        "state": result.state,
         "settings": {k: str(v) for k, v in as_dict(result.run).items() if v not in (None, {})},
         "start": {k: str(v) for k, v in result.starts()[-1].items()},
         "summary": {
@@ -80,8 +82,10 @@ def describe(line: Any) -> dict[str, Any]:
         "classes": result.class_names,
         "names": None if names is None else names.tolist(),
         "by": "most frequent class" if result.groups is None else "group",
-        "block": block.tolist(), "blocks": block_names,
-        "counts": result["client/class_counts"].tolist(), "omega_until": line.omega_until,
+        "block": block.tolist(),
+        "blocks": block_names,
+        "counts": result["client/class_counts"].tolist(),
+        "omega_until": line.omega_until,
         **graph_data(result),
         "clients": {
             "best test %": rounded(100 * result["best/test_acc"], 2),
@@ -93,9 +97,10 @@ def describe(line: Any) -> dict[str, Any]:
         },
         "seconds": {phase: rounded(s, 3) for phase, s in slowest_seconds(result).items()},
         "received": rounded(result["traffic/models_received"][rounds].mean(1), 2),
-        "mpi": {n: rounded(result[f"traffic/bytes_{b}"][rounds] / 2**20, 3)
-                for n, b in MPI.items()},
-    }  # fmt: skip
+        "mpi": {
+            n: rounded(result[f"traffic/bytes_{b}"][rounds] / 2**20, 3) for n, b in MPI.items()
+        },
+    }
 
 
 def graph_data(result: Any) -> dict[str, list[Any]]:

@@ -103,9 +103,13 @@ def curve(axes: Axes, x: Any, mean: Any, spread: Any, **look: Any) -> None:
 
 
 def curves(
-    axes: Axes, rows: pd.DataFrame, lines: pd.DataFrame, value: str, by: str = "round",
+    axes: Axes,
+    rows: pd.DataFrame,
+    lines: pd.DataFrame,
+    value: str,
+    by: str = "round",
     factor: float = 1,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Draw `factor` times a column of `lines` over `by`, one curve for each of `rows`."""
     # returns the numbers without the factor: `by`, mean, std, setting, method, n
     several, out = rows["setting"].nunique() > 1, []

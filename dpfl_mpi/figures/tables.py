@@ -130,9 +130,14 @@ def number(value: float, form: str = ".2f") -> str:
 
 
 def by_budget(
-    frames: Frames, rows: pd.DataFrame, field: str, symbol: str, published: Mapping[Any, str],
-    setting: str, bold: bool = True,
-) -> tuple[pd.DataFrame, str, str]:  # fmt: skip
+    frames: Frames,
+    rows: pd.DataFrame,
+    field: str,
+    symbol: str,
+    published: Mapping[Any, str],
+    setting: str,
+    bold: bool = True,
+) -> tuple[pd.DataFrame, str, str]:
     """Return (data, markdown, LaTeX) of a table: a line per value of a Run field, a column per B_c.
 
     `rows` are lines of `frames.rows` with a column `variant`. Bold is what the best of its column

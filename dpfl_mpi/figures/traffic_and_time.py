@@ -28,10 +28,14 @@ def measure(result: Result, where: str, row: str) -> pd.DataFrame:
     received = result["traffic/models_received"][rounds]
     budget = result["client/budget"] - result.run.budget_counts_self
     columns: dict[str, object] = {
-        "run": result.path.stem, "setting": where, "method": row,
-        "round": np.arange(len(received)), "received_mean": received.mean(1),
-        "received_most": received.max(1), "budget_others": budget.max(),
-    }  # fmt: skip
+        "run": result.path.stem,
+        "setting": where,
+        "method": row,
+        "round": np.arange(len(received)),
+        "received_mean": received.mean(1),
+        "received_most": received.max(1),
+        "budget_others": budget.max(),
+    }
     for kind in ("rma", "collective"):
         columns[f"mpi_{kind}_mib"] = result[f"traffic/bytes_{kind}"][rounds] / 2**20
     for phase in PHASES:

@@ -80,9 +80,14 @@ def ensemble_of(run: Resolved, source: Source) -> Ensemble:
 
 
 def needs_of(
-    run: Resolved, job: Job, source: Source, partition: Partition, ensemble: Ensemble,
-    ranks: int, nodes: int,
-) -> Needs:  # fmt: skip
+    run: Resolved,
+    job: Job,
+    source: Source,
+    partition: Partition,
+    ensemble: Ensemble,
+    ranks: int,
+    nodes: int,
+) -> Needs:
     """Return what each rank will hold and train."""
     n, row, method = partition.n, 4 * ensemble.width, run.found("method")
     train, val, test = (partition.sizes(part) for part in PARTS)
@@ -127,9 +132,12 @@ def needs_of(
         data=per_rank(train) * to_train + per_rank(val + test) * to_score + whole,
         rows=rows,
         sketches=comparison_bytes(n) * (run.most_asked < run.clients - 1),
-        results=results, window=window * (packed or row), passes=passes,
-        parameters=ensemble.size, row=row,
-    )  # fmt: skip
+        results=results,
+        window=window * (packed or row),
+        passes=passes,
+        parameters=ensemble.size,
+        row=row,
+    )
 
 
 def rows_of(run: Resolved, clients: np.ndarray) -> dict[str, np.ndarray]:

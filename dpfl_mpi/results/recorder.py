@@ -39,9 +39,14 @@ class Recorder:
     """
 
     def __init__(
-        self, path: Path, run: Resolved, meta: Mapping[str, Any], start: Mapping[str, Any],
-        snapshot: Path | None = None, still_ours: Callable[[], object] = lambda: None,
-    ):  # fmt: skip
+        self,
+        path: Path,
+        run: Resolved,
+        meta: Mapping[str, Any],
+        start: Mapping[str, Any],
+        snapshot: Path | None = None,
+        still_ours: Callable[[], object] = lambda: None,
+    ):
         """Create the file, or go on from `snapshot`, a checkpoint's copy.
 
         Args:

@@ -98,15 +98,17 @@ def outcome(result: Result) -> dict[str, Any]:
     return {
         "state": result.state,
         **scores,
-        "accuracy": float(accuracies.mean()), "std": float(accuracies.std()),
+        "accuracy": float(accuracies.mean()),
+        "std": float(accuracies.std()),
         "lowest": float(accuracies.min()),
         "last": float(mean(result.benign_percentages("last/test_acc") / 100)),
-        "epochs": result.all_epochs(), "edges": int(rounds["edges"][-1]),
+        "epochs": result.all_epochs(),
+        "edges": int(rounds["edges"][-1]),
         "models_received": float(rounds["models_received"].sum()),
         "megabytes_sent": float(sum(rounds.get("bytes_sent", [math.nan]))) / 1e6,
         "seconds": float(rounds["seconds"].sum()),
         "hours": float(rounds.get("hours", [math.nan])[-1]),
-    }  # fmt: skip
+    }
 
 
 def in_words(result: Result) -> dict[str, float]:

@@ -141,9 +141,15 @@ MASKS = {
 
 
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("settings", [
-    {"batch_first": True}, {"kdim": 6, "vdim": 4}, {"bias": False},
-], ids=lambda settings: "-".join(settings))  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_first": True},
+        {"kdim": 6, "vdim": 4},
+        {"bias": False},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
 def test_weights_of_attention_are_dropped_as_drawn(settings, masks):
     """The layer's numbers are PyTorch's, but for the weights that the draws leave out."""
     torch.manual_seed(0)

@@ -358,9 +358,17 @@ def softmax(recorder, out, input, dim=None, *_, of="softmax", **settings):
 
 @handles("scaled_dot_product_attention")
 def attention(
-    recorder, out, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+    recorder,
+    out,
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
     **settings,
-):  # fmt: skip
+):
     """Record softmax of the scaled products of queries and keys, times the values."""
     if dropout_p and recorder.dropping is None:
         raise Unsupported("attention with dropout that is no layer")
@@ -378,9 +386,23 @@ def attention(
 
 @handles("multi_head_attention_forward")
 def multi_head(
-    recorder, out, query, key, value, width, heads, weight, bias, key_bias, value_bias, add_zeros,
-    dropout, out_weight, out_bias, **settings,
-):  # fmt: skip
+    recorder,
+    out,
+    query,
+    key,
+    value,
+    width,
+    heads,
+    weight,
+    bias,
+    key_bias,
+    value_bias,
+    add_zeros,
+    dropout,
+    out_weight,
+    out_bias,
+    **settings,
+):
     """Record nn.MultiheadAttention, whose samples are its second axis and masks are added."""
     added = key_bias is not None or value_bias is not None or add_zeros
     mask, keys = settings["attn_mask"], settings["key_padding_mask"]
@@ -402,9 +424,18 @@ def multi_head(
 # recurrent layers ----------------------------------------------------------------------------
 @handles("lstm", "gru", "rnn_tanh")
 def recurrent(
-    recorder, out, input, start, weights, has_biases, layers, dropout, training, both_ways,
+    recorder,
+    out,
+    input,
+    start,
+    weights,
+    has_biases,
+    layers,
+    dropout,
+    training,
+    both_ways,
     batch_first,
-):  # fmt: skip
+):
     """Record layers one after the other, each forward and perhaps backward along the lines.
 
     In a direction, a dense layer computes what the gates take from the inputs of all lines, and a
@@ -429,10 +460,16 @@ def recurrent(
             view, (count, units) = recorder.sample_view(gates), of_state.shape
             result, lines = gates[..., :units].clone(), view.shape[0]
             recorder.add_layer(
-                result, "recurrent", [Use(view, (1, lines, count))], (1, lines, units), of_state,
-                *biases[1:], size=[1, 1, backward], space=lines * (count + units),
+                result,
+                "recurrent",
+                [Use(view, (1, lines, count))],
+                (1, lines, units),
+                of_state,
+                *biases[1:],
+                size=[1, 1, backward],
+                space=lines * (count + units),
                 scratch=2 * units + count * (units + 1),
-            )  # fmt: skip
+            )
             results.append(result)
         with recorder:
             last_states += [t[:, :1] if i else t[:, -1:] for i, t in enumerate(results)]

@@ -218,9 +218,16 @@ def windows_with(table: list[int], size: int) -> list[int]:
 
 @handles("max_pool1d", "max_pool2d")
 def max_pool(
-    recorder, out, input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False,
+    recorder,
+    out,
+    input,
+    kernel_size,
+    stride=None,
+    padding=0,
+    dilation=1,
+    ceil_mode=False,
     return_indices=False,
-):  # fmt: skip
+):
     if set(pair(dilation, 2, 1)) != {1} or return_indices:
         raise Unsupported("a max-pool with dilation or indices")
     table, halves = windows(out, input, kernel_size, stride, padding, False)
@@ -229,9 +236,16 @@ def max_pool(
 
 @handles("avg_pool1d", "avg_pool2d")
 def avg_pool(
-    recorder, out, input, kernel_size, stride=None, padding=0, ceil_mode=False,
-    count_include_pad=True, divisor_override=None,
-):  # fmt: skip
+    recorder,
+    out,
+    input,
+    kernel_size,
+    stride=None,
+    padding=0,
+    ceil_mode=False,
+    count_include_pad=True,
+    divisor_override=None,
+):
     if divisor_override is not None:
         raise Unsupported("a pool with a divisor of its own")
     table, _ = windows(out, input, kernel_size, stride, padding, count_include_pad)
@@ -265,9 +279,17 @@ def adaptive_pool(recorder, out, input, *_, kind="mean_pool", **settings):
 
 # norms ---------------------------------------------------------------------------------------
 def add_norm(
-    recorder, out, view, shape, groups, weight=None, bias=None, eps=1e-5, of_units=False,
+    recorder,
+    out,
+    view,
+    shape,
+    groups,
+    weight=None,
+    bias=None,
+    eps=1e-5,
+    of_units=False,
     leaves_mean=False,
-):  # fmt: skip
+):
     """Record a norm: each group of planes is brought to mean 0 (or not) and deviation 1.
 
     Scale and shift are for each plane, or with `of_units` for each number of a group.
@@ -295,9 +317,17 @@ def instance_norm(recorder, out, input, *, weight, bias, eps, **settings):
 
 @handles("layer_norm")
 def layer_norm(
-    recorder, out, input, normalized_shape, weight=None, bias=None, eps=1e-5, *, leaves_mean=False,
+    recorder,
+    out,
+    input,
+    normalized_shape,
+    weight=None,
+    bias=None,
+    eps=1e-5,
+    *,
+    leaves_mean=False,
     **settings,
-):  # fmt: skip
+):
     view, units = recorder.sample_view(input), math.prod(normalized_shape)
     groups = math.prod(view.shape) // units
     shape = (groups, 1, units)
