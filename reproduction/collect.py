@@ -58,7 +58,7 @@ def row_of(run: Run, standard: Run) -> str:
     words += [] if run.method in shipped("method") else [short(run.method)]
     words += changes(run, standard, VARIED)
     options, usual = run.options or {}, standard.options or {}
-    words += [f"{name} {v}" for name, v in options.items() if v != usual.get(name, v)]
+    words += [f"{name} {v}" for name, v in options.items() if v != usual.get(name)]
     return ", ".join(words)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -192,7 +192,9 @@ class Federation:
 
     def __init__(self, parts: Parts):
         members = parts.members
-        self._parts, self.run, self.options = parts, parts.run, parts.run.options
+        self._parts, self.run = parts, parts.run
+        # of the method, those at their default included that a Run leaves out
+        self.options = asdict(parts.run.found("method").options(**parts.run.options))
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
         self.p = members.p  # the weight of every client in a mean [N]
         self.budget = members.limits.most_senders  # B_c - 1 of every client, also diverged ones [N]

@@ -46,12 +46,16 @@ SHARE = {"low": 0, "high": 1, "what": "a share"}
 POSITIVE = {"above": 0, "high": 1, "what": "a share"}
 
 
-def option(default: Any, text: str, tuning: bool = False, **limits: float) -> Any:
+def option(
+    default: Any, text: str, tuning: bool = False, added: bool = False, **limits: float
+) -> Any:
     """Return a field of the `Options` of a method, a model or a data set.
 
-    A number lies from `low` to `high`. With `tuning` it is read with --finetune_epochs alone.
+    A number lies from `low` to `high`. With `tuning` it is read with --finetune_epochs alone. An
+    option that was `added` to a method with results leaves their names as they are: a resolved
+    Run does not have it at its default.
     """
-    return field("options", default, text, tuning=tuning, **limits)
+    return field("options", default, text, tuning=tuning, added=added, **limits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,8 +335,9 @@ def fill_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     whose = f"the method {short(run.method)}"
     options = schema.options_given("options.", whose, method.options, run.options)
     if run.finetune_epochs == 0:
-        options |= tuning_of(method)
-    filled["options"] = options
+        options |= of_method(method, "tuning")
+    added = of_method(method, "added")
+    filled["options"] = {n: value for n, value in options.items() if value != added.get(n)}
     if filled["graphs"] and "graphs" in method.unread:
         reads = "takes no given graph: leave it out, or choose dpsgd, random_graph or replay"
         raise UserError(f"--graphs is {filled['graphs']}; {short(run.method)} {reads}")
@@ -344,10 +349,10 @@ def fill_in(run: Run, dataset: ModuleType, method: Any) -> dict[str, Any]:
     return filled | {"partition": parse("partition", filled["partition"])}
 
 
-def tuning_of(method: Any) -> dict[str, Any]:
-    """Return the defaults of the method's options that only fine-tuning reads."""
+def of_method(method: Any, mark: str) -> dict[str, Any]:
+    """Return the defaults of the method's options with this mark, such as "tuning"."""
     options = dataclasses.fields(method.options)
-    return {f.name: f.default for f in options if f.metadata.get("tuning")}
+    return {f.name: f.default for f in options if f.metadata.get(mark)}
 
 
 def model_options(model: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -475,7 +480,7 @@ def facts(
     out: dict[str, dict[str, Any]] = {k: {"name": short(filled[k])} for k in ("method", *code)}
     attributes = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
     out["method"] |= {n: value for n, value in attributes.items() if isinstance(value, str | int)}
-    out["method"] |= {"unread": sorted(method.unread), "tuning": tuning_of(method)}
+    out["method"] |= {"unread": sorted(method.unread), "tuning": of_method(method, "tuning")}
     for kind in codes(code):
         out[kind]["parts"] = parts(kind, filled[kind])  # hashes of its functions and classes
     if "dataset" in out:

@@ -171,15 +171,16 @@ def test_oracle_of_disjoint_classes():
 
     p grows with the number.
     """
-    classes = np.array([[1, 1, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], bool)
+    counts = np.array([[1, 1, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]])
     p = np.array([0.1, 0.15, 0.2, 0.25, 0.3])
 
     def best(k, most):
-        return oracle.best(k, np.delete(np.arange(5), k), classes, p, most).tolist()
+        common = oracle.shared_classes(k, counts)
+        return oracle.best(np.delete(np.arange(5), k), common, p, most).tolist()
 
     assert [best(0, most) for most in (1, 2, 3, 4)] == [[4], [4, 1], [4, 1, 2], [4, 1, 2]]
     assert [best(3, 4), best(2, 2), best(4, 2)] == [[], [4, 1], [1, 0]]
-    assert oracle.best(0, np.array([1, 2]), classes, np.ones(5), 0).tolist() == []
+    assert oracle.best(np.array([1, 2]), np.array([2, 2, 1]), np.ones(5), 0).tolist() == []
     with federation(small("oracle", budget="inf")) as fed:
         state = oracle.init(fed)
         shared = (fed.partition.class_counts > 0).astype(int)
@@ -189,6 +190,32 @@ def test_oracle_of_disjoint_classes():
         fed.groups = np.arange(fed.n) % 2
         alike = fed.groups[:, None] == fed.groups
         assert same(oracle.init(fed)["shared"]["omega"].matrix(), expected & alike)
+
+
+def test_oracle_by_overlap_of_class_distributions():
+    """Client 0 has 60, 30 and 10 % of three classes.
+
+    Of 1 it shares 30 + 10 %, of 2 and 3 60 + 30 %, of 4, which lacks a class, 60 + 10 %, of 5
+    nothing. By classes 1, 2 and 3 are equal, and the heavier 1 comes first.
+    """
+    counts = np.array(
+        [[6, 3, 1, 0], [0, 3, 7, 0], [14, 6, 0, 0], [7, 3, 0, 0], [3, 0, 1, 0], [0, 0, 0, 4]]
+    )
+    common = oracle.overlaps(0, counts)
+    assert common.tolist() == [1, 0.4, 0.9, 0.9, 0.7, 0]
+    others, p = np.arange(1, 6), np.array([0.2, 0.3, 0.1, 0.2, 0.1, 0.1])
+    assert [oracle.best(others, common, p, n).tolist() for n in (1, 5)] == [[3], [3, 2, 4, 1]]
+    by_classes = oracle.shared_classes(0, counts)
+    assert by_classes.tolist() == [3, 2, 2, 2, 2, 0]
+    assert oracle.best(others, by_classes, p, 5).tolist() == [1, 3, 2, 4]
+    with federation(small("oracle", options={"by": "overlap"})) as fed:
+        graph = oracle.init(fed)["shared"]["omega"]
+        share = fed.class_counts / fed.class_counts.sum(1, keepdims=True)
+        for k in range(N):
+            common = [sum(map(min, share[k].tolist(), share[j].tolist())) for j in range(N)]
+            rest = sorted({*range(N)} - {k, *graph.of(k)})
+            assert len(graph.of(k)) == 3
+            assert min(common[j] for j in graph.of(k)) >= max(common[j] for j in rest) - 1e-12
 
 
 def test_pairwise(tmp_path):

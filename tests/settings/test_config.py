@@ -141,7 +141,8 @@ SAME = [  # two ways to say the same Run
     ({"adam_eps": 1.0}, {}),
     ({"optimizer": "adam", "momentum": 0.5}, {"optimizer": "adam"}),
     ({"method": "fedprox", "options": {"mu": 0.1}}, {"method": "fedprox"}),
-    ({"method": "fedprox", "options": {"finetune_prox": False}}, {"method": "fedprox"})
+    ({"method": "fedprox", "options": {"finetune_prox": False}}, {"method": "fedprox"}),
+    ({"method": "oracle", "options": {"by": "classes"}}, {"method": "oracle"}),
 ]  # fmt: skip
 MU, TUNED = {"method": "fedprox", "options": {"mu": 1}}, {"method": "fedprox", "finetune_epochs": 2}
 OTHER = {
@@ -160,6 +161,12 @@ OTHER = {
 @pytest.mark.parametrize(("one", "two"), SAME)
 def test_the_same_run_in_other_words(one, two):
     assert Run(**one).slug() == Run(**two).slug()
+
+
+def test_an_added_option_changes_no_name_of_older_results():
+    run = Run(method="oracle").resolve()
+    assert run.options == {} and "options" not in run.key()
+    assert Run(method="oracle", options={"by": "overlap"}).key()["options"] == {"by": "overlap"}
 
 
 def test_every_other_value_is_another_run(monkeypatch):
