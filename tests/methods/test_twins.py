@@ -44,6 +44,7 @@ CASES = [
     ("pfedsv", {"orders": 0}, {"budget": 3}),
     ("dfedpgp", None, {"budget": 3}),
     ("facade", None, {"budget": 3}),
+    ("facade", {"final": True, "heads": 3}, {"budget": 2, "seed": 4}),
     ("sketch", {"entries": 100}, {"budget": 2}),
     ("nearest", {"entries": 100, "hubs": 0.9, "pool": 2}, {"budget": 2}),
     ("nearest", {"until": 1, "alike": 0.98, "pool": 1}, {"budget": 3}),

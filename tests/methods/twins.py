@@ -498,13 +498,20 @@ def twin_facade(tw, o):
 
     w, head = [tw.start] * N, tw.head
     heads = [[tw.initial_row(c)[: len(head)][head] for c in range(o["heads"])] for k in range(N)]
-    yield list(w)
-    for t in range(1, ROUNDS + 1):
+
+    def choose():
         cluster = []
         for k in range(N):
             models = [w[k].masked_scatter(head, h) for h in heads[k]]
             cluster.append(int(np.argmin([tw.loss(k, m) for m in models])))
-            w[k] = tw.local(k, models[cluster[k]], (t - 1) * TAU)
+            w[k] = models[cluster[k]]
+        return cluster
+
+    yield list(w)
+    for t in range(1, ROUNDS + 1):
+        cluster = choose()
+        for k in range(N):
+            w[k] = tw.local(k, w[k], (t - 1) * TAU)
             heads[k][cluster[k]] = w[k][head]
         yield list(w)
         senders, new = tw.random_senders(t), []
@@ -515,6 +522,15 @@ def twin_facade(tw, o):
             new.append([mean([h, *(row for of, row in received if of == c)]) for c, h in own])
         heads = new
         w = [core[k].masked_scatter(head, heads[k][cluster[k]]) for k in range(N)]
+    if o["final"]:
+        cluster, new = choose(), []
+        for k in range(N):
+            sent = [(cluster[j], w[j][head]) for j in others(k)]
+            own = enumerate(heads[k])
+            new.append([mean([h, *(row for of, row in sent if of == c)]) for c, h in own])
+        heads, w = new, [mean(w)] * N
+        choose()
+        yield list(w)
 
 
 def twin_sketch(tw, o):
