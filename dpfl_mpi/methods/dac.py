@@ -53,7 +53,7 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
     """Return the state after round t; `s` are the similarities, `met` who sent to whom before.
 
-    With `weigh(fed, w, s)` (FedSim), the averages have the weights `[K, N]` that it returns.
+    With `weigh(fed, w, s, chosen)` (FedSim), the averages have the weights `[K, N]` it returns.
     """
     w, s, met = state["client"]["w"], state["client"]["s"].copy(), state["client"]["met"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)
@@ -69,7 +69,7 @@ def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
         met[i, senders] = True
         unknown = ~met[i] & (np.arange(fed.n) != k)
         second_hop(s[i], unknown, s_of_senders[senders], s[i, senders])
-    w = fed.average(w, chosen, received, weights=weigh and weigh(fed, w, s))
+    w = fed.average(w, chosen, received, weights=weigh and weigh(fed, w, s, chosen))
     return {"client": {"w": w, "s": s, "met": met}, "shared": {"chosen": chosen}}
 
 

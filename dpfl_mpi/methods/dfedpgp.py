@@ -1,4 +1,4 @@
-"""DFedPGP: a body by directed push-sum, a head of one's own (Liu et al., CVPR 2024).
+"""DFedPGP: a body by directed push-sum, a head of one's own (in the way of Liu et al., CVPR 2024).
 
 Shared: the body u_i and a scalar mu_i, along a graph of random senders.
 Personal: the head v_i.

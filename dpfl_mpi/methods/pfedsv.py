@@ -1,4 +1,4 @@
-"""pFedSV: averages weighted by Shapley values (Wu et al., arXiv 2202.02502).
+"""pFedSV: averages weighted by Shapley values (in the way of Wu et al., arXiv 2202.02502).
 
 Shared: nothing; models move along a graph.
 Personal: w_i.

@@ -41,6 +41,7 @@ CASES = [
     ("fedfomo", {"epsilon": 0.5}, ALIKE | {"budget": 3}),
     ("fedsim", None, {"budget": 3}),
     ("fedsim", {"similarity": "update"}, {"budget": 3}),
+    ("fedsim", {"weights": "chances", "similarity": "loss", "tau": 3.0}, {"budget": 3}),
     ("pfedsv", {"orders": 0}, {"budget": 3}),
     ("dfedpgp", None, {"budget": 3}),
     ("facade", None, {"budget": 3}),

@@ -375,7 +375,7 @@ def twin_pens(tw, o):
     return tw.peers(lambda w, t: [tw.over([k, *senders(k, w, t)], w) for k in range(N)])
 
 
-def twin_dac(tw, o, weighted=False):
+def twin_dac(tw, o, weighted=""):
     s, met = np.zeros((N, N)), np.zeros((N, N), bool)
 
     def similarity(i, own, row):
@@ -400,8 +400,12 @@ def twin_dac(tw, o, weighted=False):
                 if knows and not met[i, j]:
                     s[i, j] = old[max(knows, key=lambda k: s[i, k]), j]
             a = None
-            if weighted:
+            if weighted == "similarity":
                 a = {j: max(s[i, j], 0) for j in chosen} | {i: similarity(i, w[i], w[i])}
+            elif weighted:
+                p = np.exp(old[i] * tau) if t > 1 else np.ones(N)
+                a = {j: p[j] / sum(p[others(i)]) for j in chosen}
+                a[i] = max(a.values())
             new.append(tw.over([*chosen, i], w, a))
         return new
 
@@ -444,7 +448,7 @@ def twin_fedfomo(tw, o):
 
 
 def twin_fedsim(tw, o):
-    return twin_dac(tw, o, weighted=True)
+    return twin_dac(tw, o, weighted=o["weights"])
 
 
 def twin_pfedsv(tw, o):
