@@ -297,6 +297,7 @@ class Federation:
     narrow = verb("mail", Mail.narrow, collective=True)
     average = verb("sums", Sums.average, collective=True, rows=1)
     mean = verb("sums", Sums.mean, collective=True, rows=1)
+    means = verb("sums", Sums.means, collective=True, rows=1)
     every_row = verb("mail", Mail.every_row, collective=True, rows=1)
     bggc = verb("greedy", Greedy.bggc, collective=True, rows=1)
     ggc = verb("greedy", Greedy.ggc, collective=True, rows=1)

@@ -170,6 +170,16 @@ class Sums:
 
     def mean(self, w_KW: Tensor) -> Tensor:
         """Return the exact p-weighted mean over all active clients, `[W]`. Collective."""
+        everyone = np.zeros(self.members.n, np.int64)
+        return self.means(w_KW, everyone, self.ensemble.zeros(1))[0]
+
+    def means(self, w_KW: Tensor, group_N: np.ndarray, old_CW: Tensor, down: int = 1) -> Tensor:
+        """Return the exact p-weighted mean of each group, `[C, W]`. Collective.
+
+        `group_N` has the group of every client, from 0 to C - 1, the same on every rank. A mean is
+        over the active clients of a group; a group without any keeps its row of `old_CW`. Each
+        active client sends its row and receives `down` of the C rows.
+        """
         members = self.members
         members.exclude_diverged(w_KW)
         if not members.active.any():
@@ -177,11 +187,18 @@ class Sums:
             if members.present.any():
                 why = "with a finite model left; lower --lr or set --clip_norm"
             raise Nobody(f"round {members.round} has no client {why}")
-        self.mail.ledger.to_server(members.active)
+        if not self.mail.had_all(w_KW):  # else fed.every_row has sent them to the server
+            self.mail.ledger.to_server(members.active, down)
+        out = old_CW.clone()
         with self.log.clock("exchange"):
-            self.log.notes["models_received"] += 2 * members.active[members.ids]  # one down, one up
-            total = from_fixed_point(self._over_all(self.mail.leaving(w_KW)))
-            return self.ensemble.quotient(total, members.p[members.active].sum()).float()
+            self.log.notes["models_received"] += (1 + down) * members.active[members.ids]
+            sent = self.mail.leaving(w_KW)
+            for c in range(len(out)):
+                of_group = members.active & (group_N == c)
+                if of_group.any():
+                    total = from_fixed_point(self._over_all(sent, of_group))
+                    out[c] = self.ensemble.quotient(total, members.p[of_group].sum()).float()
+        return out
 
     def over_received(self, received: Received) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
         """Yield each block with the start of its clients' searches: Y, all models received.
@@ -241,7 +258,7 @@ class Sums:
         members, mail = self.members, self.mail
         with self.log.clock("exchange"):
             sent = mail.leaving(w_KW)  # collective, so also on ranks without clients
-            sums_KW = self._over_all(sent)[None]
+            sums_KW = self._over_all(sent, members.active)[None]
             # local clients whose row is sent as another one, but summed as it is by themselves
             altered = np.arange(len(w_KW)) if mail.packing.encodes else mail.attack.liars
             if len(altered):
@@ -270,16 +287,19 @@ class Sums:
         """Return p_k times a row, in fixed point, int64 `[W]`."""
         return fixed_point(row_W[None], self.ensemble.column(self.members.p[k : k + 1])[:, 0])[0]
 
-    def _over_all(self, w_KW: Tensor) -> Tensor:
-        """Return the fixed-point sum of p_i w_i over active clients, int64 `[W]`. Collective."""
+    def _over_all(self, w_KW: Tensor, which: np.ndarray) -> Tensor:
+        """Return the fixed-point sum of p_i w_i over clients `which`, bool `[N]`, int64 `[W]`.
+
+        They are active. Collective.
+        """
         members = self.members
         total = self.ensemble.zeros(1, torch.int64)[0]
         self._check(w_KW)
-        active = np.flatnonzero(members.active[members.ids])
+        local = np.flatnonzero(which[members.ids])
         if self.native:
-            self.native.fixed(addresses_of(w_KW, active), members.p[members.ids[active]], total)
+            self.native.fixed(addresses_of(w_KW, local), members.p[members.ids[local]], total)
         else:
-            for i in active:
+            for i in local:
                 total += self._term(members.ids[i], w_KW[i])
         total = torch.from_numpy(members.world.sum_int64(total.cpu().numpy()))
         return total.to(self.ensemble.device)

@@ -155,16 +155,16 @@ class Clock:
         self.spent["wait"] += last - self.now
         self.now = last
 
-    def server(self, active: np.ndarray, size: int) -> None:
-        """Let active clients, bool `[N]`, send `size` bytes to a server and wait for as many."""
+    def server(self, active: np.ndarray, size: int, down: int = 1) -> None:
+        """Let active clients, bool `[N]`, send `size` bytes to a server and get `down` times it."""
         who = np.flatnonzero(active)
         up = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.up[who])
-        down = nanoseconds(size * MEGABITS_PER_BYTE / self.speeds.down[who])
+        back = nanoseconds(down * size * MEGABITS_PER_BYTE / self.speeds.down[who])
         left_uplink = np.maximum(self.ready_at[who], self.uplink_free[who]) + up
         self.uplink_free[who] = left_uplink
         at_server = left_uplink + self.latency[who]
         # the server answers all when it has all; its own links take no time
-        answered = at_server.max(initial=0) + self.latency[who] + down
+        answered = at_server.max(initial=0) + self.latency[who] + back
         self.spent["send"][who] += up
         slowest = who[at_server.argmax()] if len(who) else 0
         self.wait(who, np.full(len(who), slowest), answered)

@@ -63,11 +63,14 @@ class Ledger:
         if clock := self.settle():
             clock.wait(to, of, clock.arrivals(to, of, np.full(len(of), size), standing=False))
 
-    def to_server(self, active: np.ndarray) -> None:
-        """Send models of active clients, bool `[N]`, to a server and back. Collective."""
+    def to_server(self, active: np.ndarray, down: int = 1) -> None:
+        """Send a model of each active client, bool `[N]`, to a server, and `down` back. Collective.
+
+        A client's bytes are those of both ways.
+        """
         if clock := self.settle():
-            self.bytes += 2 * self.packing.row_bytes * active
-            clock.server(active, self.packing.row_bytes)
+            self.bytes += (1 + down) * self.packing.row_bytes * active
+            clock.server(active, self.packing.row_bytes, down)
 
     @property
     def links(self) -> dict[str, Links]:

@@ -226,6 +226,23 @@ def test_a_mean_is_over_those_present():
         assert received.sum() == 8
 
 
+def test_means_of_groups_are_over_those_present():
+    """Nobody of group 2 is there, so it keeps its row; each client sends 1 model and gets 3."""
+    with federation(SMALL | {"method": "fedavg", "participation": 0.4}) as fed:
+        fed.begin_round(1)
+        w, old = fed.local_opt(fed.common_row(), 1), fed.copies(fed.initial_row(1))[:3]
+        present = fed.members.present
+        group = np.where(present, fed.p > np.median(fed.p[present]), 2)
+        means = fed.means(w, group, old, down=3)
+        for c in (0, 1):
+            members = np.flatnonzero(group == c)
+            total = sum(fed.p[k] * w[fed.row_of[k]].double() for k in members)
+            assert torch.allclose(means[c].double(), total / fed.p[members].sum(), atol=1e-7)
+        assert torch.equal(means[2], old[2])
+        assert (fed.notes["models_received"] == 4 * present[fed.ids]).all()
+        assert torch.equal(fed.means(w, group * 0, old)[0], fed.mean(w))
+
+
 def test_flipped_labels():
     with federation(SMALL) as honest, federation(SMALL | {"flip_share": 0.4}) as fed:
         assert fed.members.limits.flipped.sum() == 3  # floor(0.4 * 9)
