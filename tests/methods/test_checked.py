@@ -88,7 +88,8 @@ def test_what_a_method_counts(computed, method):
         assert a["round/gradient_steps"][-1] > 0
         epochs = 2 * scored[1:].sum(0) + (~new if find("method", method).preprocesses else 0)
         assert a["client/epochs"].tolist() == epochs.tolist()
-        expected = {"local": 0, "scaffold": 4}.get(method, 2)  # SCAFFOLD: x and c
+        # SCAFFOLD: x and c; IFCA: 2 models down, 1 up
+        expected = {"local": 0, "scaffold": 4, "ifca": 3}.get(method, 2)
         received = a["traffic/models_received"][1:]
         limits = {"cobo": (2, np.inf), "dpfl": (0, np.inf)}  # CoBo: also midpoints of pairs
         # of a graph that is fixed, or keeps fewer

@@ -52,6 +52,7 @@ CASES = [
     ("spectral", {"entries": 100, "clear": 1.0}, {"budget": 2}),
     ("spectral", {"entries": 20, "clear": 1.0}, {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
+    ("ifca", {"k": 4}, {}),
     # native gradients with PyTorch's step, or PyTorch alone
     *((method, None, ADAM) for method in ("fedavg", "fedrep", "perfedavg", "scaffold")),
     *((method, None, ADAMW) for method in ("fedprox", "fedrep", "apfl")),

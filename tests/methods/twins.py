@@ -537,6 +537,21 @@ def twin_facade(tw, o):
         yield list(w)
 
 
+def twin_ifca(tw, o):
+    theta = [tw.initial_row(j)[: len(tw.start)] for j in range(o["k"])]
+
+    def estimate():
+        return [int(np.argmin([tw.loss(k, row) for row in theta])) for k in range(N)]
+
+    yield [theta[j] for j in estimate()]
+    for t in range(ROUNDS):
+        cluster = estimate()
+        w = [tw.local(k, theta[cluster[k]], t * TAU) for k in range(N)]
+        for j in set(cluster):
+            theta[j] = tw.over([k for k in range(N) if cluster[k] == j], w)
+        yield [theta[j] for j in cluster]
+
+
 def twin_sketch(tw, o):
     def mix(w, t):
         u = np.stack([(row - tw.start).numpy() for row in w]).astype(float)

@@ -274,7 +274,7 @@ RUNS = {
     "adam": {"optimizer": "adamw", "lr": 0.01},
     "fedbn": RESNET,
 }
-OTHERS = ["apfl", "cobo", "dac", "ditto", "fedala", "fedprox", "fedrep", "fedsim", "pens"]
+OTHERS = ["apfl", "cobo", "dac", "ditto", "fedala", "fedprox", "fedrep", "fedsim", "ifca", "pens"]
 RUNS |= {name: {} for name in [*OTHERS, "perfedavg", "pfedme", "pfedsv", "scaffold"]}
 
 
