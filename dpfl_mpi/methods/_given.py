@@ -8,6 +8,8 @@ from dpfl_mpi.methods import Candidates, Federation, Method, State, Tensor, dpfl
 
 Choose = Callable[[Tensor], CollaborationGraph]  # from the trained rows [K, W]
 ChooseAmong = Callable[[Tensor, Candidates], CollaborationGraph]
+# from the trained rows and a graph: the averaged rows, and whom each client averaged with
+Average = Callable[[Tensor, CollaborationGraph], tuple[Tensor, CollaborationGraph]]
 
 
 def method(title: str, ignores: tuple[str, ...], **more: Any) -> Method:
@@ -27,17 +29,22 @@ def init(fed: Federation, choose: Choose) -> State:
 
 
 def round(
-    fed: Federation, state: State, choose: Choose, choose_among: ChooseAmong | None = None
+    fed: Federation,
+    state: State,
+    choose: Choose,
+    choose_among: ChooseAmong | None = None,
+    average: Average | None = None,
 ) -> State:
-    """Return the state after a round along the graph that `choose` returns.
+    """Return the state after a round along the graph that `choose` returns, its Omega.
 
-    `choose_among` chooses for clients whose senders changed under --churn.
+    `choose_among` chooses for clients whose senders changed under --churn. Without `average` a
+    client averages with all its senders in Omega.
     """
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)  # trained, not yet mixed, as DPFL
-    chosen = choose(w)
+    omega = choose(w)
     if choose_among:
-        chosen = fed.repaired(chosen, lambda candidates: choose_among(w, candidates))
-    w = fed.average(w, chosen)
+        omega = fed.repaired(omega, lambda candidates: choose_among(w, candidates))
+    w, chosen = average(w, omega) if average else (fed.average(w, omega), omega)
     fed.evaluate(w, "mixed")
-    return {"client": {"w": w}, "shared": {"omega": state["shared"]["omega"], "chosen": chosen}}
+    return {"client": {"w": w}, "shared": {"omega": omega, "chosen": chosen}}

@@ -5,7 +5,8 @@ Personal: w_i.
 Scored: w_i after training, before averaging.
 """
 
-from dpfl_mpi.methods import Federation, Method, State
+from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.methods import Federation, Method, State, Tensor
 
 CITATION = """@inproceedings{kharrat2025dpfl,
   title = {{DPFL}: Decentralized Personalized Federated Learning},
@@ -48,7 +49,21 @@ def round(fed: Federation, state: State, t: int) -> State:
         omega, chosen = found.where(fed.learners, omega), found.where(fed.learners, chosen)
         fed.narrow(omega)
         w = fed.average(w, chosen)
-    elif t % fed.run.ggc_period == 0:
+    else:
+        w, chosen = average_chosen(fed, w, omega, chosen, t)
+    fed.evaluate(w, "mixed")
+    return {"client": {"w": w}, "shared": {"omega": omega, "chosen": chosen}}
+
+
+def average_chosen(
+    fed: Federation,
+    w: Tensor,
+    omega: CollaborationGraph,
+    chosen: CollaborationGraph,
+    t: int,
+) -> tuple[Tensor, CollaborationGraph]:
+    """Return the rows after lines 9 to 11, and whom each client chose; `chosen` was last."""
+    if t % fed.run.ggc_period == 0:
         received = fed.exchange(w, omega)  # line 9
         with fed.clock("graph"):
             found = fed.ggc(w, received)  # line 10
@@ -57,5 +72,4 @@ def round(fed: Federation, state: State, t: int) -> State:
     elif fed.run.ggc_off_rounds == "reuse":
         # Paper: only line 10 is periodic, so the last choice is fetched and averaged
         w = fed.average(w, chosen)
-    fed.evaluate(w, "mixed")
-    return {"client": {"w": w}, "shared": {"omega": omega, "chosen": chosen}}
+    return w, chosen

@@ -54,27 +54,27 @@ def init(fed: Federation) -> State:
     return {"client": {"u": u, **state["client"]}, "shared": shared}
 
 
-def round(fed: Federation, state: State, t: int) -> State:
+def round(fed: Federation, state: State, t: int, average: _given.Average | None = None) -> State:
     start, u = state["client"]["w"].clone(), state["client"]["u"]
     explained, directions = state["shared"]["explained"], state["shared"]["directions"]
 
     def choose(w: Tensor) -> CollaborationGraph:
         u.add_(w - start)
-        chosen = state["shared"]["chosen"]
+        omega = state["shared"]["omega"]
         if t & (t - 1):  # t is no power of 2
-            return chosen
+            return omega
         position_NJ, share = kinds(fed, u)
         last, directions[0] = directions[0], position_NJ.shape[1]
         if directions[0] != last or share <= explained[0]:
-            return chosen
+            return omega
         explained[0] = share
         found = of_own_kind(fed, position_NJ, fed.candidates())
-        return found.where(fed.learners, chosen)  # an absent client's choice stays
+        return found.where(fed.learners, omega)  # an absent client's choice stays
 
     def choose_among(_: Tensor, candidates: Candidates) -> CollaborationGraph:
         return of_own_kind(fed, kinds(fed, u)[0], candidates)
 
-    state = _given.round(fed, state, choose, choose_among)
+    state = _given.round(fed, state, choose, choose_among, average)
     shared = {**state["shared"], "explained": explained, "directions": directions}
     return {"client": {"u": u, **state["client"]}, "shared": shared}
 
@@ -93,7 +93,7 @@ def of_own_kind(
     senders = []
     for k in fed.ids:
         others, room = candidates.of(k), candidates.room[k]
-        similarity = position_NJ[others] @ position_NJ[k]  # whole numbers
+        similarity = (position_NJ @ position_NJ[k])[others]  # whole numbers, exact in any order
         near = 2 * similarity >= similarity.max(initial=0)
         senders.append(fed.shuffle(k, others[near] if near.any() else others, 0)[:room])
     return fed.collect(senders)

@@ -101,6 +101,7 @@ def test_what_a_method_counts(computed, method):
             "pairwise",
             "random_graph",
             "spectral",
+            "spectral_search",
         )
         limits |= dict.fromkeys(keeping, (0, 2))
         low, high = limits.get(method, (expected, expected))

@@ -427,7 +427,7 @@ def test_values_of_fed_tell_come_from_everyone_and_cost_their_bytes():
 def test_what_the_methods_declare(tmp_path, monkeypatch):
     found = {name: find("method", name) for name in shipped("method")}
     graphs = {"dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "replay", "nearest"}
-    graphs |= {"dpsgd", "spectral"}
+    graphs |= {"dpsgd", "spectral", "spectral_search"}
     rivals = {"pens", "dac", "fedfomo", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch"}
     assert {n for n, m in found.items() if m.topology == "graph"} == rivals | graphs
     assert {n for n, m in found.items() if m.preprocesses} == graphs - {"dpsgd"}

@@ -51,6 +51,7 @@ CASES = [
     ("nearest", {"until": 1, "alike": 0.98, "pool": 1}, {"budget": 3}),
     ("spectral", {"entries": 100, "clear": 1.0}, {"budget": 2}),
     ("spectral", {"entries": 20, "clear": 1.0}, {"budget": 3}),
+    ("spectral_search", {"entries": 100, "clear": 1.0}, ALIKE | {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
     ("ifca", {"k": 4}, {}),
     # native gradients with PyTorch's step, or PyTorch alone

@@ -597,7 +597,16 @@ def twin_nearest(tw, o):
         u = [u[k] + (w[k] - start[k]) for k in range(N)]
 
 
-def twin_spectral(tw, o):
+def twin_spectral_search(tw, o):
+    def chosen_of(k, S, w, t):
+        coins = keyed(tw.run.seed, streams.COIN, k, t * 1000).random(N)
+        order, models = tw.draw(k, t, sorted(S)), [row.numpy() for row in w]
+        return sorted(reference.ggc(k, order, models, tw.p, tw.R[k], tw.most + 1, coins))
+
+    return twin_spectral(tw, o, chosen_of)
+
+
+def twin_spectral(tw, o, search=lambda k, S, w, t: [k, *S]):
     w, u, explained = [tw.local(k, tw.start, 0) for k in range(N)], [0 * tw.start] * N, 0
     chosen, last = [tw.draw(k, 0, others(k))[: tw.most] for k in range(N)], 0
     for t in range(1, ROUNDS + 2):
@@ -620,7 +629,8 @@ def twin_spectral(tw, o):
                     largest = max(0, *cos[k, others(k)])
                     pool = [j for j in others(k) if 2 * cos[k, j] >= largest] or others(k)
                     chosen[k] = tw.draw(k, t - 1, pool)[: tw.most]
-        start = [tw.over([k, *chosen[k]], w) for k in range(N)]
+        averaged = [search(k, chosen[k], w, t - 1) if t > 1 else [k, *chosen[k]] for k in range(N)]
+        start = [tw.over(averaged[k], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
         u = [u[k] + (w[k] - start[k]) for k in range(N)]
 
