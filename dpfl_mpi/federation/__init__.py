@@ -286,6 +286,10 @@ class Federation:
         """Return the last layer's inputs and labels of client i's first `most` training images."""
         return self._parts.backend.training_features(i, w_1W, most, self._head())
 
+    def validation_outputs(self, i: int, w_1W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, the last layer's inputs and labels of client i's validation images."""
+        return self._parts.backend.validation_outputs(i, w_1W, self._head())
+
     def sketches(self, moved_KW: Tensor, entries: int) -> np.ndarray:
         """Return short int8 vectors `[K, entries]`, whose cosines are near those of active rows."""
         active, zero = self.active[self.ids], moved_KW.new_zeros(moved_KW.shape[1])

@@ -4,9 +4,13 @@ Shared: w, trained as in FedAvg.
 Personal: the representations of the client's own training images.
 Scored: lambda p_knn(y | x) + (1 - lambda) p_w(y | x).
 
-p_knn weighs the k nearest neighbours by exp(-||z - z_i||^2 / s), normalised.
+p_knn weighs the k nearest neighbours by exp(-||z - z_i||^2 / s), normalised. With `tune` each
+client takes, whenever it is scored, the lambda of 0, 0.01, ..., 1 that is most accurate on its
+validation images, of equal ones that of the smallest loss there.
 
 Paper: leaves s open; the authors' code has s = F, the length of a representation. Here it is 1.
+Paper: tunes each client's lambda by validation. The authors' code scores 0, 0.01, ..., 1, on test
+    images. Here `tune` is off by default, and lambda 0.5.
 """
 
 import math
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from dpfl_mpi.methods import Federation, Method, Newcomer, Predict, State, Tensor, fedavg
 from dpfl_mpi.settings import option
 
+GRID = [n / 100 for n in range(101)]  # of lambda, where it is tuned
 CHUNK = 64  # images compared with the memory at once: 107 MB for 5,000 representations of 84
 CITATION = """@inproceedings{marfoq2022knnper,
   title = {Personalized Federated Learning through Local Memorization},
@@ -36,6 +41,7 @@ class Options:
     interpolation: float = option(0.5, "lambda, the weight of the neighbours' vote", low=0, high=1)
     scale: float = option(1.0, "s, by which squared distances are divided", above=0)
     memory: int = option(5000, "most training images a client remembers", low=1)
+    tune: bool = option(False, "each client takes the best lambda by validation", added=True)
     score_trained: bool = option(False, "score the locally trained w_i, not the global w")
 
 
@@ -57,13 +63,10 @@ def newcomer(fed: Federation, state: State) -> Newcomer:
 
 def mixture(fed: Federation) -> Predict:
     """Return a function from a block's rows and images to log probabilities `[k, S, C]`."""
-    k, share, scale, limit = (
-        fed.options[name] for name in ("k", "interpolation", "scale", "memory")
-    )
-    log_model, log_votes = (math.log(x) if x > 0 else -math.inf for x in (1 - share, share))
-    # of the block scored last: representations [M, F] and labels [M] of its clients
-    memories: list[tuple[Tensor, Tensor]] = []
-    scored: tuple[slice, Tensor] | None = None  # its rows and their values; newcomers train theirs
+    # of the block scored last, a memory of each client; and its rows with their values, as
+    # newcomers train theirs
+    memories: list[tuple[Tensor, Tensor, float]] = []
+    scored: tuple[slice, Tensor] | None = None
 
     def predict(rows, w_kW, images):
         nonlocal scored
@@ -73,16 +76,49 @@ def mixture(fed: Federation) -> Predict:
             scored = rows, w_kW.clone()
             memories.clear()
             for i in range(len(w_kW)):
-                memories.append(fed.memory(rows.start + i, w_kW[i : i + 1], limit))
-        votes = log_p.new_zeros(log_p.shape)
-        one_hot = log_p.new_ones(log_p.shape[2]).diag().float()
-        for vote, z, (memory, labels) in zip(votes, z_kSF, memories, strict=True):
-            d2, index = neighbours(z, memory, k)
-            weight = (-d2 / scale).softmax(1)  # normalised: far neighbours must not underflow
-            vote += (one_hot[labels[index]] * weight[:, :, None]).sum(1)
-        return (log_p + log_model).logaddexp(votes.log() + log_votes)
+                memories.append(remember(fed, rows.start + i, w_kW[i : i + 1]))
+        for row, z, (memory, labels, share) in zip(log_p, z_kSF, memories, strict=True):
+            row.copy_(mixed(row, votes(fed, row, z, memory, labels), share))
+        return log_p
 
     return predict
+
+
+def remember(fed: Federation, i: int, w_1W: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Return representations `[M, F]` and labels `[M]` of local client i, and its lambda."""
+    memory, labels = fed.memory(i, w_1W, fed.options["memory"])
+    share = fed.options["interpolation"]
+    if fed.options["tune"]:
+        logits, z, y = fed.validation_outputs(i, w_1W)
+        log_p = logits.log_softmax(1)
+        share = best_share(log_p, votes(fed, log_p, z, memory, labels), y.long())
+    return memory, labels, share
+
+
+def votes(fed: Federation, log_p: Tensor, z: Tensor, memory: Tensor, labels: Tensor) -> Tensor:
+    """Return p_knn of images with representations `z` `[S, F]`, of the shape of `log_p`."""
+    one_hot = log_p.new_ones(log_p.shape[1]).diag().float()
+    d2, index = neighbours(z, memory, fed.options["k"])
+    # normalised: far neighbours must not underflow
+    weight = (-d2 / fed.options["scale"]).softmax(1)
+    return (one_hot[labels[index]] * weight[:, :, None]).sum(1)
+
+
+def mixed(log_p: Tensor, votes: Tensor, share: float) -> Tensor:
+    """Return ln(share votes + (1 - share) p), `[S, C]`."""
+    log_model, log_votes = (math.log(x) if x > 0 else -math.inf for x in (1 - share, share))
+    return (log_p + log_model).logaddexp(votes.log() + log_votes)
+
+
+def best_share(log_p: Tensor, votes: Tensor, labels: Tensor) -> float:
+    """Return the lambda of GRID that is best for images with these labels, int64 `[S]`."""
+    scores = []
+    for share in GRID:
+        log_q = mixed(log_p, votes, share)
+        right = int((log_q.argmax(1) == labels).sum())
+        loss = -float(log_q.gather(1, labels[:, None]).double().sum())
+        scores.append((-right, loss, share))
+    return min(scores)[2]
 
 
 def neighbours(z: Tensor, memory: Tensor, k: int) -> tuple[Tensor, Tensor]:

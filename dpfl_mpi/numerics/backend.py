@@ -199,6 +199,15 @@ class Backend:
         parts = x.split(max(1, PREPARED_NUMBERS // max(1, x[0].numel())))
         return torch.cat([self.ensemble.features(w_1W[0], part, head) for part in parts]), y
 
+    def validation_outputs(self, i: int, w_1W: Tensor, head: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, what `head` reads, and labels of client i's search images, `[S, ...]`."""
+        outputs = []
+        for x, y in self.clients.scored_samples(i, True, SCORED_IMAGES):
+            logits, features = self.outputs(w_1W, x, head)
+            outputs.append((logits[0], features[0], y))
+        logits, features, labels = (torch.cat(part) for part in zip(*outputs, strict=True))
+        return logits, features, labels
+
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
         """Return the mean loss of m models on local client i's training samples, float64 `[m]`."""
         x, y = self.clients.training_samples(i)

@@ -224,6 +224,11 @@ class NativeBackend(Backend):
         features = scores["features"][0]
         return features, self.clients.y[first : first + len(features)]
 
+    def validation_outputs(self, i: int, w_1W: Tensor, head: str) -> tuple[Tensor, Tensor, Tensor]:
+        logits, features = self.outputs(w_1W, slice(i, i + 1), head)
+        n, first = int(self.clients.n_search[i]), int(self.clients.scored[i])
+        return logits[0, :n], features[0, :n], self.clients.score_y[first : first + n]
+
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
         one = slice(i, i + 1)
         return self._mean_losses(w_mW[None], self._train_images, one, self._train_images.n[one])[0]
