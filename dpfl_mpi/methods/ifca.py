@@ -8,9 +8,8 @@ In each round a client receives all k models and estimates its cluster: the mode
 loss on its training images. It trains that one. Each model becomes the mean of those trained from
 it; a model that nobody trained stays as it is.
 
-Paper: averages gradients (option I of Algorithm 1) or models (option II); here models, after
-    tau_train epochs.
-Paper: weighs all clients alike; here by p_i, as in every other method.
+Paper: read from its abstract and published code, which takes tau steps of plain descent on all
+    images; here tau_train epochs. It weighs clients alike; here by p_i, as in every other method.
 Paper: starts anew from several random draws of the models; here there is one draw.
 """
 
