@@ -53,6 +53,7 @@ CASES = [
     ("spectral", {"entries": 20, "clear": 1.0}, {"budget": 3}),
     ("spectral_search", {"entries": 100, "clear": 1.0}, ALIKE | {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
+    ("fedamp", {"sigma": 2.0, "alpha": 0.5, "lam": 0.4}, {}),
     ("ifca", {"k": 4}, {}),
     # native gradients with PyTorch's step, or PyTorch alone
     *((method, None, ADAM) for method in ("fedavg", "fedrep", "perfedavg", "scaffold")),

@@ -537,6 +537,24 @@ def twin_facade(tw, o):
         yield list(w)
 
 
+def twin_fedamp(tw, o):
+    w = [tw.start] * N
+    yield w
+    for t in range(ROUNDS):
+        old = torch.stack(w).double()
+        d = (old[:, None] - old).square().sum(2)
+        xi = o["alpha"] * (-d / o["sigma"]).exp() / o["sigma"]
+        xi.fill_diagonal_(0)
+        xi += torch.diag(1 - xi.sum(1))
+        u = (xi @ old).float()
+
+        def pull(v, k, u=u):
+            return o["lam"] / (2 * o["alpha"]) * squared(v, u[k])
+
+        w = [tw.local(k, w[k], t * TAU, extra=lambda v, k=k: pull(v, k)) for k in range(N)]
+        yield w
+
+
 def twin_ifca(tw, o):
     theta = [tw.initial_row(j)[: len(tw.start)] for j in range(o["k"])]
 
