@@ -86,7 +86,8 @@ def units(setting: str, points: np.ndarray) -> list[np.ndarray]:
 def tail(values: np.ndarray, shift: float) -> float:
     """Return the p of a one-sided t-test that the mean of values is above `shift`."""
     error = values.std(ddof=1) / np.sqrt(len(values))
-    return float(stdtr(len(values) - 1, -(values.mean() - shift) / error))
+    with np.errstate(divide="ignore"):  # values may all be the same
+        return float(stdtr(len(values) - 1, -(values.mean() - shift) / error))
 
 
 def chances(samples: list[np.ndarray]) -> tuple[float, float]:

@@ -220,6 +220,25 @@ def test_gains_of_the_map_by_hand():
     assert averaged["kin, %"] == "Oracle 100, DPFL 40"
 
 
+def test_goals_of_the_map_by_hand():
+    """Two seeds: a one-sided p is 1/2 - arctan(t) / pi, and t is 11 at 40 % and 69 at 70 %."""
+
+    def lines(share, oracle, spectral):
+        place = {"share": share, "degrees": 0, "images": 100, "budget": "0.2N"}
+        for row, gain in (("Oracle", oracle), ("Spectral", spectral)):
+            for seed, points in enumerate(gain):
+                yield place | {"row": row, "seed": seed, "trained_gain": points}
+
+    near = [*lines(0, [1, 1], [0, 0]), *lines(40, [10, 10], [9, 9.2])]
+    found = harm_map.goals(pd.DataFrame(near))
+    assert found["verdict"].tolist() == ["reached", "reached"]  # p = 0 and 0.029
+    assert found["spectral's gain"].tolist() == ["+0.00 ± 0.00", "+9.10 ± 1.27"]
+    found = harm_map.goals(pd.DataFrame([*near, *lines(70, [10, 10], [1, 1.2])]))
+    # with three places 0.029 counts twice; at 70 % "missed" has p = 0.0046, three times
+    assert found["verdict"].tolist() == ["reached", "open", "missed"]
+    assert harm_map.goals(pd.DataFrame(near[:1])).empty
+
+
 def test_a_model_is_scored_in_its_last_best_round_by_validation():
     result = {
         "round/val_acc": np.array([[0.5, 0.6], [0.7, 0.6], [0.7, 0.2]]),
