@@ -653,6 +653,27 @@ def twin_spectral(tw, o, search=lambda k, S, w, t: [k, *S]):
         u = [u[k] + (w[k] - start[k]) for k in range(N)]
 
 
+def twin_l2c(tw, o):
+    """By backpropagation to alpha."""
+    alpha, v = np.zeros((N, N)), [tw.start] * N
+    yield v
+    for t in range(1, ROUNDS + 1):
+        w = [tw.local(k, v[k], (t - 1) * TAU) for k in range(N)]
+        yield w
+        u, new = [(after - before).double() for after, before in zip(w, v, strict=True)], []
+        for i in range(N):
+            order = tw.draw(i, t, others(i))
+            if t > round(o["first_step"] * ROUNDS):
+                order.sort(key=lambda j: -alpha[i, j])
+            members = [i, *order[: tw.most]]
+            leaf = torch.tensor(alpha[i, members], requires_grad=True)
+            mixed = v[i] + leaf.softmax(0) @ torch.stack([u[j] for j in members])
+            new.append(mixed.detach().float())
+            mixed.backward(tw.gradient(new[i], tw.val[i]).double())
+            alpha[i, members] -= o["eta"] * leaf.grad.numpy()
+        v = new
+
+
 def twin_cobo(tw, o):
     x, w = [tw.start] * N, np.ones((N, N))
     yield x

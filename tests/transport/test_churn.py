@@ -15,10 +15,8 @@ WORKS = ""
 SAME_ROUND = "sends more than models, of the same round: allowed is 0"
 SERVER = "waits for all: allowed is 0"
 LATE = dict.fromkeys(shipped("method"), SERVER)  # what a method says of --staleness
-LATE |= dict.fromkeys(
-    ["dac", "fedsim", "dfedpgp", "facade", "sketch", "nearest", "spectral", "spectral_search"],
-    SAME_ROUND,
-)
+LATE |= dict.fromkeys(["dac", "fedsim", "dfedpgp", "facade", "l2c"], SAME_ROUND)
+LATE |= dict.fromkeys(["sketch", "nearest", "spectral", "spectral_search"], SAME_ROUND)
 CHOOSE = ["dpfl", "dpfl_choice", "random_graph", "pairwise", "oracle"]
 LATE |= dict.fromkeys([*CHOOSE, "pens", "pfedsv", "fedfomo", "dpsgd", "local"], WORKS)
 del LATE["replay"]  # whose graphs are given
