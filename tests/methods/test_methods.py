@@ -429,7 +429,7 @@ def test_what_the_methods_declare(tmp_path, monkeypatch):
     graphs = {"dpfl", "dpfl_choice", "random_graph", "oracle", "pairwise", "replay", "nearest"}
     graphs |= {"dpsgd", "spectral", "spectral_search"}
     rivals = {"pens", "dac", "fedfomo", "fedsim", "pfedsv", "dfedpgp", "facade", "sketch"}
-    rivals |= {"l2c"}
+    rivals |= {"l2c", "morph"}
     assert {n for n, m in found.items() if m.topology == "graph"} == rivals | graphs
     assert {n for n, m in found.items() if m.preprocesses} == graphs - {"dpsgd"}
     assert found["dpfl"].unread == {"graphs"} and "budget" not in found["random_graph"].unread

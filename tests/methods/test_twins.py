@@ -54,6 +54,8 @@ CASES = [
     ("spectral_search", {"entries": 100, "clear": 1.0}, ALIKE | {"budget": 3}),
     ("l2c", {"first_step": 0.4}, ALIKE | {"budget": 3}),
     ("l2c", {"eta": 2.0}, {}),
+    ("morph", {"beta": 30.0, "refresh": 1}, {"budget": 2}),
+    ("morph", {"refresh": 2}, ALIKE | {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
     ("fedamp", {"sigma": 2.0, "alpha": 0.5, "lam": 0.4}, {}),
     ("ifca", {"k": 4}, {}),

@@ -674,6 +674,32 @@ def twin_l2c(tw, o):
         v = new
 
 
+def twin_morph(tw, o):
+    s, met, kept, beta = np.zeros((N, N)), np.eye(N) > 0, [[] for _ in range(N)], o["beta"]
+
+    def mix(w, t):
+        old, new = s.copy(), []
+        for i in range(N):
+            drop, take = keyed(tw.run.seed, streams.PEERS, i, t).gumbel(size=(2, N))
+            guess = old[i][old[i] != 0].mean() if old[i].any() else 0
+            like = beta * np.where(old[i] != 0, old[i], guess)
+            rest = sorted(set(others(i)) - {*kept[i]}, key=lambda j: take[j] - like[j])
+            if kept[i] and t % o["refresh"] == 0:
+                kept[i].remove(max(kept[i], key=lambda j: like[j] + drop[j]))
+            while len(kept[i]) < tw.most:
+                kept[i].append(rest.pop())
+            met[i, kept[i]] = True
+            for j in kept[i]:
+                s[i, j] = cosine_similarity(w[i].double(), w[j].double(), 0)
+            for j in np.flatnonzero(~met[i]):
+                told = [s[i, k] * old[k, j] for k in kept[i] if old[k, j] != 0]
+                s[i, j] = np.mean(told) if told else s[i, j]
+            new.append(tw.over([i, *kept[i]], w))
+        return new
+
+    return tw.peers(mix)
+
+
 def twin_cobo(tw, o):
     x, w = [tw.start] * N, np.ones((N, N))
     yield x
