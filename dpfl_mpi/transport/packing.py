@@ -102,7 +102,7 @@ class Packing:
             return torch.from_numpy(view)
         rows = torch.empty(view.shape, device=self.ensemble.device)
         # through the page-locked memory of rows that were sent: they are staged anew each time
-        for start in range(0, count, len(staged)):
+        for start in range(0, count, max(1, len(staged))):
             part = staged[: count - start]
             part.numpy()[:] = view[start : start + len(part)]
             rows[start : start + len(part)].copy_(part)  # waits, as `part` is used again

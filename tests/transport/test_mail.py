@@ -169,10 +169,13 @@ def test_rows_of_a_gpu_pass_through_page_locked_memory(monkeypatch):
     monkeypatch.setattr(torch, "zeros", noted)
     ensemble = SimpleNamespace(device=torch.device("cuda"), size=16, width=16)
     ensemble.zeros = lambda k: zeros(k, 16)
-    ages = SimpleNamespace(count=1, placement=SimpleNamespace(ids=np.arange(3)))
-    packing = Packing(ensemble, ages, None)
-    assert asked == [True] and packing.on_gpu
+    of = lambda k: SimpleNamespace(count=1, placement=SimpleNamespace(ids=np.arange(k)))  # noqa: E731
+    packing, without_clients = (Packing(ensemble, of(k), None) for k in (3, 0))
+    assert asked == [True, True] and packing.on_gpu
     ensemble.device = torch.device("cpu")
+    nothing = Route([], np.arange(0), np.zeros(1, int), np.arange(0))
+    without_clients.unpack(0, nothing, SimpleNamespace(view=np.zeros((0, 16), np.float32)))
+    assert without_clients.landed.shape == (0, 16)
     memory = packing.staged[0].data_ptr()
     for count in (2, 0, 8):
         packing.outgoing[:] = sent = torch.from_numpy(rng.random((3, 16), np.float32))
