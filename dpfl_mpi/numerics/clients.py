@@ -92,6 +92,7 @@ class Clients:
             torch.from_numpy(array).to(ensemble.device) for array in arrays
         )
         self.shape = source.shape
+        self._drawn: dict[tuple[int, bytes, bytes], Schedules] = {}  # the last ones
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -117,10 +118,16 @@ class Clients:
                     step += 1
 
     def schedules(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Schedules:
-        """Return what these rows train on, from `first_epoch` `[K]` on, drawn in one call."""
+        """Return what these rows train on, from `first_epoch` `[K]` on, drawn in one call.
+
+        The same question is answered once more without a draw, until another one is asked.
+        """
         rows = np.arange(len(self))[rows]
-        of_rows = self.ids[rows], first_epoch[rows], self.start[rows], self.n_train[rows]
-        return schedules(self.seed, *of_rows, epochs, self.augment)
+        key = epochs, rows.tobytes(), first_epoch[rows].tobytes()
+        if key not in self._drawn:
+            of_rows = self.ids[rows], first_epoch[rows], self.start[rows], self.n_train[rows]
+            self._drawn = {key: schedules(self.seed, *of_rows, epochs, self.augment)}
+        return self._drawn[key]
 
     def dropout_keys(
         self, rows: np.ndarray, epochs: int, first_epoch: np.ndarray, batch_size: int

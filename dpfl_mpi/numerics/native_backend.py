@@ -75,7 +75,8 @@ class NativeBackend(Backend):
             towards, sgd = gradient.target(block.rows), tasks.structs["sgd"]
             sgd["towards"] = tasks.row_addresses(towards.expand_as(block.w))
             sgd["mu"] = gradient.mu
-        block.loss += field(self.kernels.run("train", tasks), TRAINING, "loss").float()
+        done = self._train("train", tasks, block.rows, epochs)
+        block.loss += field(done, TRAINING, "loss").float()
         block.steps += steps
 
     def train_mixed(
@@ -93,7 +94,7 @@ class NativeBackend(Backend):
         structs["m_v"] = tasks.row_addresses(v.momentum, width=state)
         structs["row"] = tasks.row_addresses(torch.zeros_like(w.w))  # for the mixture
         structs["share"] = alpha_K1[w.rows][:, 0].cpu().numpy()
-        done = self.kernels.run("mix", tasks)
+        done = self._train("mix", tasks, w.rows, epochs)
         for i, block in enumerate((w, v)):
             block.loss += field(done, TRAINING, "losses")[:, i]
             block.steps += steps
@@ -103,7 +104,8 @@ class NativeBackend(Backend):
         self._set_update(tasks, block, np.maximum(steps // 2, 1), epochs.lr)
         tasks.structs["row"] = tasks.row_addresses(torch.zeros_like(block.w))  # for the row ahead
         tasks.structs["share"] = inner
-        block.loss += field(self.kernels.run("ahead", tasks), TRAINING, "losses")[:, 0]
+        done = self._train("ahead", tasks, block.rows, epochs)
+        block.loss += field(done, TRAINING, "losses")[:, 0]
         block.steps += steps // 2
 
     def batches(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Iterator[Batch]:
@@ -166,6 +168,13 @@ class NativeBackend(Backend):
             keys = clients.dropout_keys(which, e, epochs.first, size)
         drawn = clients.schedules(rows, e, epochs.first)
         return self.kernels.schedule(self._train_images, drawn, size, keys), e * -(-n // size)
+
+    def _train(self, verb: str, tasks: Tasks, rows: Rows, epochs: LocalEpochs) -> Any:
+        """Compute the tasks of these epochs; return them as `field` reads them."""
+        done = self.kernels.run(verb, tasks)
+        if self.native is None:  # draw for the next epochs while a GPU computes these
+            self.clients.schedules(rows, epochs.number, epochs.first + epochs.number)
+        return done
 
     def _set_update(
         self, tasks: Tasks, block: Block, steps: Any, lr: float, trained: Any = None, by: Any = None

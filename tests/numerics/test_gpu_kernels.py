@@ -19,6 +19,7 @@ from torch import nn
 
 from dpfl_mpi.engine import build
 from dpfl_mpi.models import cnn, mlp
+from dpfl_mpi.numerics import clients as of_rank
 from dpfl_mpi.numerics import cpu, gpu, native_backend
 from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs, Proximal
@@ -140,6 +141,24 @@ def test_training_has_the_bits_of_a_cpu(pair, order, optimiser, chosen):
     left = pair.trained(lambda backend, w: backend.train_epochs(w, EPOCHS), chosen)
     by_step = lambda backend, w: backend.train_epochs(w, EPOCHS, backend.gradient)  # noqa: E731
     assert pair.trained(by_step, chosen) == left
+
+
+def test_the_next_epochs_are_drawn_while_a_gpu_computes(monkeypatch):
+    """On a CPU, where nothing would overlap, only those that are trained."""
+    pair, draw, did = Pair("mlp"), of_rank.schedules, []
+    noted = lambda *of: did.append(int(of[2][0])) or draw(*of)  # noqa: E731
+    monkeypatch.setattr(of_rank, "schedules", noted)
+    first = int(EPOCHS.first[0])
+    steps = [first, "run", first + 2, "run", first + 4]
+    for backend, expected in ((pair.gpu, steps), (pair.cpu, steps[:4])):
+        run = backend.kernels.run
+        noted_run = lambda *of, run=run: did.append("run") or run(*of)  # noqa: E731
+        monkeypatch.setattr(backend.kernels, "run", noted_run)
+        block = Block(pair.ensemble, pair.rows(1), backend.zero_momentum(K), slice(0, K))
+        for later in (0, 2):
+            backend.train_epochs(block, EPOCHS._replace(first=EPOCHS.first + later))
+        assert did == expected
+        did.clear()
 
 
 @pytest.mark.parametrize("optimiser", SGDS)
