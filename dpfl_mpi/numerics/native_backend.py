@@ -296,6 +296,8 @@ def try_native(
         backend = NativeBackend(ensemble, clients, optimiser, make)
         check_against_pytorch(backend.kernels, ensemble.on_cpu())
         return backend, ""
+    except torch.OutOfMemoryError as error:
+        return None, f"the GPU's memory is full ({str(error).split('. ')[0]})"
     except UserError as error:
         return None, str(error)
 

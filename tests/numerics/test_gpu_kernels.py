@@ -7,12 +7,14 @@ import ctypes
 import shutil
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
+import _gpu_bits
 import numpy as np
 import pytest
 import torch
-from _samples import clients_of
+from _samples import PAPER_SGD, clients_of
 from launch import differences, refused, run_here
 from teams import Emulated
 from torch import nn
@@ -282,6 +284,21 @@ def test_a_candidate_of_a_search_step_by_step(pair):
         assert all(all(map(np.array_equal, *of)) for of in zip(found, right, strict=True))
 
 
+def test_what_a_gpu_is_compared_by(monkeypatch):
+    """The arrays of benchmarks/gpu.py, of one network."""
+
+    def arrays():
+        backend = _gpu_bits.backend_of(_gpu_bits.NETWORKS["mlp"], PAPER_SGD, CPU)
+        training = _gpu_bits.of_training(backend, _gpu_bits.verbs_of("mlp"))
+        return {name: np.asarray(a) for name, a in [*training, *_gpu_bits.of_scoring(backend)]}
+
+    by_cpu = arrays()
+    monkeypatch.setattr(_gpu_bits, "NativeBackend", partial(NativeBackend, make=Emulated))
+    by_gpu = arrays()
+    assert by_gpu.keys() == by_cpu.keys() and "search/added 1" in by_cpu
+    assert [name for name in by_cpu if _gpu_bits.difference(by_gpu[name], by_cpu[name])] == []
+
+
 FIELDS = {"dataset": "image_folder", "model": "mlp", "clients": 6, "classes_per_client": 3}
 FIELDS |= {"batch_size": 8, "budget": 3, "rounds": 3, "tau_init": 2, "tau_train": 2, "seed": 3}
 RESNET = {"model": "resnet", "model_options": {"widths": "4", "blocks": 1, "groups": 2}}
@@ -383,6 +400,26 @@ def test_the_papers_network_compiles(compiler, arch):
     header = header_of(cnn.build(shape, 10), shape)
     for verb in VERBS if arch == "sm_90" else ("train", "search"):
         assert gpu.compiled(gpu.program(header, verb), arch).startswith(b"\x7fELF")
+
+
+def test_a_driver_that_is_too_old_and_a_full_gpu_are_one_sentence(monkeypatch):
+    def fails(error, *of, **named):
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    for name in ("program", "compiled"):
+        monkeypatch.setattr(gpu, name, lambda *of: b"")
+    old = partial(fails, RuntimeError("CUDA_ERROR_INVALID_IMAGE:\n no kernel image"))
+    core = SimpleNamespace(Device=old, ObjectCode=None)
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    device = torch.device("cuda", 0)
+    of_gpu = SimpleNamespace(_kernels={}, clusters={}, header="", team=512, device=device)
+    why = "the GPU's driver cannot load the kernels (CUDA_ERROR_INVALID_IMAGE: no kernel image)"
+    refused(why, gpu.Gpu.load, of_gpu, ["train"])
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+    monkeypatch.setattr(native_backend, "NativeBackend", partial(fails, full))
+    found = native_backend.try_native("auto", of_gpu, range(3), SGDS["sgd"])
+    assert found == (None, "the GPU's memory is full (CUDA out of memory)")
 
 
 # selection ---------------------------------------------------------------------------------------
