@@ -197,7 +197,9 @@ def baseline(task: Task, model: nn.Module, fused: bool = False) -> float:
     return (time.process_time() - start) / steps * 1e3
 
 
-def ours(task: Task, form: str) -> float:
+def ours(
+    task: Task, form: str, threads: int = 1, clock: Callable[[], float] = time.process_time
+) -> float:
     """Return the milliseconds of a step of this package, in PyTorch or a form of the kernels."""
     subject, images, labels, steps, augment = task
     n, ensemble = len(labels), ensemble_of(subject, subject.build())
@@ -208,11 +210,22 @@ def ours(task: Task, form: str) -> float:
     if form == "torch":
         backend = Backend(ensemble, clients, PAPER_SGD)
     else:
-        backend = NativeBackend(ensemble, clients, PAPER_SGD, functools.partial(Cpu, form=form))
-    start = time.process_time()
+        make = functools.partial(Cpu, form=form, members=threads)
+        backend = NativeBackend(ensemble, clients, PAPER_SGD, make)
+    start = clock()
     with torch.no_grad():
         backend.train_epochs(block, local)
-    return (time.process_time() - start) / (local.number * n // S) * 1e3
+    return (clock() - start) / (local.number * n // S) * 1e3
+
+
+def by_threads(task: Task, threads: int, repeats: int) -> str:
+    """Return how much faster so many threads are, on the clock of the wall; the cores are idle."""
+    clock, form = time.perf_counter, forms()[0]
+    times = [[ours(task, form, t, clock) for t in (1, threads)] for _ in range(repeats + 1)][1:]
+    one, several = (median(of) for of in zip(*times, strict=True))
+    faster = sorted(one / several for one, several in times)
+    line = f"{form}: {one:.3f} ms per step by one thread, {several:.3f} by {threads}: "
+    return line + f"{median(faster):.2f}x (lowest {faster[0]:.2f}, highest {faster[-1]:.2f})"
 
 
 def sgemm_gflops() -> float:
@@ -231,12 +244,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--steps", type=int, default=100, help="of a repeat, rounded up to 25s")
     parser.add_argument("--augment", action="store_true", help="crop and flip on all sides")
+    parser.add_argument("--threads", type=int, default=1, help="compare so many with one, alone")
     args = parser.parse_args()
     steps = args.steps + -args.steps % 25
     torch.set_num_threads(1)
     rng, subject = np.random.default_rng(0), SUBJECTS[args.model]
     images, labels = samples_of(subject, rng), rng.integers(0, subject.classes, SAMPLES)
     task = Task(subject, images, labels, steps, args.augment)
+    if args.threads > 1:
+        return print(by_threads(task, args.threads, args.repeats))
     tuned = Tuned if args.model.startswith("cnn") else (lambda model: model)
     contenders = {
         "plain": lambda: baseline(task, subject.build()),
