@@ -126,6 +126,7 @@ def tables() -> dict[Path, dict[str, str]]:
         ANSWER: {
             "verdicts": recomputed.text(verdicts),
             "map": recomputed.text(harm_map.gains(known(harm_map.FILE))),
+            "goals": recomputed.text(harm_map.goals(known(harm_map.FILE))),
             "core hours": recomputed.total(full),
         },
         TABLE_1: recomputed.page_tables(folders()),

@@ -22,7 +22,8 @@ def init(fed: Federation, choose: Choose) -> State:
     """Return the state after preprocessing: the rows mixed along Omega, which `choose` returns."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
     fed.evaluate(w)
-    omega = choose(w)
+    with fed.clock("graph"):
+        omega = choose(w)
     w = fed.average(w, omega)
     fed.evaluate(w, "mixed")
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": omega}}
@@ -42,7 +43,8 @@ def round(
     """
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
     fed.evaluate(w)  # trained, not yet mixed, as DPFL
-    omega = choose(w)
+    with fed.clock("graph"):
+        omega = choose(w)
     if choose_among:
         omega = fed.repaired(omega, lambda candidates: choose_among(w, candidates))
     w, chosen = average(w, omega) if average else (fed.average(w, omega), omega)
