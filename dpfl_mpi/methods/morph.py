@@ -35,7 +35,7 @@ CITATION = """@misc{cox2026morph,
   note = {arXiv:2602.03383}
 }"""
 METHOD = Method(
-    "Morph", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, look="#332288 :"
+    "Morph", CITATION, searches=False, sends_models=False, ignores=OWN_GRAPH, look="#882255 :"
 )
 
 
