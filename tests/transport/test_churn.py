@@ -257,7 +257,7 @@ def test_a_queue_is_one_message_after_the_other():
     assert free.tolist() == busy.tolist()
 
 
-@pytest.mark.parametrize("method", ["dpfl", "fedavg", "pairwise", "pfedgraph", "local"])
+@pytest.mark.parametrize("method", ["dpfl", "fedavg", "pairwise", "pfedgraph", "ifca", "local"])
 def test_clocks_change_no_model_and_add_up(method, tmp_path):
     fields = SMALL | {"method": method, "rounds": 2}
     plain = run_here(tmp_path / "plain.h5", fields)
@@ -272,7 +272,7 @@ def test_clocks_change_no_model_and_add_up(method, tmp_path):
         steps = np.round(parts["train"] / result["network/step"]).sum(1).cumsum()
         assert steps.tolist() == result["round/gradient_steps"].tolist()
         assert (parts["wait"].sum() > 0) == (sent.sum() > 0) == (method != "local")
-        if method in ("dpfl", "pairwise"):
+        if method in ("dpfl", "pairwise", "ifca"):
             assert sent.tolist() == result["traffic/models_received"].sum(1).tolist()
 
 
