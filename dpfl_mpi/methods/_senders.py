@@ -1,4 +1,4 @@
-"""Senders that several methods choose: at random, or by the highest score."""
+"""Senders that several methods choose: at random, by the highest score, or of one cluster."""
 
 import numpy as np
 
@@ -14,3 +14,10 @@ def random_graph(fed: Federation) -> CollaborationGraph:
 def highest(candidates: np.ndarray, score_N: np.ndarray, limit: int) -> np.ndarray:
     """Return the `limit` candidates with the highest scores; equal ones keep their order."""
     return candidates[np.argsort(-score_N[candidates], kind="stable")[:limit]]
+
+
+def same_cluster(fed: Federation, cluster_N: np.ndarray) -> CollaborationGraph:
+    """Return the graph of active clients that are in the same cluster. Collective."""
+    alike = (cluster_N == cluster_N[fed.ids, None]) & fed.active & fed.active[fed.ids, None]
+    alike[np.arange(len(alike)), fed.ids] = False
+    return fed.collect([np.flatnonzero(row) for row in alike])

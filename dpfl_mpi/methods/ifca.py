@@ -19,6 +19,7 @@ import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, Newcomer, State, Tensor
+from dpfl_mpi.methods._senders import same_cluster
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{ghosh2020ifca,
@@ -52,9 +53,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     cluster_N = fed.tell(cluster, CollaborationGraph.empty(fed.n))  # to the server alone
     theta = fed.means(w, cluster_N, theta, down=k)
     fed.evaluate(theta[cluster])
-    alike = (cluster_N == cluster[:, None]) & fed.active & (np.arange(fed.n) != fed.ids[:, None])
-    chosen = fed.collect([np.flatnonzero(row) for row in alike])
-    return {"client": {"cluster": cluster}, "shared": {"theta": theta, "chosen": chosen}}
+    shared = {"theta": theta, "chosen": same_cluster(fed, cluster_N)}
+    return {"client": {"cluster": cluster}, "shared": shared}
 
 
 def estimate(fed: Federation, theta: Tensor, cluster: np.ndarray) -> np.ndarray:
