@@ -28,7 +28,7 @@ CITATION = """@inproceedings{huang2021fedamp,
             Pei, Jian and Zhang, Yong},
   booktitle = {AAAI Conference on Artificial Intelligence}, year = {2021}
 }"""
-METHOD = Method("FedAMP", CITATION, topology="server", every_row=1, look="#332288 :")
+METHOD = Method("FedAMP", CITATION, topology="server", every_row=1, look="#999933 --")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ FIELDS = {name: {"newcomers": 0.3, "participation": 0.6} for name in shipped("me
 del FIELDS["replay"]
 RESNET = {"model": "resnet", "model_options": {"widths": "8", "blocks": 1, "groups": 2}}
 FIELDS["fedbn"] = FIELDS["fedbn"] | RESNET
+STOPS = (*FIELDS, "cfl halved")
 MORE = ("dpfl", "fedavg", "pens", "scaffold")  # also with clients away, and with one that diverges
 DIVERGES = {"partition": "natural", "clip_norm": 0.0, "on_divergence": "exclude"}
 PAGES = ("gossip", "net", "topics")
@@ -52,7 +53,8 @@ def runs(tmp_path_factory):
         out[f"{name} diverges"] = small | {"method": name} | diverges
     # two clients, and a window of five rows: several passes
     passes = small | {"method": "pfedgraph", "clients": 2, "window_gb": 2e-5}
-    return out | {"pfedgraph passes": passes}
+    halved = small | {"method": "cfl", "options": {"after": 0, "eps1": 100.0, "eps2": 0.0}}
+    return out | {"pfedgraph passes": passes, "cfl halved": halved}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,12 @@ def computed(runs, tmp_path_factory):
     return {
         1: run_many(1, folder / "1", runs),
         3: run_many(3, folder / "3", runs),
-        "stops": run_many(2, folder / "stops", {name: runs[name] for name in FIELDS}, stops=(2, 2)),
+        "stops": run_many(
+            2,
+            folder / "stops",
+            {name: runs[name] for name in (*FIELDS, "cfl halved")},
+            stops=(2, 2),
+        ),
     }
 
 

@@ -1,14 +1,18 @@
 """The methods against their slow twins, by the native kernels and by PyTorch."""
 
+import itertools
+from types import SimpleNamespace
+
 import launch
 import numpy as np
 import pytest
 import torch
 import twins
+from sklearn.cluster import AgglomerativeClustering
 from sklearn.neighbors import NearestNeighbors
 from twins import HEAD, N, Twin, play, quadratic
 
-from dpfl_mpi.methods import knnper, pfedgraph
+from dpfl_mpi.methods import cfl, knnper, pfedgraph
 from dpfl_mpi.models import resnet
 from dpfl_mpi.numerics import backend
 
@@ -57,6 +61,8 @@ CASES = [
     ("morph", {"beta": 30.0, "refresh": 1}, {"budget": 2}),
     ("morph", {"refresh": 2}, ALIKE | {"budget": 3}),
     ("cobo", {"gamma": 5.0, "rho": 0.3}, {}),
+    ("cfl", {"after": 1, "eps1": 9.0, "eps2": 0.01}, {"seed": 1}),
+    ("cfl", None, {}),
     ("fedamp", {"sigma": 2.0, "alpha": 0.5, "lam": 0.4}, {}),
     ("ifca", {"k": 4}, {}),
     # native gradients with PyTorch's step, or PyTorch alone
@@ -89,6 +95,8 @@ def test_twin(method, options, fields, job):
     state = states[-1]["client"]
     if method == "cobo":
         assert (state["w"] < 1).any() and (state["w"] > 0).any()
+    if method == "cfl" and options:
+        assert states[-1]["shared"]["cluster"].max() == 2
     if method == "fedala":
         learnt = state["W"][:, HEAD : fed.ensemble.size]
         assert (learnt < 1).any() and (learnt > 0).any() and (state["W"][:, :HEAD] == 1).all()
@@ -140,6 +148,44 @@ def test_pfedgraph_weights_are_a_solvers():
             x = pfedgraph.weights(d, p, alpha)
             assert x.sum() == pytest.approx(1) and (x >= 0).all()
             np.testing.assert_allclose(x, quadratic(d, p, alpha), atol=1e-6)
+
+
+@pytest.mark.parametrize("linkage", ["complete", "single"])
+def test_cfl_halves_are_scikit_learns_and_single_ones_the_best(linkage):
+    rng = np.random.default_rng(0)
+    for n in (3, 4, 8):
+        u = rng.standard_normal((n, 5))
+        u /= np.linalg.norm(u, axis=1, keepdims=True)
+        cosine = u @ u.T
+        half = cfl.second_half(cosine, linkage)
+        label = AgglomerativeClustering(metric="precomputed", linkage=linkage).fit(1 - cosine)
+        np.testing.assert_array_equal(half, label.labels_ != label.labels_[0])
+        sides = [np.array(s) for s in itertools.product([False, True], repeat=n - 1) if any(s)]
+        sides = [np.concatenate([[False], s]) for s in sides]
+        between = [cosine[np.ix_(~s, s)].max() for s in sides]
+        if linkage == "single":
+            np.testing.assert_array_equal(half, sides[np.argmin(between)])
+
+
+def test_a_cfl_cluster_is_halved_at_rest_when_all_are_there():
+    """Of clients 0, 1 and 2, 3 the updates are opposite, of length 2; all p are alike."""
+    u = np.array([[2.0, 0], [2.0, 0.1], [-2.0, 0], [-2.0, 0.1]])
+    fed = SimpleNamespace(participants=np.ones(4, bool), active=np.ones(4, bool), p=np.ones(4))
+    for eps1, eps2, expected in ((0.1, 1.9, [0, 0, 1, 1]), (0.04, 1.9, [0] * 4), (0.1, 3, [0] * 4)):
+        fed.options = {"eps1": eps1, "eps2": eps2, "linkage": "complete"}
+        cluster = np.zeros(4, int)
+        assert cfl.halve(fed, cluster, u @ u.T).tolist() == [0] * (1 + max(expected))
+        assert cluster.tolist() == expected
+    fed.options |= {"eps2": 1.9}
+    cluster = np.array([0, 0, 1, 1])
+    assert cfl.halve(fed, cluster, u @ u.T).tolist() == [0, 1]  # two clients each
+    fed.active[3] = False
+    assert cfl.halve(fed, cluster * 0, u @ u.T).tolist() == [0]
+    fed.participants[3] = False  # a newcomer stays with the first half
+    cluster = np.zeros(4, int)
+    assert cfl.halve(fed, cluster, u @ u.T).tolist() == [0]  # the mean is 2 / 3 long
+    fed.options |= {"eps1": 0.7}
+    assert cfl.halve(fed, cluster, u @ u.T).tolist() == [0, 0] and cluster.tolist() == [0, 0, 1, 0]
 
 
 def test_fedbn_twin():

@@ -13,6 +13,7 @@ import reference
 import torch
 from launch import federation, reward_of, training_rows, validation
 from scipy.optimize import minimize
+from sklearn.cluster import AgglomerativeClustering
 from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
@@ -535,6 +536,28 @@ def twin_facade(tw, o):
         heads, w = new, [mean(w)] * N
         choose()
         yield list(w)
+
+
+def twin_cfl(tw, o):
+    clusters, models = [np.arange(N)], [tw.start]
+    yield [tw.start] * N
+    for t in range(1, ROUNDS + 1):
+        start = [next(m for c, m in zip(clusters, models, strict=True) if k in c) for k in range(N)]
+        u = [tw.local(k, start[k], (t - 1) * TAU) - start[k] for k in range(N)]
+        old, clusters, models = zip(clusters, models, strict=True), [], []
+        for members, model in old:
+            rows = torch.stack([u[k] for k in members]).double()
+            halves, at_rest = [members], tw.over(members, u).norm() < o["eps1"]
+            apart = len(members) > 2 and rows.norm(dim=1).max() > o["eps2"]
+            if t > o["after"] and at_rest and apart:
+                away = 1 - cosine_similarity(rows[:, None], rows, 2).numpy()
+                how = {"metric": "precomputed", "linkage": o["linkage"]}
+                label = AgglomerativeClustering(**how).fit(away).labels_
+                halves = [members[label == 0], members[label == 1]]
+            clusters += halves
+            models += [model + tw.over(half, u) for half in halves]
+        rows = dict(zip(map(tuple, clusters), models, strict=True))
+        yield [next(row for c, row in rows.items() if k in c) for k in range(N)]
 
 
 def twin_fedamp(tw, o):
