@@ -1,9 +1,10 @@
-"""The data sets of reproduction/: groups.py and real_images.py on tiny data."""
+"""The data sets of reproduction/: groups.py, classes.py and real_images.py on tiny data."""
 
 import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 from launch import ROOT, script
 from PIL import Image
 
@@ -11,8 +12,8 @@ from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.datasets import cifar10
 
-groups, real_images = (
-    script(ROOT / "reproduction" / f"{name}.py") for name in ("groups", "real_images")
+groups, classes, real_images = (
+    script(ROOT / "reproduction" / f"{name}.py") for name in ("groups", "classes", "real_images")
 )
 PER_CLASS = 4  # images: three to train, one to test
 
@@ -65,6 +66,24 @@ def test_a_client_holds_one_superclass(monkeypatch):
     members = {0: [4, 30, 55, 72, 95], 14: [2, 11, 35, 46, 98], 17: [47, 52, 56, 59, 96]}
     for superclass, classes in members.items():
         assert np.flatnonzero(superclass == groups.SUPERCLASS).tolist() == classes
+
+
+@pytest.mark.parametrize(("by", "group_of_class", "first_clients"), [
+    ("animals", [0, 0, 1, 1, 1, 1, 1, 1, 0, 0], [0, 8]),
+    ("pairs", [0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [0, 4, 8, 12, 16]),
+])  # fmt: skip
+def test_clients_hold_the_classes_of_their_group(monkeypatch, by, group_of_class, first_clients):
+    monkeypatch.setattr(classes.cifar10, "read", lambda _: numbered(10))
+    out = classes.read(Path("a"), by, 20, seed=1)
+    assert np.bincount(out.train_clients).tolist() == [10] * 20
+    assert np.bincount(out.test_clients).tolist() == [5] * 20
+    for labels, owner in (
+        (out.train_labels, out.train_clients),
+        (out.test_labels, out.test_clients),
+    ):
+        group = np.searchsorted(first_clients, owner, side="right") - 1
+        assert (np.array(group_of_class)[labels] == group).all()
+    assert out.train_images[:, 0, 0, 0].tolist() == list(range(200))
 
 
 def committed(clone, clients):
