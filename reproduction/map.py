@@ -9,7 +9,8 @@ harm.py makes the data: 100 clients in four groups. A cell is what groups disagr
 the classes' names, or an angle of rotation), the images of a client, B_c and a seed; all its rows
 train 160 local epochs. *One partner* is a round of B_c = 2, whose clients average with one random
 client each. What they lose by it in round 0 (`harm`, points of validation accuracy) is known before
-a choice. Runs of data that are not prepared are left out, and those that map.csv holds.
+a choice. Runs of data that are not prepared are left out, and those that map.csv holds. Cells of
+`REAL` are of data whose groups nobody made; only PACS says what its groups are.
 
 Two models of a client are scored, each in its best round by validation, on test images: the
 `trained` one, as in the paper, and the `averaged` one, before the client trains it. map.csv has a
@@ -42,13 +43,22 @@ from dpfl_mpi.settings.command_line import Parser
 
 HERE = Path(__file__).resolve().parent
 FILE, ROUNDS = HERE / "map.csv", HERE / "map-rounds.csv"
-DATASET = "reproduction/harm.py"
+MADE = "CIFAR-10"  # the data whose groups harm.py makes
+REAL = {
+    "PACS by domain": {"dataset": "image_folder", "data": "data/pacs.h5"},
+    "HAR by person": {"dataset": "pfllib", "data": "data/har.h5"},
+    "iWildCam by camera": {"dataset": "reproduction/iwildcam.py", "data": "data/iwildcam.h5"},
+}
+DOMAINS = "groups:" + ";".join(",".join(map(str, range(g, g + 25))) for g in range(0, 100, 25))
+GROUP_OF = {  # of client k; HAR and iWildCam do not say who is of one kind
+    MADE: lambda k: k % 4,
+    "PACS by domain": lambda k: k // 25,
+}
 SEEDS = range(201, 206)  # fresh: no other run has them
 HARMS = [(share, 0) for share in (0, 20, 40, 70, 100)]  # percent of the classes, degrees
 HARMS += [(0, degrees) for degrees in (15, 30, 60, 90)]
 IMAGES, BUDGETS = (50, 100, 200, 500), ("0.05N", "0.2N")
 WORTH, LEAST = 2.0, 0.8  # points and share of the oracle's gain: see `goals`
-GROUP_COUNT = 4  # client k is in group k mod 4
 RANDOM, ORACLE, PARTNER = "Random graph", "Oracle", "One partner"
 ROWS = {
     RANDOM: {"method": "random_graph"},
@@ -64,6 +74,7 @@ DRAWN = {ORACLE: DARK, "Spectral": GREEN, "Nearest": ORANGE, "DPFL": BLUE}
 
 
 class Cell(NamedTuple):
+    data: str
     share: int
     degrees: int
     images: int
@@ -71,28 +82,35 @@ class Cell(NamedTuple):
     seed: int
     row: str
 
-    def data(self) -> str:
-        return f"data/harm-{self.share}-{self.degrees}-{self.images}-{self.seed}.h5"
+    def source(self) -> dict[str, str]:
+        file = f"data/harm-{self.share}-{self.degrees}-{self.images}-{self.seed}.h5"
+        return REAL.get(self.data, {"dataset": "reproduction/harm.py", "data": file})
 
     def run(self) -> Run:
-        fields = {"rounds": 32} | ROWS[self.row]
-        same = {"dataset": DATASET, "data": self.data(), "budget": self.budget, "seed": self.seed}
-        return Run(**same, **fields)
+        fields = {"rounds": 32, "budget": self.budget, "seed": self.seed} | ROWS[self.row]
+        if self.row == ORACLE and self.data in REAL:
+            fields["reach"] = DOMAINS
+        return Run(**self.source(), **fields)
 
 
 def cells() -> list[Cell]:
     """Return all cells, a seed after the other, few images first."""
     out = []
     for seed, images, harm in itertools.product(SEEDS, IMAGES, HARMS):
-        out.append(Cell(*harm, images, "2", seed, PARTNER))
+        out.append(Cell(MADE, *harm, images, "2", seed, PARTNER))
         rows = [row for row in ROWS if row != PARTNER]
-        out += [Cell(*harm, images, *each) for each in itertools.product(BUDGETS, [seed], rows)]
+        places = itertools.product(BUDGETS, [seed], rows)
+        out += [Cell(MADE, *harm, images, *place) for place in places]
+    for seed, data, row in itertools.product(SEEDS, REAL, ROWS):
+        if row != ORACLE or data in GROUP_OF:
+            out.append(Cell(data, 0, 0, 0, "2" if row == PARTNER else "0.2N", seed, row))
     return out
 
 
 CELLS = cells()
+PLACE = list(Cell._fields[:-2])  # the columns that tell places of the map apart
 DONE = set(known(FILE).reindex(columns=Cell._fields).itertuples(index=False, name=None))
-RUNS = [c.run() for c in CELLS if c not in DONE and Path(c.data()).is_file()]
+RUNS = [c.run() for c in CELLS if c not in DONE and Path(c.source()["data"]).is_file()]
 
 
 def line_of(cell: Cell, result: Result, random: Result) -> dict:
@@ -104,8 +122,9 @@ def line_of(cell: Cell, result: Result, random: Result) -> dict:
         line[f"{name}_gain"], line[f"{name}_half"] = interval([100 * (mine - theirs)])
     line["harm"] = 100 * (result["round/val_acc"][0] - result["mixed/val_acc"][0]).mean()
     edges = result.graph(len(result["round/val_acc"]) - 1)
-    group = np.arange(len(edges)) % GROUP_COUNT
-    line["own_group"] = 100 * edges[group[:, None] == group].sum() / edges.sum()
+    if group_of := GROUP_OF.get(cell.data):
+        group = group_of(np.arange(len(edges)))
+        line["own_group"] = 100 * edges[group[:, None] == group].sum() / edges.sum()
     return line | {"commit": result.starts()[-1]["commit"]}
 
 
@@ -145,7 +164,7 @@ def collect(folder: str) -> None:
 def harms(runs: pd.DataFrame) -> pd.Series:
     """Return what averaging with one partner loses, points, by share, degrees and images."""
     partners = runs[runs["row"] == PARTNER]
-    return partners.groupby(["share", "degrees", "images"])["harm"].mean()
+    return partners.groupby(PLACE[:-1])["harm"].mean()
 
 
 def gains(runs: pd.DataFrame) -> pd.DataFrame:
@@ -153,13 +172,12 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
 
     With several seeds the interval is over their means, with one over its clients.
     """
-    place = ["share", "degrees", "images", "budget"]
     measured, out = harms(runs), []
-    for names, part in runs[runs["row"] != PARTNER].groupby(place, sort=False):
+    for names, part in runs[runs["row"] != PARTNER].groupby(PLACE, sort=False):
         by_row = {row: part[part["row"] == row] for row in DRAWN}
         harm = measured.get(names[:-1])
         for model in MODELS:
-            line = dict(zip(place, names, strict=True))
+            line = dict(zip(PLACE, names, strict=True))
             line |= {"harm": "-" if harm is None else f"{harm:.1f}", "scored": model}
             for row, of_row in by_row.items():
                 line[row] = "not computed yet"
@@ -170,7 +188,7 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
         computed = {
             row: of_row["own_group"].mean() for row, of_row in by_row.items() if len(of_row)
         }
-        kin = (f"{row} {share:.0f}" for row, share in computed.items())
+        kin = (f"{row} {share:.0f}" for row, share in computed.items() if share == share)
         out[-1]["kin, %"] = ", ".join(kin)
     return pd.DataFrame(out).fillna("")
 
@@ -188,8 +206,7 @@ def goals(runs: pd.DataFrame) -> pd.DataFrame:
     of 0 within MARGIN. Verdicts are after Holm's correction over the places.
     """
     lines, chances = [], []  # chances: p-values of "reached" and of "missed"
-    place = ["share", "degrees", "images", "budget"]
-    for names, part in runs[runs["row"].isin(["Spectral", ORACLE])].groupby(place, sort=False):
+    for names, part in runs[runs["row"].isin(["Spectral", ORACLE])].groupby(PLACE, sort=False):
         gain = part.pivot(index="seed", columns="row", values="trained_gain").dropna()
         if len(gain) < 2 or len(gain.columns) < 2:
             continue
@@ -201,7 +218,7 @@ def goals(runs: pd.DataFrame) -> pd.DataFrame:
             claim, either = f"0 within {MARGIN}", (spectral, -spectral)
             within = max(tail(side, -MARGIN) for side in either)
             chances.append((within, 2 * min(tail(side, MARGIN) for side in either)))
-        line = dict(zip(place, names, strict=True))
+        line = dict(zip(PLACE, names, strict=True))
         for name, points in (("oracle's gain", oracle), ("spectral's gain", spectral)):
             mean, half = interval([points])
             line[name] = f"{mean:+.2f} ± {half:.2f}"
@@ -212,18 +229,29 @@ def goals(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def lines_of(axes: Axes, runs: pd.DataFrame, x: str) -> None:
+def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the map, the verdicts, and the same of real data."""
+    made = runs["data"] == MADE
+    return {
+        "map": gains(runs[made]).drop(columns="data"),
+        "goals": goals(runs[made]).drop(columns=["data", "images", "budget"], errors="ignore"),
+        "real data": gains(runs[~made]).drop(columns=PLACE[1:], errors="ignore"),
+    }
+
+
+def lines_of(axes: Axes, runs: pd.DataFrame, x: str, form: str = "o-") -> None:
     """Draw what each row gains over the random graph, with 95 % intervals, over column `x`."""
     for row, colour in DRAWN.items():
         points = [(value, *of_seeds(part)) for value, part in runs[runs["row"] == row].groupby(x)]
         if points:
             at, mean, half = np.array(points).T
-            axes.errorbar(at, mean, yerr=half, fmt="o-", capsize=2, color=colour, label=row)
+            axes.errorbar(at, mean, yerr=half, fmt=form, capsize=2, color=colour, label=row)
     axes.axhline(0, color=GREY, lw=0.6)
 
 
 def draw_map(runs: pd.DataFrame) -> Figure:
     """Return a line of panels per images and budget: gains over names, angles and measured harm."""
+    runs = runs[runs["data"] == MADE]
     measured = harms(runs).rename("measured")
     choosing = runs[runs["row"] != PARTNER].join(measured, on=measured.index.names)
     groups = list(choosing.groupby(["images", "budget"], sort=False))
@@ -232,9 +260,7 @@ def draw_map(runs: pd.DataFrame) -> Figure:
     for ((images, budget), part), (names, angles, harm) in zip(groups, panels, strict=True):
         lines_of(names, part[part["degrees"] == 0], "share")
         lines_of(angles, part[part["share"] == 0], "degrees")
-        oracle = part[part["row"] == ORACLE]
-        harm.plot(oracle["measured"], oracle["trained_gain"], "o", color=DRAWN[ORACLE])
-        harm.axhline(0, color=GREY, lw=0.6)
+        lines_of(harm, part[part["row"] == ORACLE], "measured", "o")
         names.set_ylabel(f"{images} images, B_c = {budget}:\npoints over a random graph")
     for axes, label in zip(
         panels[-1], ("names exchanged, %", "rotation, degrees", ""), strict=True
@@ -274,13 +300,14 @@ def main() -> None:
         for seed, images, (share, degrees) in itertools.product(args.seeds, IMAGES, HARMS):
             options = {"share": share, "degrees": degrees, "images": images, "seed": seed}
             flags = [f"--{name}={value}" for name, value in options.items()]
-            out = Cell(share, degrees, images, "2", seed, PARTNER).data()
-            prepare.main([DATASET, "--source", args.prepare, "--out", out, *flags])
+            source = Cell(MADE, share, degrees, images, "2", seed, PARTNER).source()
+            out = ["--out", source["data"], *flags]
+            prepare.main([source["dataset"], "--source", args.prepare, *out])
     elif args.collect:
         collect(args.collect)
     else:
-        print(markdown(gains(known(FILE))))
-        print(markdown(goals(known(FILE))))
+        for table in tables(known(FILE)).values():
+            print(markdown(table))
 
 
 if __name__ == "__main__":

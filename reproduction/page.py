@@ -121,12 +121,12 @@ def tables() -> dict[Path, dict[str, str]]:
     found["agreement"] = omega.agreement_table(pairs)
     runs, _, differences = arena_lines()
     verdicts = question.table(known(question.RUNS_FILE), known(question.CLIENTS_FILE))
+    of_map = harm_map.tables(known(harm_map.FILE))
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
         ANSWER: {
             "verdicts": recomputed.text(verdicts),
-            "map": recomputed.text(harm_map.gains(known(harm_map.FILE))),
-            "goals": recomputed.text(harm_map.goals(known(harm_map.FILE))),
+            **{name: recomputed.text(table) for name, table in of_map.items()},
             "core hours": recomputed.total(full),
         },
         TABLE_1: recomputed.page_tables(folders()),

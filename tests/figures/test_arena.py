@@ -200,7 +200,7 @@ def test_the_page_shows_the_power_that_the_code_computes():
 
 def test_gains_of_the_map_by_hand():
     """One seed has its interval over clients, two have theirs over seeds: t(1) = 12.7062."""
-    place = {"share": 40, "degrees": 0, "images": 100, "budget": "0.2N"}
+    place = {"data": "CIFAR-10", "share": 40, "degrees": 0, "images": 100, "budget": "0.2N"}
     line = {f"{m}_{n}": 0.0 for m in harm_map.MODELS for n in ("gain", "half")}
     one = (
         place | line | {"row": "DPFL", "trained_gain": 1.0, "trained_half": 0.4, "own_group": 40.0}
@@ -224,7 +224,7 @@ def test_goals_of_the_map_by_hand():
     """Two seeds: a one-sided p is 1/2 - arctan(t) / pi, and t is 11 at 40 % and 69 at 70 %."""
 
     def lines(share, oracle, spectral):
-        place = {"share": share, "degrees": 0, "images": 100, "budget": "0.2N"}
+        place = dict(zip(harm_map.PLACE, ("CIFAR-10", share, 0, 100, "0.2N"), strict=True))
         for row, gain in (("Oracle", oracle), ("Spectral", spectral)):
             for seed, points in enumerate(gain):
                 yield place | {"row": row, "seed": seed, "trained_gain": points}
