@@ -34,7 +34,7 @@ CITATION = """@article{sattler2020cfl,
   note = {arXiv:1910.01991}
 }"""
 METHOD = Method(
-    "CFL", CITATION, topology="server", sends_models=False, every_row=1, look="#882255 :"
+    "CFL", CITATION, topology="server", sends_models=False, every_row=1, look="#999933 -."
 )
 
 
