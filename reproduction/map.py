@@ -7,7 +7,7 @@
 
 harm.py makes the data: 100 clients in four groups. A cell is what groups disagree in (a share of
 the classes' names, or an angle of rotation), the images of a client, B_c and a seed; all its rows
-train 160 local epochs. *One partner* is a round of B_c = 2, whose clients average with one random
+train 170 local epochs. *One partner* is a round of B_c = 2, whose clients average with one random
 client each. What they lose by it in round 0 (`harm`, points of validation accuracy) is known before
 a choice. Runs of data that are not prepared are left out, and those that map.csv holds. Cells of
 `REAL` are of data whose groups nobody made; only PACS says what its groups are.
@@ -37,6 +37,7 @@ from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.figures.style import BLUE, DARK, GREEN, GREY, ORANGE, TEXT
 from dpfl_mpi.figures.tables import interval, markdown
+from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.command_line import Parser
@@ -63,11 +64,26 @@ RANDOM, ORACLE, PARTNER = "Random graph", "Oracle", "One partner"
 ROWS = {
     RANDOM: {"method": "random_graph"},
     ORACLE: {"method": "random_graph", "reach": GROUPS},
-    "DPFL": {"method": "dpfl", "rounds": 30},
+    "DPFL": {"method": "dpfl"},
     "Nearest": {"method": "nearest"},
     "Spectral": {"method": "spectral"},
     PARTNER: {"method": "random_graph", "rounds": 1},
 }
+EPOCHS, TAU_INIT, TAU_TRAIN = 170, 10, 5
+RIVALS = {  # computed where choosing matters alone
+    "Spectral, then search": {"method": "spectral_search"},
+    "Redrawn": {"method": "random_graph", "options": {"redraw": True}},  # Epidemic Learning
+    "IFCA": {"method": "ifca", "options": {"k": 4}},
+    "Facade": {"method": "facade", "options": {"heads": 4, "final": True}},
+    "CFL": {"method": "cfl"},
+    "FedAMP": {"method": "fedamp"},
+    "FedFomo": {"method": "fedfomo"},
+    "L2C": {"method": "l2c"},
+    "Morph": {"method": "morph"},
+    "PENS": {"method": "pens"},
+    "DAC": {"method": "dac"},
+}
+MATTERS = [(100, 0), (40, 0), (0, 90)]
 
 MODELS = {"trained": "round", "averaged": "mixed"}  # of a client: the name, and where it is scored
 DRAWN = {ORACLE: DARK, "Spectral": GREEN, "Nearest": ORANGE, "DPFL": BLUE}
@@ -87,7 +103,10 @@ class Cell(NamedTuple):
         return REAL.get(self.data, {"dataset": "reproduction/harm.py", "data": file})
 
     def run(self) -> Run:
-        fields = {"rounds": 32, "budget": self.budget, "seed": self.seed} | ROWS[self.row]
+        row = (ROWS | RIVALS)[self.row]
+        before = TAU_INIT if find("method", row["method"]).preprocesses else 0
+        fields = {"rounds": (EPOCHS - before) // TAU_TRAIN} | row
+        fields |= {"budget": self.budget, "seed": self.seed}
         if self.row == ORACLE and self.data in REAL:
             fields["reach"] = DOMAINS
         return Run(**self.source(), **fields)
@@ -101,6 +120,8 @@ def cells() -> list[Cell]:
         rows = [row for row in ROWS if row != PARTNER]
         places = itertools.product(BUDGETS, [seed], rows)
         out += [Cell(MADE, *harm, images, *place) for place in places]
+    for seed, harm, row in itertools.product(SEEDS, MATTERS, RIVALS):
+        out.append(Cell(MADE, *harm, 100, "0.2N", seed, row))
     for seed, data, row in itertools.product(SEEDS, REAL, ROWS):
         if row != ORACLE or data in GROUP_OF:
             out.append(Cell(data, 0, 0, 0, "2" if row == PARTNER else "0.2N", seed, row))
