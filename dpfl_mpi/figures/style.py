@@ -53,7 +53,7 @@ def method_look(method: Method | Declared) -> tuple[str, str, str]:
     If it declares no `look`, they follow from a hash of its title. The line is then never solid:
     solid lines are those of methods of this package.
     """
-    marks = "".join(set(MARKS))
+    marks = re.escape(MARKS)  # "^" would negate the class
     found = re.fullmatch(rf"(#[0-9A-Fa-f]{{6}})(?: (--|-\.|:|-))?(?: ([{marks}]))?", method.look)
     if found:
         return found[1], found[2] or "-", found[3] or "o"

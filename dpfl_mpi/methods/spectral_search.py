@@ -13,7 +13,7 @@ from dataclasses import replace
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, State, Tensor, dpfl, spectral
 
-METHOD = replace(spectral.METHOD, title="Spectral, then search", searches=True, look="#332288 -- P")
+METHOD = replace(spectral.METHOD, title="Spectral, then search", searches=True, look="#332288 : P")
 Options, init = spectral.Options, spectral.init
 __all__ = ["METHOD", "Options", "init", "round"]
 
