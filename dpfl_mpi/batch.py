@@ -1,7 +1,7 @@
 """Batch systems: the job that this process belongs to, its ranks, and the time that it has left.
 
 Each system says so by environment variables and by a command; `SYSTEMS` lists them. PBS, LSF and
-Flux are as in their manuals and untried.
+Flux follow their manuals and are untried.
 """
 
 import contextlib

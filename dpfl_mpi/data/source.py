@@ -87,12 +87,12 @@ class Source:
 
     shape: tuple[int, ...]  # of a sample: (H, W, C) of images, (F,) of vectors, (L,) of tokens
     classes: int
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel, of values from 0 to 1 where they are pixels
     std: tuple[float, ...]
-    labels: dict[str, Any]  # by half, int64 [M], or `StoredLabels`
+    labels: dict[str, Any]  # by half, the class of each of its M samples: int64 or `StoredLabels`
     sha256: str
     images: ReadImages
-    clients: dict[str, np.ndarray] = field(default_factory=dict)  # by half: of each sample, [M]
+    clients: dict[str, np.ndarray] = field(default_factory=dict)  # by half, of each sample [M]
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()  # of the data's own clients
     client_groups: tuple[str, ...] = ()

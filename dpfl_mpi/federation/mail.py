@@ -107,14 +107,14 @@ class Mail:
             members.check_graph(graph, "the graph of fed.tell")
         if self.ages.count > 1:
             stale = f"--staleness is {self.ages.count - 1}"
-            brings = "what fed.tell brings is of the same round, for which all wait: allowed is 0"
+            brings = "fed.tell brings values of the same round, for which all wait: allowed is 0"
             raise UserError(f"{stale}; {brings}")
         known = isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
         if not known or values.shape[:1] != (k,):
             given = f"{type(values).__name__} of shape {getattr(values, 'shape', ())}"
             takes = f"it takes a NumPy array of {k} rows, one per client of this rank"
             raise UserError(f"fed.tell was given {given}; {takes}")
-        # a rank without clients can have any type and shape
+        # a rank without clients takes type and shape of the others
         kinds = members.world.texts(json.dumps([values.dtype.str, values.shape[1:]]) if k else "")
         first, *others = dict.fromkeys(filter(None, kinds))
         if others:
@@ -124,7 +124,11 @@ class Mail:
         return self.spread(values if k else np.zeros((0, *shape), kind), graph)
 
     def spread(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
-        """Do what `tell` does, also under --staleness, for values that the search needs."""
+        """Return the values of all clients, `[N, ...]`, as `tell` does, without its checks.
+
+        The search calls it also under --staleness, and its values are of the same round. The graph
+        decides what they cost alone.
+        """
         members = self.members
         if self.ledger.counts:
             if graph is None:

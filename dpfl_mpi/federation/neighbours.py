@@ -92,14 +92,15 @@ class Neighbours:
     ) -> CollaborationGraph:
         """Return the graph without clients that have left, and with new edges. Collective.
 
-        A client that has joined chooses all its senders anew, one that lost senders as many others.
+        A client that has joined chooses all its senders anew. One that lost senders chooses as many
+        others.
         `choose(candidates)` returns the new edges: at most `candidates.room` for each client.
         """
         members, notes = self.members, self.log.notes
         if not self.churn:
             return graph
         receivers, learners = graph.receivers(), members.learners
-        # absent clients keep their edges until they are back
+        # by edge; absent clients keep theirs until they are back
         gone = members.yet_to_choose[receivers] | ~members.joined[graph.senders]
         staying = graph.only(~(gone & learners[receivers]))
         budget = members.most_senders
@@ -108,6 +109,7 @@ class Neighbours:
         members.yet_to_choose &= ~learners
         if not room.any():
             return staying
+        # what the repair costs is counted among all costs, and also by itself
         before = {note: notes[note].copy() for note in COSTS.values()}
         with self.log.clock("graph"):
             found = choose(members.candidates(room, staying))

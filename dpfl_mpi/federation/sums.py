@@ -1,9 +1,10 @@
 """`Sums`: sums p_i w_i over clients: averages along a graph, the mean of all, starts of a search.
 
 w_i is the row of client i, i.e. its model of W weights, and p_i its weight in a mean. Local clients
-are those of this rank, i or k in 0 to K - 1. Sums over ranks are fixed-point: whole numbers, whose
-sum is exact in any order. `native` kernels in C add rows where they lie in memory; PyTorch computes
-the same bits. `average` and `mean` are verbs of `fed`; the search (greedy.py) calls the others.
+are those of this rank, 0 to K - 1; `members.ids` has their numbers k among all N. Sums over ranks
+are fixed-point: whole numbers, whose sum is exact in any order. `native` kernels in C add rows
+where they lie in memory; PyTorch computes the same bits. `average` and `mean` are verbs of `fed`;
+the search (greedy.py) calls the others.
 """
 
 import math
@@ -254,12 +255,12 @@ class Sums:
         return self._completed(sums_KW, w_KW, p_sums), p_sums
 
     def _over_everyone(self, w_KW: Tensor, candidates: Candidates) -> tuple[Tensor, np.ndarray]:
-        """Do `over_candidates` where all ask all: one exact sum serves them. Collective."""
+        """Do what `over_candidates` does where all ask all: one exact sum serves them."""
         members, mail = self.members, self.mail
         with self.log.clock("exchange"):
             sent = mail.leaving(w_KW)  # collective, so also on ranks without clients
             sums_KW = self._over_all(sent, members.active)[None]
-            # local clients whose row is sent as another one, but summed as it is by themselves
+            # local clients whose sent row is not their true one, which they use in their own sum
             altered = np.arange(len(w_KW)) if mail.packing.encodes else mail.attack.liars
             if len(altered):
                 sums_KW = sums_KW.expand(len(w_KW), -1).clone()
@@ -272,11 +273,15 @@ class Sums:
         sums_KW = from_fixed_point(sums_KW).expand(len(w_KW), -1)
         return self._completed(sums_KW, w_KW, p_sums), p_sums
 
-    def _completed(self, sums_KW: Tensor, w_KW: Tensor, p_K: np.ndarray) -> Tensor:
-        """Return the sums; columns that are not sent have the client's own row times sum p."""
+    def _completed(self, sums_KW: Tensor, w_KW: Tensor, p_sums: np.ndarray) -> Tensor:
+        """Return the sums, float64 `[K, W]`.
+
+        Where a column is not sent, it is the client's own value times its sum of p, so that the
+        quotient is its own value again.
+        """
         if self.mail.packing.columns is None:
             return sums_KW
-        return self.mail.packing.complete(sums_KW, w_KW.double() * self.ensemble.column(p_K))
+        return self.mail.packing.complete(sums_KW, w_KW.double() * self.ensemble.column(p_sums))
 
     def _check(self, w_KW: Tensor) -> None:
         """Raise `UserError` if a row of an active client is too large for fixed point."""

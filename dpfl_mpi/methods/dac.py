@@ -9,7 +9,7 @@ softmax(tau_t s_i). s_ij is 1 / (loss of w_j on i's training images). If i never
 s_ij is s_kj of the most similar sender k that knows j, else 0.
 
 Paper: read from the published code: the `loss` similarity, the second hop, and tau_t = 2 a / (1 +
-    exp(-0.2 t)) - a + 1 with a = 30.
+    exp(-0.2 t)) - a + 1 with a = 30 (--options.tau).
 Paper: the code visits one client after the other; here all send at one moment. n is B_c - 1.
 """
 
@@ -74,14 +74,17 @@ def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
 
 
 def temperature(a: float, t: int) -> float:
-    """Return tau_t: 0 in the first round, where all clients are equally likely, then 1 to 1 + a."""
+    """Return tau_t: 0 in round 1, where all clients are equally likely, then from 1 towards 1 + a.
+
+    The code's t is 0 in our round 2.
+    """
     return 2 * a / (1 + np.exp(-GROWTH * (t - 2))) - a + 1 if t > 1 else 0
 
 
 def draw_senders(fed: Federation, k: int, log_weight: np.ndarray) -> np.ndarray:
     """Return B_c - 1 reachable clients, drawn without replacement by exp(log_weight `[N]`).
 
-    Such a draw are those with the largest log weights after Gumbel noise was added.
+    These are the largest log weights after Gumbel noise was added (Gumbel top-k sampling).
     """
     stream = streams.stream(fed.run.seed, streams.PEERS, int(k), fed.round)
     noise = stream.gumbel(size=fed.n)

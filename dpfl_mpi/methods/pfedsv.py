@@ -4,15 +4,15 @@ Shared: nothing; models move along a graph.
 Personal: w_i.
 Scored: w_i after training, before averaging.
 
-Client i receives the n models of the largest relevance r_ij. phi_j is the Shapley value of each,
-and of its own, in the game whose coalitions are worth the plain mean of their models. r_ij
-becomes 0.2 r_ij + 0.8 phi_j, and w_i the mean with weights max(phi_j, 0); its own where all are
-0.
+Client i receives the n models of the largest relevance r_ij, where n is B_c - 1: the budget B_c
+counts its own model, too. phi_j is the Shapley value of each of these models, and of its own, in a
+game. There a coalition's worth is minus the loss of the plain mean of its models, on i's training
+images. r_ij becomes 0.2 r_ij + 0.8 phi_j, and w_i the mean with weights max(phi_j, 0). Where all
+are 0, w_i stays.
 
-Paper: read from its abstract and another's code: n, r, phi and the weights are as there; n is B_c
-    - 1.
-Paper: that code takes accuracy on training images as worth, 0 for nobody; here minus the loss
-    there, and -ln C for nobody, as a guess.
+Paper: read from its abstract and another's code: n, r, phi and the weights are as there.
+Paper: in that code a coalition's worth is its accuracy on training images, and 0 without members;
+    here minus the loss, and minus that of a guess, ln C, without members.
 Paper: that code visits all B_c! orders; here `orders` random ones, 0 for all. Equal relevance is
     ordered by a shuffle.
 """
@@ -49,7 +49,7 @@ class Options:
 def init(fed: Federation) -> State:
     models = 1 + int(fed.most_senders.max())
     if fed.options["orders"] == 0 and models > ALL_ORDERS:
-        allowed = f"allowed are at most {ALL_ORDERS} models, or --options.orders from 1"
+        allowed = f"allowed are at most {ALL_ORDERS} models, or --options.orders of 1 or more"
         orders = f"all {models}! orders of {models} models"
         raise UserError(f"--options.orders is 0, {orders}; {allowed}")
     return local.init(fed, r=np.zeros((len(fed.ids), fed.n)))
@@ -65,9 +65,10 @@ def round(fed: Federation, state: State, t: int) -> State:
         relevant.append(highest(candidates, r_i, fed.most_senders[k]))
     chosen = fed.collect(relevant)
     received, senders = fed.exchange(w, chosen), [chosen.of(k) for k in fed.ids]
-    models = [[row] for row in w]  # in each local client's game: its own, then its senders'
+    # by local client, the models in its game: its own, then its senders' in the order of `senders`
+    models = [[row] for row in w]
     for i, _, w_mW in received.models():
-        models[i].extend(w_mW.clone())
+        models[i].extend(w_mW.clone())  # other models take their place in memory
     weights = np.zeros((len(w), fed.n))
     for i, k in enumerate(fed.ids):
         if len(senders[i]):

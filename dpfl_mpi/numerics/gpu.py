@@ -201,22 +201,22 @@ class Gpu:
         self.memory = torch.zeros(0, self.team_bytes, dtype=torch.uint8, device=self.device)
 
     def run(self, verb: str, structs: np.ndarray, sizes: np.ndarray | None = None) -> Tensor:
-        """Compute a task for each client, the largest of `sizes` `[k]` first.
+        """Compute a task for each client, those of the largest `sizes` `[k]` (of work) first.
 
         Return the tasks as the kernel leaves them on the device, uint8 `[k, bytes]`.
         """
         count = len(structs)
         order = np.arange(count) if sizes is None else np.argsort(-sizes, kind="stable")
         tasks = self.put(structs[order].view(np.uint8).reshape(count, -1))
-        if len(self.memory) == 0:  # zeros, as the padding around values must be
-            most_spaces = max(map(self.spaces, SCORING))  # that one client needs
+        if len(self.memory) == 0:  # at the first call: zeros, as the padding around values stays
+            most_spaces = max(map(self.spaces, SCORING))
             teams = min(self.most * most_spaces, self.blocks(), self.teams_in_memory())
             self.memory = self.memory.new_zeros(max(teams, most_spaces), self.team_bytes)
-        next_client = torch.zeros(1, dtype=torch.int32, device=self.device)  # not yet taken
+        next_client = torch.zeros(1, dtype=torch.int32, device=self.device)  # that no team took
         by_blocks = self.blocks() // self.clusters.get(verb, 1)
         by_memory = len(self.memory) // self.spaces(verb)
-        clients = max(1, min(count, by_blocks, by_memory))  # at once
-        self.launch(verb, clients, tasks, count, next_client, self.memory, self.team_bytes)
+        at_once = max(1, min(count, by_blocks, by_memory))  # clients
+        self.launch(verb, at_once, tasks, count, next_client, self.memory, self.team_bytes)
         return tasks if sizes is None else tasks[self.put(np.argsort(order))]
 
     def spaces(self, verb: str) -> int:

@@ -143,8 +143,11 @@ def needs_of(
 def rows_of(run: Resolved, clients: np.ndarray) -> dict[str, np.ndarray]:
     """Return how many rows ranks with so many clients hold at most, by purpose."""
     method = run.found("method")
+    # Clients search in groups, one after the other; what counts or changes single messages needs
+    # all at once. A client that searches has two sums of 64 bits, i.e. 4 rows. Where clients ask
+    # different others, each also has a sum to start from, 2 rows.
     groups = 1 if run.network or run.codec or run.send else placement.waves(clients)
-    searching = -(-clients // groups)  # clients that search Omega at once, with two sums in 64 bits
+    searching = -(-clients // groups)
     asks_some = run.reach is not None or run.most_asked < run.clients - 1
     search = 4 * searching + 2 * clients * asks_some
     return {
@@ -152,7 +155,8 @@ def rows_of(run: Resolved, clients: np.ndarray) -> dict[str, np.ndarray]:
         "average": clients,  # which takes the model's place
         "momentum": clients * method.models * (1 + (run.optimizer != "sgd")),  # Adam has two means
         "best": clients,
-        # what is sent: also rows of earlier rounds, and with a codec what others have unpacked
+        # what is sent, now and in --staleness earlier rounds; with a codec also the rows as they
+        # were encoded last, and as receivers have them
         "staging": clients * (1 + run.staleness + 2 * bool(run.codec)),
         "search": search * bool(run.most_senders > 0 and method.searches),
     }

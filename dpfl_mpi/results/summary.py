@@ -203,7 +203,7 @@ def controls(result: Result) -> list[str]:
 
 # the layout of text and tables in a terminal ------------------------------------------------------
 def entry(name: str, text: str) -> str:
-    """Return a text behind its name, in two columns."""
+    """Return a name and its text as two columns."""
     return fold(text, " " * 23, f"  {name:<21}")
 
 

@@ -141,13 +141,13 @@ class Run:
     momentum_state: Literal["keep", "reset"] = OPTIMISER(
         "keep", "keep momentum (Adam: its means) between rounds, or reset it")
     weight_decay: float = OPTIMISER(None, "weight decay (the paper's '1e-3 decay')", low=0)
-    lr_decay: float = OPTIMISER(None, "factor on eta every 10 rounds", above=0, high=1)
+    lr_decay: float = OPTIMISER(None, "eta is multiplied by this every 10 rounds", above=0, high=1)
     batch_size: int = OPTIMISER(None, "mini-batch size S", low=1, high=2**20)
     clip_norm: float = OPTIMISER(20.0, "largest gradient norm (0: no limit)", low=0)
     augment: bool = OPTIMISER(None, "crop and flip training images")
 
     metric: Literal["sample", "batch"] = SCORING(
-        "sample", "average over images, or over mini-batches as in the authors' code")
+        "sample", "a score is the mean over images, or over mini-batches as in the authors' code")
     search_share: float = SCORING(
         1.0, "share of the validation images that only the search uses", **POSITIVE)
     patience: int = SCORING(

@@ -41,10 +41,10 @@ POLL_MS = 200  # between two looks at the clock; a signal is seen at once
 
 
 class Heard:
-    """The first request to leave. Nothing withdraws it: Slurm sends CONT after its warning."""
+    """The first request to leave. It stays: Slurm's CONT after its warning is no leave to go on."""
 
     at = 0.0  # monotonic time of the request, 0 before it
-    name = ""  # of the signal
+    name = ""  # of the signal, or ALLOCATION
 
 
 def hear(name: str) -> None:

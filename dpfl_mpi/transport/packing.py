@@ -148,7 +148,7 @@ class Encoded(Packing):
     encodes = True
 
     def __init__(self, codec: Int8 | TopK, ages: Ages, start_W: Tensor, budgets: np.ndarray):
-        """Encode from the common initial row; a client stores `budgets` `[N]` rows of others."""
+        """Encode from the common initial row; client k stores `budgets[k]` rows of others."""
         super().__init__(codec.ensemble, ages, codec.columns_W)
         width = -(-codec.bytes // 4)  # of a message, in float32 numbers, rounded up
         self.staged.append(torch.zeros(ages.count * self.k, width, pin_memory=self.on_gpu))
@@ -160,7 +160,8 @@ class Encoded(Packing):
         self.messages = np.zeros((ages.count, self.k, codec.bytes), np.uint8)
         self.encodings = np.zeros((ages.count, ages.n), np.int64)
         self.latest = Links(2)  # by edge: the encoding that the receiver has, and when it came
-        self._rank_keys = NO_KEYS  # rank * N * SPAN + key, of every row that some rank stores
+        # of every row that some rank stores: rank * N * SPAN + key, a key as in `_keys`
+        self._rank_keys = NO_KEYS
 
     def begin(self) -> None:
         super().begin()
@@ -176,7 +177,7 @@ class Encoded(Packing):
             self.encodings[0] += 2  # no receiver has the one before, so all get the row whole
             return w_KW
         changed = not self.same(w_KW, self.encoded, active)
-        if self.placement.world.agree(changed):
+        if self.placement.world.agree(changed):  # on any rank
             self.encoded.copy_(w_KW.detach())
             self.encodings[0] += active
             with torch.no_grad():
@@ -225,7 +226,8 @@ class Encoded(Packing):
             self._store |= self._rows_in(inbox, route)
             return
         keys = self._keys(route.arriving).tolist()
-        # numbers ascend with age: backwards, each row finds the one before it decoded
+        # The oldest rows have the largest numbers, so they come last. They are decoded first: a
+        # message changes the encoding before it. Encoding 1 changes the initial row.
         for slot in reversed(range(len(keys))):
             key = keys[slot]
             row = (self.start if key % SPAN == 1 else self._store[key - 1]).clone()
