@@ -122,15 +122,16 @@ def tables() -> dict[Path, dict[str, str]]:
     runs, _, differences = arena_lines()
     verdicts = question.table(known(question.RUNS_FILE), known(question.CLIENTS_FILE))
     of_map = harm_map.tables(known(harm_map.FILE))
+    of_map = {name: recomputed.text(table) for name, table in of_map.items()}
+    more = {"verdicts": recomputed.text(verdicts), "map": of_map["map"]}
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
         ANSWER: {
-            "verdicts": recomputed.text(verdicts),
-            **{name: recomputed.text(table) for name, table in of_map.items()},
+            **{name: of_map[name] for name in ("summary", "goals", "real data")},
             "core hours": recomputed.total(full),
         },
         TABLE_1: recomputed.page_tables(folders()),
-        TABLES: arena_tables() | found | network_tables(),
+        TABLES: arena_tables() | found | network_tables() | more,
     }
 
 
