@@ -14,9 +14,9 @@ a choice. Runs of data that are not prepared are left out, and those that map.cs
 
 Two models of a client are scored, each in its best round by validation, on test images: the
 `trained` one, as in the paper, and the `averaged` one, before the client trains it. `better` is
-that of the two with the higher validation accuracy, mean over clients, in some round. map.csv has a line per cell;
-the columns `_gain` and `_half` of each are its difference to the random graph of the same place and
-seed, points, with the 95 % interval over clients. map-rounds.csv has a line per cell
+that of the two with the higher validation accuracy, mean over clients, in some round. map.csv has a
+line per cell; the columns `_gain` and `_half` of each are its difference to the random graph of the
+same place and seed, points, with the 95 % interval over clients. map-rounds.csv has a line per cell
 and round: the validation accuracy of both models, percent.
 """
 
