@@ -147,7 +147,7 @@ class Run:
     augment: bool = OPTIMISER(None, "crop and flip training images")
 
     metric: Literal["sample", "batch"] = SCORING(
-        "sample", "a score is the mean over images, or over mini-batches as in the authors' code")
+        "sample", "scores are means over images, or over batches as in the authors' code")
     search_share: float = SCORING(
         1.0, "share of the validation images that only the search uses", **POSITIVE)
     patience: int = SCORING(
