@@ -13,6 +13,7 @@ Paper: read from the published code: the `loss` similarity, the second hop, and 
 Paper: the code visits one client after the other; here all send at one moment. n is B_c - 1.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,15 +98,21 @@ def similarity(fed: Federation, i: int, w_W: Tensor, w_mW: Tensor) -> np.ndarray
     if kind == "loss":
         return 1 / np.maximum(fed.training_losses(i, w_mW), LEAST)
     start = fed.initial_row() if kind == "update" else w_W * 0
-    own = (w_W - start).double()
-    out = []
+    if kind != "l2":
+        return cosines(w_W - start, [row - start for row in w_mW])
+    own, out = w_W.double(), []
+    for row in w_mW:
+        out.append(1 / max(float((own - row.double()).square().sum().sqrt()), LEAST))
+    return np.array(out)
+
+
+def cosines(w_W: Tensor, w_mW: Iterable[Tensor]) -> np.ndarray:
+    """Return the cosine of each of m rows with the first one, float64 `[m]`."""
+    own, out = w_W.double(), []
     for row in w_mW:  # one at a time: the same bits for any number of ranks
-        other = (row - start).double()
-        if kind == "l2":
-            out.append(1 / max(float((own - other).square().sum().sqrt()), LEAST))
-        else:
-            norms = float(own.dot(own).sqrt() * other.dot(other).sqrt())
-            out.append(float(own.dot(other)) / max(norms, LEAST))
+        other = row.double()
+        norms = float(own.dot(own).sqrt() * other.dot(other).sqrt())
+        out.append(float(own.dot(other)) / max(norms, LEAST))
     return np.array(out)
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfl_mpi import streams
-from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
+from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, dac, local
 from dpfl_mpi.methods._senders import highest
 from dpfl_mpi.settings import option
 
@@ -64,7 +64,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     received = fed.exchange(w, chosen)
     s_of_senders = fed.tell(s, chosen)
     for i, j, w_mW in received.models():
-        s[i, j] = cosines(w[i], w_mW)
+        s[i, j] = dac.cosines(w[i], w_mW)
     for i, k in enumerate(fed.ids):
         if fed.learners[k]:
             kept[i], kept[i, wanted[i]] = False, True
@@ -88,15 +88,6 @@ def senders(fed: Federation, k: int, s_N: np.ndarray, kept_N: np.ndarray, t: int
     if t % fed.options["refresh"] == 0 and len(new):
         kept = highest(kept, -(log_weight + drop), min(len(kept), most - 1))
     return np.concatenate([kept, highest(new, take - log_weight, most - len(kept))])
-
-
-def cosines(w_W: Tensor, w_mW: Tensor) -> np.ndarray:
-    """Return the cosine of m models with a client's own, float64 `[m]`."""
-    own, out = w_W.double(), []
-    for row in w_mW:  # one at a time: the same bits for any number of ranks
-        other = row.double()
-        out.append(float(own.dot(other) / (own.dot(own).sqrt() * other.dot(other).sqrt())))
-    return np.array(out)
 
 
 def estimate(
