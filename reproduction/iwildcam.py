@@ -4,7 +4,7 @@
 
 iWildCam is `dataset/iWildCam` of github.com/TsingZ0/HtFL-OnDevice, in PFLlib's layout, images of
 64x64 pixels, which become 32x32. Cameras of which a file is missing are left out (118 of the 194
-have both below 4 MB), and test images of classes that no other camera has to train on.
+have both below 4 MB), and test images of classes that no camera has to train on.
 """
 
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.data.source import Arrays
 from dpfl_mpi.datasets.pfllib import read_client
+from dpfl_mpi.errors import UserError
 
 PAPER = {"partition": "natural", "min_samples": 3}
 OWN_DATA = True
@@ -26,6 +27,8 @@ def read(source: Path) -> Arrays:
     for file in source.glob("train/*.npz"):
         if (source / "test" / file.name).is_file():
             cameras.append(int(file.stem))
+    if not cameras:
+        raise UserError(f"{source} has no train/K.npz with a test/K.npz; it must be {SOURCE}")
     x, y, camera, test = [], [], [], []
     for part in parts:
         for k in sorted(cameras):

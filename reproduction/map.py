@@ -30,7 +30,7 @@ import pandas as pd
 from arena import GROUPS, known
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from question import LEVEL, MARGIN, tail
+from question import LEVEL, MARGIN, chance_within, tail
 from recomputed import holm
 
 from dpfl_mpi import prepare
@@ -245,7 +245,7 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out).fillna("")
 
 
-def of_seeds(of_row: pd.DataFrame, model: str = "trained") -> tuple[float, float]:
+def of_seeds(of_row: pd.DataFrame, model: str) -> tuple[float, float]:
     """Return mean and half width of the 95 % interval of a row's gain at one place of the map."""
     gain = of_row[f"{model}_gain"].to_numpy()
     return interval([gain]) if len(gain) != 1 else (gain[0], of_row[f"{model}_half"].iloc[0])
@@ -268,9 +268,8 @@ def goals(runs: pd.DataFrame) -> pd.DataFrame:
             claim, beyond = f"at least {LEAST:.0%} of the oracle's", spectral - LEAST * oracle
             chances.append((tail(beyond, 0), tail(-beyond, 0)))
         else:
-            claim, either = f"0 within {MARGIN}", (spectral, -spectral)
-            within = max(tail(side, -MARGIN) for side in either)
-            chances.append((within, 2 * min(tail(side, MARGIN) for side in either)))
+            claim, missed = f"0 within {MARGIN}", [tail(x, MARGIN) for x in (spectral, -spectral)]
+            chances.append((chance_within(spectral), 2 * min(missed)))
         line = dict(zip(PLACE, names, strict=True))
         for name, points in (("oracle's gain", oracle), ("spectral's gain", spectral)):
             mean, half = interval([points])
@@ -332,7 +331,7 @@ def draw_undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> Figure:
     """Return validation accuracy over rounds, after averaging and after training, by harm."""
     shares = (0, 40, 100)
     figure, panels = plt.subplots(1, len(shares), figsize=(TEXT, 2.4), sharey=True)
-    at_place = (runs["degrees"] == 0) & (runs["images"] == 100) & (runs["budget"] == "0.2N")
+    at_place = (runs["degrees"] == 0) & central(runs)
     for axes, share in zip(panels, shares, strict=True):
         of_share = runs[at_place & (runs["share"] == share)]
         for row, colour in {RANDOM: GREY, **DRAWN}.items():

@@ -97,8 +97,12 @@ def chances(samples: list[np.ndarray]) -> tuple[float, float]:
     (Schuirmann, 1987). Of several samples of units the larger p counts.
     """
     differs = max(2 * min(tail(each, 0), tail(-each, 0)) for each in samples)
-    within = max(max(tail(each, -MARGIN), tail(-each, -MARGIN)) for each in samples)
-    return differs, within
+    return differs, max(map(chance_within, samples))
+
+
+def chance_within(values: np.ndarray) -> float:
+    """Return the p that the mean of values lies within MARGIN of 0: of two one-sided t-tests."""
+    return max(tail(values, -MARGIN), tail(-values, -MARGIN))
 
 
 def verdicts(samples: list[list[np.ndarray]]) -> list[str]:
