@@ -7,20 +7,22 @@ Scored: w_i after training, before averaging.
 Partners are random at first. A client's own training then pulls the averaged model back towards
 the client's kind. u_i is the sum of these movements, and every client sends a sketch of it (a count
 sketch, a byte per entry). Two sketches alone say little where a client has few images. But the
-kinds differ in few directions, one less than there are kinds: the eigenvectors of the sketches'
-scatter matrix whose eigenvalue is at least twice the largest of noise, i.e. of that matrix after
-the sign of each entry was drawn anew (Hong, Sheng and Dobriban, arXiv 2012.02985). Chance alone
-gives clients with few images unlike shares of classes, whose eigenvalues lie between the two.
+kinds differ in few directions: the eigenvectors of the sketches' scatter matrix whose eigenvalue is
+above the largest of noise, i.e. of that matrix after the sign of each entry was drawn anew (Hong,
+Sheng and Dobriban, arXiv 2012.02985). Chance alone gives clients with few images unlike shares of
+classes, so there are kinds only if the largest eigenvalue is at least twice that of noise.
 
-A client's position in these directions tells its kind; without any, partners stay random. B_c - 1
-partners are drawn from all that are at least half as similar as the most similar one: if each took
-the most similar alone, many would choose one another, and others would be in no average.
+A client's position is its sketch in these directions alone. Positions of one kind lie around one
+point, so each moves twice to the mean of those within 60 degrees (mean shift: Fukunaga and
+Hostetler, 1975). Then a client's kin are all that are at least half as similar to it as the most
+similar one. B_c - 1 partners are drawn from them: if each took the most similar alone, many would
+choose one another, and others would be in no average.
 
-Clients may choose after rounds 1, 2, 4, 8, ... While partners are random, more rounds say more of
-a client's kind; once kin are averaged, training says more of its own images. So a choice waits
-until two checks in a row find the same number of directions, and a later one counts if they explain
-more of the sketches than at the last choice. Eigenvectors are computed in whole numbers, whose
-sums are exact: all processors choose alike.
+Clients look after rounds 1, 2, 4, 8, ... While partners are random, more rounds say more of a
+client's kind, and some more of these rounds cost less than a few wrong partners. So clients choose
+after three looks in a row that find kinds. They choose once: with kin as partners, training says
+more of a client's own images. Eigenvectors are computed in whole numbers, whose sums are exact: all
+processors choose alike.
 """
 
 import math
@@ -39,51 +41,56 @@ LARGEST = 2**26  # entry of a scatter matrix; 1024 of them times STEP add up exa
 STEP = 2**16  # largest entry of a vector that a scatter matrix is multiplied by
 ITERATIONS = 100  # of the power method for one direction
 AT_ONCE = 4096  # sketches summed at a time
+MOST = 32  # directions
+SHIFTS = 2
+SAMPLE = 1024  # clients to whose positions others move
 
 
 @dataclass(frozen=True)
 class Options:
     entries: int = option(1024, "entries of a sketch, a byte each", low=2, high=1024)
-    clear: float = option(2.0, "least eigenvalue of a direction, in noise's largest", low=1)
+    clear: float = option(2.0, "least of the largest eigenvalue, in noise's largest", low=1)
+    looks: int = option(3, "looks in a row that find kinds, before a choice", low=1)
 
 
 def init(fed: Federation) -> State:
     u = fed.common_row() * 0
     state = _given.init(fed, lambda w: random_graph.draw(fed, 0, fed.candidates()))
-    shared = {**state["shared"], "explained": np.zeros(1), "directions": np.zeros(1)}
-    return {"client": {"u": u, **state["client"]}, "shared": shared}
+    chose = np.zeros(len(fed.ids), bool)
+    shared = {**state["shared"], "looks": np.zeros(1, np.int32)}
+    return {"client": {"u": u, "chose": chose, **state["client"]}, "shared": shared}
 
 
 def round(fed: Federation, state: State, t: int, average: _given.Average | None = None) -> State:
     start, u = state["client"]["w"].clone(), state["client"]["u"]
-    explained, directions = state["shared"]["explained"], state["shared"]["directions"]
+    chose, looks = state["client"]["chose"], state["shared"]["looks"]
 
     def choose(w: Tensor) -> CollaborationGraph:
         u.add_(w - start)
         omega = state["shared"]["omega"]
         if t & (t - 1):  # t is no power of 2
             return omega
-        position_NJ, share = kinds(fed, u)
-        last, directions[0] = directions[0], position_NJ.shape[1]
-        if directions[0] != last or share <= explained[0]:
+        position_NJ = kinds(fed, u)
+        looks[0] = looks[0] + 1 if position_NJ.any() else 0
+        if looks[0] < fed.options["looks"]:
             return omega
-        explained[0] = share
-        found = of_own_kind(fed, position_NJ, fed.candidates())
-        return found.where(fed.learners, omega)  # an absent client's choice stays
+        choosing_N = fed.learners & ~fed.tell(chose)
+        chose[choosing_N[fed.ids]] = True
+        return of_own_kind(fed, position_NJ, fed.candidates()).where(choosing_N, omega)
 
     def choose_among(_: Tensor, candidates: Candidates) -> CollaborationGraph:
-        return of_own_kind(fed, kinds(fed, u)[0], candidates)
+        return of_own_kind(fed, kinds(fed, u), candidates)
 
     state = _given.round(fed, state, choose, choose_among, average)
-    shared = {**state["shared"], "explained": explained, "directions": directions}
-    return {"client": {"u": u, **state["client"]}, "shared": shared}
+    client = {"u": u, "chose": chose, **state["client"]}
+    return {"client": client, "shared": {**state["shared"], "looks": looks}}
 
 
-def kinds(fed: Federation, u: Tensor) -> tuple[np.ndarray, float]:
-    """Return the `positions` of this round's sketches of u `[K, W]`. Collective."""
+def kinds(fed: Federation, u: Tensor) -> np.ndarray:
+    """Return the `positions` of this round's sketches of u `[K, W]`, `gathered`. Collective."""
     rng = streams.stream(fed.run.seed, streams.SKETCH, 0, fed.round)
-    sketches = fed.tell(fed.sketches(u, fed.options["entries"]))
-    return positions(sketches, rng, fed.options["clear"])
+    sketch_NE = fed.tell(fed.sketches(u, fed.options["entries"]))
+    return gathered(positions(sketch_NE, rng, fed.options["clear"]), rng)
 
 
 def of_own_kind(
@@ -94,19 +101,16 @@ def of_own_kind(
     for k in fed.ids:
         others, room = candidates.of(k), candidates.room[k]
         similarity = (position_NJ @ position_NJ[k])[others]  # whole numbers, exact in any order
-        near = 2 * similarity >= similarity.max(initial=0)
+        near = (similarity > 0) & (2 * similarity >= similarity.max(initial=0))
         senders.append(fed.shuffle(k, others[near] if near.any() else others, 0)[:room])
     return fed.collect(senders)
 
 
-def positions(
-    sketch_NE: np.ndarray, rng: np.random.Generator, clear: float
-) -> tuple[np.ndarray, float]:
+def positions(sketch_NE: np.ndarray, rng: np.random.Generator, clear: float) -> np.ndarray:
     """Return each client's position in the J directions in which kinds differ, float64 `[N, J]`.
 
-    They are whole numbers, of length `STEP`; J is 0 where no eigenvalue is `clear` times the
-    largest of noise, which `rng` draws. Return also which share of the sketches' scatter the
-    directions explain.
+    They are whole numbers, of length `STEP`; J is 0 where the largest eigenvalue is below `clear`
+    times that of noise, which `rng` draws.
     """
     present = sketch_NE.any(1)  # absent clients send zeros
     mean_E = np.rint(sum(units(part).sum(0) for part in parts(sketch_NE)) / max(present.sum(), 1))
@@ -125,20 +129,32 @@ def positions(
             out += part.T @ part
         return out
 
-    # how many eigenvalues are clearly larger than those of noise
     scatter_EE = scatter()
     of_noise = np.linalg.eigvalsh(scatter(signs=True))[-1]
-    number = int((np.linalg.eigvalsh(scatter_EE) >= clear * of_noise).sum())
+    eigenvalues = np.linalg.eigvalsh(scatter_EE)
+    number = int((eigenvalues > of_noise).sum()) if eigenvalues[-1] >= clear * of_noise else 0
     if not number:
-        return np.zeros((len(sketch_NE), 0)), 0.0
-    # project on their eigenvectors, each weighed by the root of its eigenvalue; then to one length
-    vectors_JE, values = largest(scatter_EE, number)
-    weight_J = np.sqrt(values / (vectors_JE**2).sum(1))
+        return np.zeros((len(sketch_NE), 0))
+    vectors_JE = largest(scatter_EE, min(number, MOST))
+    weight_J = 1 / np.sqrt((vectors_JE**2).sum(1))
     projected = [centred(part) @ vectors_JE.T * weight_J for part in parts(sketch_NE)]
-    position = np.concatenate(projected)
-    square = sum(column**2 for column in position.T)  # in a fixed order
-    position *= (STEP / np.sqrt(np.maximum(square, np.finfo(float).tiny)))[:, None]
-    return np.rint(position), float(values.sum() / np.trace(scatter_EE))
+    return to_length(np.concatenate(projected), STEP)
+
+
+def gathered(position_NJ: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return each client's position, moved towards the point around which its kind lies."""
+    present = np.flatnonzero(position_NJ.any(1))
+    sample = position_NJ[np.sort(rng.permutation(present)[:SAMPLE])]
+    for _ in range(SHIFTS if len(present) else 0):
+        position_NJ = np.concatenate([shifted(part, sample) for part in parts(position_NJ)])
+    return position_NJ
+
+
+def shifted(position: np.ndarray, sample: np.ndarray) -> np.ndarray:
+    """Return each position moved to the mean of those in a sample within 60 degrees of it."""
+    near = 2 * position @ sample.T >= STEP**2
+    means = to_length(near @ sample, STEP)
+    return np.where(near.any(1, keepdims=True), means, position)  # alone, it stays
 
 
 def parts(sketch_NE: np.ndarray) -> list[np.ndarray]:
@@ -147,18 +163,22 @@ def parts(sketch_NE: np.ndarray) -> list[np.ndarray]:
 
 def units(sketch: np.ndarray) -> np.ndarray:
     """Return sketches scaled to the length `UNIT` and rounded, float64."""
-    entries = sketch.astype(np.float64)
-    length = np.sqrt((entries**2).sum(1, keepdims=True))
-    return np.rint(entries * (UNIT / np.maximum(length, 1)))
+    return to_length(sketch.astype(np.float64), UNIT)
 
 
-def largest(scatter_EE: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvectors `[J, E]`, in whole numbers, and values `[J]`, the `number` largest.
+def to_length(rows: np.ndarray, length: int) -> np.ndarray:
+    """Return rows scaled to a length and rounded; rows of zeros stay."""
+    square = sum(column**2 for column in rows.T)  # in a fixed order
+    return np.rint(rows * (length / np.sqrt(np.maximum(square, np.finfo(float).tiny)))[:, None])
+
+
+def largest(scatter_EE: np.ndarray, number: int) -> np.ndarray:
+    """Return the eigenvectors of the `number` largest eigenvalues, `[number, E]`, in whole numbers.
 
     The power method finds them one by one; each is taken out of the matrix before the next.
     """
     scale = LARGEST / np.abs(scatter_EE).max()
-    remaining, vectors, values = np.rint(scatter_EE * scale), list[np.ndarray](), list[float]()
+    remaining, vectors = np.rint(scatter_EE * scale), list[np.ndarray]()
     for _ in range(number):
         v = remaining[remaining.diagonal().argmax()]
         for _ in range(ITERATIONS):
@@ -167,9 +187,8 @@ def largest(scatter_EE: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray
         square = float(v @ v)
         value = math.fsum(v * (remaining @ v)) / square  # fsum: the same in any order
         vectors.append(v)
-        values.append(value / scale)
         remaining = np.rint(remaining - np.outer(v, v) * (value / square))
-    return np.array(vectors), np.array(values)
+    return np.array(vectors)
 
 
 def to_whole(v_E: np.ndarray) -> np.ndarray:

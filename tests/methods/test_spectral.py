@@ -16,49 +16,65 @@ def drawn(
     return np.rint(127 * rows / abs(rows).max(1, keepdims=True)).astype(np.int8)
 
 
-def twin(sketch: np.ndarray, kinds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines between clients and eigenvalues, by LAPACK on the matrix of all cosines."""
+def twin(sketch: np.ndarray, directions: int) -> np.ndarray:
+    """Return cosines between clients in the first directions, by LAPACK on all cosines."""
     unit = sketch / np.linalg.norm(sketch, axis=1, keepdims=True)
     unit -= unit.mean(0)
     values, vectors = np.linalg.eigh(unit @ unit.T)
-    place = vectors[:, -kinds:] * values[-kinds:]
-    place /= np.linalg.norm(place, axis=1, keepdims=True)
-    return place @ place.T, values
+    position = vectors[:, -directions:] * np.sqrt(values[-directions:])
+    position /= np.linalg.norm(position, axis=1, keepdims=True)
+    return position @ position.T
 
 
-def kinds(sketch: np.ndarray) -> tuple[np.ndarray, float]:
-    return spectral.positions(sketch, np.random.default_rng(3), clear=2)
+def positions(sketch: np.ndarray, clear: float = 2) -> np.ndarray:
+    return spectral.positions(sketch, np.random.default_rng(3), clear)
 
 
 @pytest.mark.parametrize("groups", [2, 4, 10])
 def test_directions_are_the_largest_eigenvectors_of_all_cosines(groups):
     sketch = drawn(80, 1.5, groups)
-    place, explained = kinds(sketch)
-    assert place.shape == (80, groups - 1)
-    cosines, values = twin(sketch, groups - 1)
-    assert abs(place @ place.T / spectral.STEP**2 - cosines).max() < 2e-3
-    assert explained == pytest.approx(values[1 - groups :].sum() / values.sum(), rel=1e-3)
+    found = positions(sketch)
+    assert found.shape == (80, groups - 1)
+    # an entry of a unit sketch is rounded to about 1/180 of its size
+    assert abs(found @ found.T / spectral.STEP**2 - twin(sketch, groups - 1)).max() < 5e-3
     kind = np.arange(80) % groups
-    assert ((cosines > 0.5) == (kind == kind[:, None])).all()
+    moved = spectral.gathered(found, np.random.default_rng(4))
+    assert ((2 * moved @ moved.T > spectral.STEP**2) == (kind == kind[:, None])).all()
+
+
+def test_positions_of_one_kind_gather_and_one_that_is_alone_stays():
+    # two kinds around (1, 0) and (0, 1), of which some lie 40 degrees away, and one far from all
+    angles = np.deg2rad([0, 10, -40, 90, 100, 130, 225])
+    found = np.rint(spectral.STEP * np.stack([np.cos(angles), np.sin(angles)], 1))
+    moved = spectral.gathered(found, np.random.default_rng(0))
+    degrees = np.rad2deg(np.arctan2(moved[:, 1], moved[:, 0]))
+    # near: 0 and 10 to each other and to -40; -40 to all within 60; 90, 100 and 130 to one another
+    assert degrees[:3] == pytest.approx([mean(0, 10, -40)] * 3, abs=0.01)
+    assert degrees[3:6] == pytest.approx([mean(90, 100, 130)] * 3, abs=0.01)
+    assert (moved[6] == found[6]).all()
+
+
+def mean(*degrees: float) -> float:
+    """Return the direction of the sum of unit vectors."""
+    angles = np.deg2rad(degrees)
+    return float(np.rad2deg(np.arctan2(np.sin(angles).sum(), np.cos(angles).sum())))
 
 
 def test_noise_has_no_kinds_and_unlike_shares_of_classes_are_none():
-    assert not any(kinds(drawn(60, 0.0, entries=64, seed=i))[0].any() for i in range(100))
+    assert not any(positions(drawn(60, 0.0, entries=64, seed=i)).any() for i in range(100))
     # each client of one kind has drawn 20 images of 10 classes
     rng = np.random.default_rng(4)
     shares, of_class = rng.multinomial(20, np.ones(10) / 10, 60) / 20, rng.normal(size=(10, 512))
     rows = rng.normal(size=(60, 512)) + 2 * shares @ of_class
     sketch = np.rint(127 * rows / abs(rows).max(1, keepdims=True)).astype(np.int8)
-    found = [spectral.positions(sketch, rng, clear)[0].shape[1] for clear in (1, 2)]
+    found = [positions(sketch, clear).shape[1] for clear in (1, 2)]
     assert found[0] > 0 == found[1]
 
 
-def test_places_depend_on_no_order_and_absent_clients_have_none():
+def test_positions_depend_on_no_order_and_absent_clients_have_none():
     sketch = drawn(60, 0.9)
-    place, explained = kinds(sketch)
+    found = positions(sketch)
     order = np.random.default_rng(1).permutation(60)
-    other, again = kinds(sketch[order])
-    assert (other == place[order]).all() and again == explained
-    absent = np.concatenate([sketch, 0 * sketch[:5]])
-    third, same = kinds(absent)
-    assert (third[:60] == place).all() and (third[60:] == 0).all() and same == explained
+    assert (positions(sketch[order]) == found[order]).all()
+    third = positions(np.concatenate([sketch, 0 * sketch[:5]]))
+    assert (third[:60] == found).all() and (third[60:] == 0).all()

@@ -648,32 +648,44 @@ def twin_spectral_search(tw, o):
 
 
 def twin_spectral(tw, o, search=lambda k, S, w, t: [k, *S]):
-    w, u, explained = [tw.local(k, tw.start, 0) for k in range(N)], [0 * tw.start] * N, 0
-    chosen, last = [tw.draw(k, 0, others(k))[: tw.most] for k in range(N)], 0
+    w, u, looks, chose = [tw.local(k, tw.start, 0) for k in range(N)], [0 * tw.start] * N, 0, False
+    chosen = [tw.draw(k, 0, others(k))[: tw.most] for k in range(N)]
     for t in range(1, ROUNDS + 2):
         yield w
         if t - 1 in (1, 2, 4):
-            unit = count_sketches(tw, u, o["entries"])
-            unit /= np.sqrt((unit**2).sum(1, keepdims=True))
-            unit -= unit.mean(0)
-            draws = streams.stream(tw.run.seed, streams.SKETCH, 0, t - 1)
-            noise = unit * (2 * draws.integers(2, size=unit.shape, dtype=np.int8) - 1)
-            vectors, values, _ = np.linalg.svd(unit)
-            value = values[values**2 >= o["clear"] * np.linalg.svd(noise)[1][0] ** 2] ** 2
-            before, last = last, len(value)
-            if last == before and value.sum() > explained * (values**2).sum():
-                explained = value.sum() / (values**2).sum()
-                place = vectors[:, : len(value)] * value
-                length = np.sqrt((place**2).sum(1))
-                cos = place @ place.T / np.outer(length, length)
+            kin = spectral_kin(tw, o, u, t - 1)
+            looks = looks + 1 if kin else 0
+            if looks >= o["looks"] and not chose:
+                chose = True
                 for k in range(N):
-                    largest = max(0, *cos[k, others(k)])
-                    pool = [j for j in others(k) if 2 * cos[k, j] >= largest] or others(k)
+                    pool = sorted(kin[k]) or others(k)
                     chosen[k] = tw.draw(k, t - 1, pool)[: tw.most]
         averaged = [search(k, chosen[k], w, t - 1) if t > 1 else [k, *chosen[k]] for k in range(N)]
         start = [tw.over(averaged[k], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
         u = [u[k] + (w[k] - start[k]) for k in range(N)]
+
+
+def spectral_kin(tw, o, u, t):
+    """Return each client's kin, from the sketches of u; None: there are no kinds."""
+    unit = count_sketches(tw, u, o["entries"])
+    unit /= np.sqrt((unit**2).sum(1, keepdims=True))
+    unit -= unit.mean(0)
+    draws = streams.stream(tw.run.seed, streams.SKETCH, 0, t)
+    noise = np.linalg.svd(unit * (2 * draws.integers(2, size=unit.shape, dtype=np.int8) - 1))[1][0]
+    vectors, values, _ = np.linalg.svd(unit)
+    if values[0] ** 2 < o["clear"] * noise**2:
+        return None
+    first = [c / np.sqrt(c @ c) for c in (vectors[:, : len(values)] * values)[:, values > noise]]
+    moved = first
+    for _ in range(2):
+        sums = [sum(b for b in first if a @ b >= 0.5) for a in moved]
+        moved = [c / np.sqrt(c @ c) for c in sums]
+    kin = []
+    for k in range(N):
+        cos = {j: moved[j] @ moved[k] for j in others(k)}
+        kin.append({j for j, c in cos.items() if c > 0 and 2 * c >= max(cos.values())})
+    return kin
 
 
 def twin_l2c(tw, o):
