@@ -222,7 +222,7 @@ def test_gains_of_the_map_by_hand():
     assert better["kin, %"] == "Oracle 100, DPFL 40"
 
 
-def test_goals_of_the_map_by_hand(monkeypatch):
+def test_goals_of_the_map_by_hand():
     """Two seeds: a one-sided p is 1/2 - arctan(t) / pi, and t is 11 at 40 % and 69 at 70 %."""
 
     def lines(share, oracle, spectral):
@@ -231,15 +231,36 @@ def test_goals_of_the_map_by_hand(monkeypatch):
             for seed, points in enumerate(gain):
                 yield place | {"row": row, "seed": seed, "trained_gain": points}
 
-    monkeypatch.setattr(harm_map, "SEEDS", range(2))
     near = [*lines(0, [1, 1], [0, 0]), *lines(40, [10, 10], [9, 9.2])]
-    found = harm_map.goals(pd.DataFrame(near))
+    found = harm_map.goals(pd.DataFrame(near), range(2))
     assert found["verdict"].tolist() == ["reached", "reached"]  # p = 0 and 0.029
     assert found["spectral's gain"].tolist() == ["+0.00 ± 0.00", "+9.10 ± 1.27"]
-    found = harm_map.goals(pd.DataFrame([*near, *lines(70, [10, 10], [1, 1.2])]))
+    found = harm_map.goals(pd.DataFrame([*near, *lines(70, [10, 10], [1, 1.2])]), range(2))
     # with three places 0.029 counts twice; at 70 % "missed" has p = 0.0046, three times
     assert found["verdict"].tolist() == ["reached", "open", "missed"]
-    assert harm_map.goals(pd.DataFrame(near[:1])).empty
+    assert harm_map.goals(pd.DataFrame(near[:1]), range(2)).empty
+
+
+def test_predictions_from_harm_by_hand():
+    """Six places at harm 0, 2 and 4 gain 1 more and 1 less than it: 2 sqrt(6 / 4) is 2.4."""
+    lines = []
+
+    def add(data, share, degrees, budget, row, **more):
+        names = (data, share, degrees, 100 if data == harm_map.MADE else 0, budget, row)
+        columns = [*harm_map.PLACE, "row"]
+        lines.append({"seed": 1} | dict(zip(columns, names, strict=True)) | more)
+
+    for i, place in enumerate(harm_map.PLACES_ASKED):
+        harm, gain = i // 2 * 2, i // 2 * 2 + (-1) ** i
+        add(harm_map.MADE, *place, "2", harm_map.PARTNER, harm=harm)
+        add(harm_map.MADE, *place, "0.2N", "Oracle", trained_gain=gain, trained_half=0.5)
+    for data, row, gain in (("PACS by domain", "Oracle", 7), ("HAR by person", "Spectral", 8)):
+        add(data, 0, 0, "2", harm_map.PARTNER, harm=10)
+        add(data, 0, 0, "0.2N", row, trained_gain=gain, trained_half=0.5)
+    pacs, har = harm_map.predictions(pd.DataFrame(lines)).to_dict("records")
+    assert (pacs["predicted gain"], pacs["gain"]) == ("+10.0 ± 2.4", "+7.0 ± 0.5 (1)")
+    assert (pacs["the prediction"], har["the prediction"]) == ("fails", "holds")
+    assert harm_map.predictions(pd.DataFrame(lines[1:])).empty
 
 
 def test_a_model_is_scored_in_its_last_best_round_by_validation():
