@@ -9,8 +9,7 @@ the client's kind. u_i is the sum of these movements, and every client sends a s
 sketch, a byte per entry). Two sketches alone say little where a client has few images. But the
 kinds differ in few directions: the eigenvectors of the sketches' scatter matrix whose eigenvalue is
 above the largest of noise, i.e. of that matrix after the sign of each entry was drawn anew (Hong,
-Sheng and Dobriban, arXiv 2012.02985). Chance alone gives clients with few images unlike shares of
-classes, so there are kinds only if the largest eigenvalue is at least twice that of noise.
+Sheng and Dobriban, arXiv 2012.02985).
 
 A client's position is its sketch in these directions alone. Positions of one kind lie around one
 point, so each moves twice to the mean of those within 60 degrees (mean shift: Fukunaga and
@@ -18,11 +17,12 @@ Hostetler, 1975). Then a client's kin are all that are at least half as similar 
 similar one. B_c - 1 partners are drawn from them: if each took the most similar alone, many would
 choose one another, and others would be in no average.
 
-Clients look after rounds 1, 2, 4, 8, ... While partners are random, more rounds say more of a
-client's kind, and some more of these rounds cost less than a few wrong partners. So clients choose
-after three looks in a row that find kinds. They choose once: with kin as partners, training says
-more of a client's own images. Eigenvectors are computed in whole numbers, whose sums are exact: all
-processors choose alike.
+Clients look after rounds 1, 2, 4, 8, ... Chance, too, makes some clients alike: unlike shares of
+classes, where there are few images. But what chance finds differs from look to look. So all choose
+when two looks in a row agree on half of the kin, mean over clients. While partners are random, more
+rounds say more of a client's kind, and some more of these rounds cost less than wrong partners. A
+client chooses once: with kin as partners, training says more of its own images. Eigenvectors are
+computed in whole numbers, whose sums are exact: all processors choose alike.
 """
 
 import math
@@ -44,53 +44,73 @@ AT_ONCE = 4096  # sketches summed at a time
 MOST = 32  # directions
 SHIFTS = 2
 SAMPLE = 1024  # clients to whose positions others move
+AGREE = 0.5  # of the kin that one of two looks found, those that both found
 
 
 @dataclass(frozen=True)
 class Options:
     entries: int = option(1024, "entries of a sketch, a byte each", low=2, high=1024)
-    clear: float = option(2.0, "least of the largest eigenvalue, in noise's largest", low=1)
-    looks: int = option(3, "looks in a row that find kinds, before a choice", low=1)
 
 
 def init(fed: Federation) -> State:
     u = fed.common_row() * 0
     state = _given.init(fed, lambda w: random_graph.draw(fed, 0, fed.candidates()))
     chose = np.zeros(len(fed.ids), bool)
-    shared = {**state["shared"], "looks": np.zeros(1, np.int32)}
+    shared = {**state["shared"], "position": np.zeros((fed.n, MOST), np.int32)}
     return {"client": {"u": u, "chose": chose, **state["client"]}, "shared": shared}
 
 
 def round(fed: Federation, state: State, t: int, average: _given.Average | None = None) -> State:
     start, u = state["client"]["w"].clone(), state["client"]["u"]
-    chose, looks = state["client"]["chose"], state["shared"]["looks"]
+    chose, position_NJ = state["client"]["chose"], state["shared"]["position"]
 
     def choose(w: Tensor) -> CollaborationGraph:
+        nonlocal position_NJ
         u.add_(w - start)
         omega = state["shared"]["omega"]
         if t & (t - 1):  # t is no power of 2
             return omega
-        position_NJ = kinds(fed, u)
-        looks[0] = looks[0] + 1 if position_NJ.any() else 0
-        if looks[0] < fed.options["looks"]:
+        before, position_NJ = position_NJ, kinds(fed, u)
+        if agreement(fed, before, position_NJ) < AGREE:
             return omega
         choosing_N = fed.learners & ~fed.tell(chose)
         chose[choosing_N[fed.ids]] = True
         return of_own_kind(fed, position_NJ, fed.candidates()).where(choosing_N, omega)
 
     def choose_among(_: Tensor, candidates: Candidates) -> CollaborationGraph:
-        return of_own_kind(fed, kinds(fed, u), candidates)
+        return of_own_kind(fed, position_NJ, candidates)
 
     state = _given.round(fed, state, choose, choose_among, average)
     client = {"u": u, "chose": chose, **state["client"]}
-    return {"client": client, "shared": {**state["shared"], "looks": looks}}
+    return {"client": client, "shared": {**state["shared"], "position": position_NJ}}
 
 
 def kinds(fed: Federation, u: Tensor) -> np.ndarray:
     """Return the `positions` of this round's sketches of u `[K, W]`, `gathered`. Collective."""
     rng = streams.stream(fed.run.seed, streams.SKETCH, 0, fed.round)
     sketch_NE = fed.tell(fed.sketches(u, fed.options["entries"]))
-    return gathered(positions(sketch_NE, rng, fed.options["clear"]), rng)
+    return gathered(positions(sketch_NE, rng), rng).astype(np.int32)
+
+
+def agreement(fed: Federation, before_NJ: np.ndarray, position_NJ: np.ndarray) -> float:
+    """Return the share of its kin by one of two positions that are kin by both. Collective.
+
+    It is the mean over the clients that have kin; 0 if none has.
+    """
+    candidates, share = fed.candidates(), np.full(len(fed.ids), np.nan)
+    for i, k in enumerate(fed.ids):
+        kin, kin_before = (kin_of(k, found, candidates) for found in (position_NJ, before_NJ))
+        if either := (kin | kin_before).sum():
+            share[i] = (kin & kin_before).sum() / either
+    known = [value for value in fed.tell(share).tolist() if value == value]
+    return math.fsum(known) / max(len(known), 1)
+
+
+def kin_of(k: int, position_NJ: np.ndarray, candidates: Candidates) -> np.ndarray:
+    """Return which of its candidates are of client k's kind, bool."""
+    at = position_NJ.astype(np.float64)  # whole numbers: exact in any order
+    similarity = (at @ at[k])[candidates.of(k)]
+    return (similarity > 0) & (2 * similarity >= similarity.max(initial=0))
 
 
 def of_own_kind(
@@ -99,18 +119,17 @@ def of_own_kind(
     """Return the graph of partners of one's kind; who has no kind draws from all. Collective."""
     senders = []
     for k in fed.ids:
-        others, room = candidates.of(k), candidates.room[k]
-        similarity = (position_NJ @ position_NJ[k])[others]  # whole numbers, exact in any order
-        near = (similarity > 0) & (2 * similarity >= similarity.max(initial=0))
-        senders.append(fed.shuffle(k, others[near] if near.any() else others, 0)[:room])
+        others, kin = candidates.of(k), kin_of(k, position_NJ, candidates)
+        pool = others[kin] if kin.any() else others
+        senders.append(fed.shuffle(k, pool, 0)[: candidates.room[k]])
     return fed.collect(senders)
 
 
-def positions(sketch_NE: np.ndarray, rng: np.random.Generator, clear: float) -> np.ndarray:
-    """Return each client's position in the J directions in which kinds differ, float64 `[N, J]`.
+def positions(sketch_NE: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return each client's position in the directions in which kinds differ, float64 `[N, MOST]`.
 
-    They are whole numbers, of length `STEP`; J is 0 where the largest eigenvalue is below `clear`
-    times that of noise, which `rng` draws.
+    They are whole numbers, of length `STEP`, in as many columns as there are directions, whose
+    eigenvalue is above the largest of noise, which `rng` draws.
     """
     present = sketch_NE.any(1)  # absent clients send zeros
     mean_E = np.rint(sum(units(part).sum(0) for part in parts(sketch_NE)) / max(present.sum(), 1))
@@ -131,14 +150,14 @@ def positions(sketch_NE: np.ndarray, rng: np.random.Generator, clear: float) -> 
 
     scatter_EE = scatter()
     of_noise = np.linalg.eigvalsh(scatter(signs=True))[-1]
-    eigenvalues = np.linalg.eigvalsh(scatter_EE)
-    number = int((eigenvalues > of_noise).sum()) if eigenvalues[-1] >= clear * of_noise else 0
+    number = int((np.linalg.eigvalsh(scatter_EE) > of_noise).sum())
     if not number:
-        return np.zeros((len(sketch_NE), 0))
+        return np.zeros((len(sketch_NE), MOST))
     vectors_JE = largest(scatter_EE, min(number, MOST))
     weight_J = 1 / np.sqrt((vectors_JE**2).sum(1))
     projected = [centred(part) @ vectors_JE.T * weight_J for part in parts(sketch_NE)]
-    return to_length(np.concatenate(projected), STEP)
+    found = to_length(np.concatenate(projected), STEP)
+    return np.pad(found, ((0, 0), (0, MOST - len(vectors_JE))))
 
 
 def gathered(position_NJ: np.ndarray, rng: np.random.Generator) -> np.ndarray:

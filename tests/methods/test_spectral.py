@@ -1,5 +1,8 @@
 """Spectral: the directions of kinds against the eigenvectors of all cosines, and noise."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -26,8 +29,10 @@ def twin(sketch: np.ndarray, directions: int) -> np.ndarray:
     return position @ position.T
 
 
-def positions(sketch: np.ndarray, clear: float = 2) -> np.ndarray:
-    return spectral.positions(sketch, np.random.default_rng(3), clear)
+def positions(sketch: np.ndarray) -> np.ndarray:
+    """Return positions without the columns that are 0."""
+    found = spectral.positions(sketch, np.random.default_rng(3))
+    return found[:, found.any(0)]
 
 
 @pytest.mark.parametrize("groups", [2, 4, 10])
@@ -60,15 +65,38 @@ def mean(*degrees: float) -> float:
     return float(np.rad2deg(np.arctan2(np.sin(angles).sum(), np.cos(angles).sum())))
 
 
-def test_noise_has_no_kinds_and_unlike_shares_of_classes_are_none():
-    assert not any(positions(drawn(60, 0.0, entries=64, seed=i)).any() for i in range(100))
-    # each client of one kind has drawn 20 images of 10 classes
-    rng = np.random.default_rng(4)
-    shares, of_class = rng.multinomial(20, np.ones(10) / 10, 60) / 20, rng.normal(size=(10, 512))
-    rows = rng.normal(size=(60, 512)) + 2 * shares @ of_class
-    sketch = np.rint(127 * rows / abs(rows).max(1, keepdims=True)).astype(np.int8)
-    found = [positions(sketch, clear).shape[1] for clear in (1, 2)]
-    assert found[0] > 0 == found[1]
+def agreement(a: np.ndarray, b: np.ndarray) -> float:
+    """Return on how much two looks agree that have these sketches."""
+    others = [np.delete(np.arange(len(a)), k) for k in range(len(a))]
+    fed = SimpleNamespace(ids=np.arange(len(a)), tell=lambda share: share)
+    fed.candidates = lambda: SimpleNamespace(of=others.__getitem__)
+    found = [spectral.positions(look, np.random.default_rng(3)) for look in (a, b)]
+    return spectral.agreement(fed, *(spectral.gathered(f, np.random.default_rng(4)) for f in found))
+
+
+def test_two_looks_agree_on_kinds_and_not_on_noise():
+    noise = [drawn(60, 0.0, entries=64, seed=i) for i in range(41)]
+    assert max(agreement(a, b) for a, b in pairwise(noise)) < spectral.AGREE
+    kinds = drawn(40, 1.5)
+    assert agreement(kinds, kinds) == 1
+    assert agreement(kinds, drawn(40, 1.5, seed=1)) > 0.95
+    assert agreement(kinds, 0 * kinds) == agreement(0 * kinds, 0 * kinds) == 0
+
+
+def test_agreement_by_hand():
+    """Four clients on a circle: kin are those within half of the largest cosine."""
+
+    def at(*degrees: float) -> np.ndarray:
+        angles = np.deg2rad(degrees)
+        return np.rint(spectral.STEP * np.stack([np.cos(angles), np.sin(angles)], 1))
+
+    fed = SimpleNamespace(ids=np.arange(4), tell=lambda share: share)
+    others = [np.delete(np.arange(4), k) for k in range(4)]
+    fed.candidates = lambda: SimpleNamespace(of=others.__getitem__)
+    # kin before: 0 and 1, 2 and 3; after: 0, 1 and 2, and 3 has none
+    found = spectral.agreement(fed, at(0, 0, 180, 180), at(0, 0, 10, 180))
+    # 1 of 2, 1 of 2, 0 of 3, 0 of 1
+    assert found == pytest.approx((1 / 2 + 1 / 2 + 0 + 0) / 4)
 
 
 def test_positions_depend_on_no_order_and_absent_clients_have_none():

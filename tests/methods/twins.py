@@ -648,18 +648,18 @@ def twin_spectral_search(tw, o):
 
 
 def twin_spectral(tw, o, search=lambda k, S, w, t: [k, *S]):
-    w, u, looks, chose = [tw.local(k, tw.start, 0) for k in range(N)], [0 * tw.start] * N, 0, False
-    chosen = [tw.draw(k, 0, others(k))[: tw.most] for k in range(N)]
+    w, u, before = [tw.local(k, tw.start, 0) for k in range(N)], [0 * tw.start] * N, [set()] * N
+    chosen, chose = [tw.draw(k, 0, others(k))[: tw.most] for k in range(N)], False
     for t in range(1, ROUNDS + 2):
         yield w
         if t - 1 in (1, 2, 4):
             kin = spectral_kin(tw, o, u, t - 1)
-            looks = looks + 1 if kin else 0
-            if looks >= o["looks"] and not chose:
+            both = [(a & b, a | b) for a, b in zip(kin, before, strict=True) if a | b]
+            if both and not chose and np.mean([len(a) / len(b) for a, b in both]) >= 0.5:
                 chose = True
                 for k in range(N):
-                    pool = sorted(kin[k]) or others(k)
-                    chosen[k] = tw.draw(k, t - 1, pool)[: tw.most]
+                    chosen[k] = tw.draw(k, t - 1, sorted(kin[k]) or others(k))[: tw.most]
+            before = kin
         averaged = [search(k, chosen[k], w, t - 1) if t > 1 else [k, *chosen[k]] for k in range(N)]
         start = [tw.over(averaged[k], w) for k in range(N)]
         w = [tw.local(k, start[k], t * TAU) for k in range(N)]
@@ -667,15 +667,15 @@ def twin_spectral(tw, o, search=lambda k, S, w, t: [k, *S]):
 
 
 def spectral_kin(tw, o, u, t):
-    """Return each client's kin, from the sketches of u; None: there are no kinds."""
+    """Return the set of each client's kin, from the sketches of u."""
     unit = count_sketches(tw, u, o["entries"])
     unit /= np.sqrt((unit**2).sum(1, keepdims=True))
     unit -= unit.mean(0)
     draws = streams.stream(tw.run.seed, streams.SKETCH, 0, t)
     noise = np.linalg.svd(unit * (2 * draws.integers(2, size=unit.shape, dtype=np.int8) - 1))[1][0]
     vectors, values, _ = np.linalg.svd(unit)
-    if values[0] ** 2 < o["clear"] * noise**2:
-        return None
+    if values[0] <= noise:
+        return [set()] * N
     first = [c / np.sqrt(c @ c) for c in (vectors[:, : len(values)] * values)[:, values > noise]]
     moved = first
     for _ in range(2):
