@@ -326,8 +326,7 @@ def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {
         "summary": summary(runs),
         "map": gains(runs[made]).drop(columns="data"),
-        "goals": short(goals(runs[made], SEEDS)),
-        "goals again": short(goals(runs[made], DECIDING)),
+        "goals": short(goals(runs[made], DECIDING)),
         "predictions": predictions(runs),
         "real data": gains(runs[~made]).drop(columns=PLACE[1:], errors="ignore"),
     }

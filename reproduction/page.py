@@ -127,7 +127,7 @@ def tables() -> dict[Path, dict[str, str]]:
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
         ANSWER: {
-            **{name: of_map[name] for name in ("summary", "goals", "real data")},
+            **{name: of_map[name] for name in ("summary", "real data", "predictions")},
             "core hours": recomputed.total(full),
         },
         TABLE_1: recomputed.page_tables(folders()),
