@@ -62,7 +62,8 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, t: int, average: _given.Average | None = None) -> State:
     start, u = state["client"]["w"].clone(), state["client"]["u"]
-    chose, position_NJ = state["client"]["chose"], state["shared"]["position"]
+    chose = state["client"]["chose"]
+    position_NJ = state["shared"]["position"].astype(np.float64)
 
     def choose(w: Tensor) -> CollaborationGraph:
         nonlocal position_NJ
@@ -82,14 +83,15 @@ def round(fed: Federation, state: State, t: int, average: _given.Average | None 
 
     state = _given.round(fed, state, choose, choose_among, average)
     client = {"u": u, "chose": chose, **state["client"]}
-    return {"client": client, "shared": {**state["shared"], "position": position_NJ}}
+    shared = {**state["shared"], "position": position_NJ.astype(np.int32)}
+    return {"client": client, "shared": shared}
 
 
 def kinds(fed: Federation, u: Tensor) -> np.ndarray:
     """Return the `positions` of this round's sketches of u `[K, W]`, `gathered`. Collective."""
     rng = streams.stream(fed.run.seed, streams.SKETCH, 0, fed.round)
     sketch_NE = fed.tell(fed.sketches(u, fed.options["entries"]))
-    return gathered(positions(sketch_NE, rng), rng).astype(np.int32)
+    return gathered(positions(sketch_NE, rng), rng)
 
 
 def agreement(fed: Federation, before_NJ: np.ndarray, position_NJ: np.ndarray) -> float:
@@ -108,8 +110,7 @@ def agreement(fed: Federation, before_NJ: np.ndarray, position_NJ: np.ndarray) -
 
 def kin_of(k: int, position_NJ: np.ndarray, candidates: Candidates) -> np.ndarray:
     """Return which of its candidates are of client k's kind, bool."""
-    at = position_NJ.astype(np.float64)  # whole numbers: exact in any order
-    similarity = (at @ at[k])[candidates.of(k)]
+    similarity = (position_NJ @ position_NJ[k])[candidates.of(k)]  # whole: exact in any order
     return (similarity > 0) & (2 * similarity >= similarity.max(initial=0))
 
 
