@@ -43,7 +43,7 @@ ITERATIONS = 100  # of the power method for one direction
 AT_ONCE = 4096  # sketches summed at a time
 MOST = 32  # directions
 SHIFTS = 2
-SAMPLE = 1024  # clients to whose positions others move
+SAMPLE = 1024  # clients to whose positions others move, and whose kin two looks compare
 AGREE = 0.5  # of the kin that one of two looks found, those that both found
 
 
@@ -83,8 +83,9 @@ def round(fed: Federation, state: State, t: int, average: _given.Average | None 
 
     state = _given.round(fed, state, choose, choose_among, average)
     client = {"u": u, "chose": chose, **state["client"]}
-    shared = {**state["shared"], "position": position_NJ.astype(np.int32)}
-    return {"client": client, "shared": shared}
+    kept = np.zeros((fed.n, MOST), np.int32)
+    kept[:, : position_NJ.shape[1]] = position_NJ
+    return {"client": client, "shared": {**state["shared"], "position": kept}}
 
 
 def kinds(fed: Federation, u: Tensor) -> np.ndarray:
@@ -97,10 +98,12 @@ def kinds(fed: Federation, u: Tensor) -> np.ndarray:
 def agreement(fed: Federation, before_NJ: np.ndarray, position_NJ: np.ndarray) -> float:
     """Return the share of its kin by one of two positions that are kin by both. Collective.
 
-    It is the mean over the clients that have kin; 0 if none has.
+    It is the mean over the clients that have kin, of about `SAMPLE`; 0 if none has.
     """
     candidates, share = fed.candidates(), np.full(len(fed.ids), np.nan)
-    for i, k in enumerate(fed.ids):
+    every = -(-fed.n // SAMPLE)
+    for i in np.flatnonzero(fed.ids % every == 0):
+        k = int(fed.ids[i])
         kin, kin_before = (kin_of(k, found, candidates) for found in (position_NJ, before_NJ))
         if either := (kin | kin_before).sum():
             share[i] = (kin & kin_before).sum() / either
@@ -127,10 +130,10 @@ def of_own_kind(
 
 
 def positions(sketch_NE: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return each client's position in the directions in which kinds differ, float64 `[N, MOST]`.
+    """Return each client's position in the J directions in which kinds differ, float64 `[N, J]`.
 
-    They are whole numbers, of length `STEP`, in as many columns as there are directions, whose
-    eigenvalue is above the largest of noise, which `rng` draws.
+    They are whole numbers, of length `STEP`. Directions, at most `MOST`, have an eigenvalue above
+    the largest of noise, which `rng` draws.
     """
     present = sketch_NE.any(1)  # absent clients send zeros
     mean_E = np.rint(sum(units(part).sum(0) for part in parts(sketch_NE)) / max(present.sum(), 1))
@@ -153,12 +156,11 @@ def positions(sketch_NE: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     of_noise = np.linalg.eigvalsh(scatter(signs=True))[-1]
     number = int((np.linalg.eigvalsh(scatter_EE) > of_noise).sum())
     if not number:
-        return np.zeros((len(sketch_NE), MOST))
+        return np.zeros((len(sketch_NE), 0))
     vectors_JE = largest(scatter_EE, min(number, MOST))
     weight_J = 1 / np.sqrt((vectors_JE**2).sum(1))
     projected = [centred(part) @ vectors_JE.T * weight_J for part in parts(sketch_NE)]
-    found = to_length(np.concatenate(projected), STEP)
-    return np.pad(found, ((0, 0), (0, MOST - len(vectors_JE))))
+    return to_length(np.concatenate(projected), STEP)
 
 
 def gathered(position_NJ: np.ndarray, rng: np.random.Generator) -> np.ndarray:
