@@ -75,6 +75,8 @@ def round(fed: Federation, state: State, t: int, average: _given.Average | None 
         if agreement(fed, before, position_NJ) < AGREE:
             return omega
         choosing_N = fed.learners & ~fed.tell(chose)
+        if not choosing_N.any():
+            return omega
         chose[choosing_N[fed.ids]] = True
         return of_own_kind(fed, position_NJ, fed.candidates()).where(choosing_N, omega)
 
