@@ -315,18 +315,15 @@ def predictions(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out)
 
 
-def short(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines without what is the same in all central places."""
-    return lines.drop(columns=["data", "images", "budget"], errors="ignore")
-
-
 def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the tables of the pages by their names."""
     made = runs["data"] == MADE
     return {
         "summary": summary(runs),
         "map": gains(runs[made]).drop(columns="data"),
-        "goals": short(goals(runs[made], DECIDING)),
+        "goals": goals(runs[made], DECIDING).drop(
+            columns=["data", "images", "budget"], errors="ignore"
+        ),
         "predictions": predictions(runs),
         "real data": gains(runs[~made]).drop(columns=PLACE[1:], errors="ignore"),
     }
