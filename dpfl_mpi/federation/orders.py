@@ -23,10 +23,21 @@ class Draws:
         self.members, self.seed = members, seed
 
     def shuffle(
-        self, k: int, candidates: np.ndarray, repeat: int = 0, number: int | None = None
+        self,
+        k: int,
+        candidates: np.ndarray,
+        repeat: int = 0,
+        number: int | None = None,
+        first: int | None = None,
     ) -> np.ndarray:
-        """Return the candidates in client k's random order of this round, or of round `number`."""
-        return self.stream(streams.CANDIDATES, k, repeat, number).permutation(candidates)
+        """Return the candidates in client k's random order of this round, or of round `number`.
+
+        With `first` these are that order's first so many; a few of many are drawn alone.
+        """
+        rng = self.stream(streams.CANDIDATES, k, repeat, number)
+        if first is not None and few_of_many(first, candidates):
+            return rng.choice(candidates, first, replace=False)
+        return rng.permutation(candidates)[:first].copy()  # a view would keep the whole order
 
     def coins(self, block: slice) -> list[Generator]:
         """Return for each client of a block its generator of coins in [0, 1) in this round."""
@@ -37,11 +48,16 @@ class Draws:
         return streams.stream(self.seed, purpose, int(k), number * ORDERS + repeat)
 
 
+def few_of_many(few: int, candidates: np.ndarray) -> bool:
+    """Return whether to draw a few candidates alone, as NumPy's shuffle of all is slow."""
+    return len(candidates) > max(MANY, MANY_TIMES * few)
+
+
 class Order:
     """The candidates of one client, in random order or by loss (line 9 of Algorithm 3).
 
-    Only the next batches are held, since all orders would be N^2 numbers. Of more than `MANY`
-    candidates the first few are drawn alone, as NumPy's shuffle is slow; the others follow.
+    Only the next batches are held, since all orders would be N^2 numbers. Where the first are drawn
+    alone (`few_of_many`), the others follow.
     """
 
     def __init__(self, draws: Draws, of: Candidates | CollaborationGraph, k: int, losses: Losses):
@@ -65,7 +81,7 @@ class Order:
     def _drawn(self, few: int) -> tuple[np.ndarray, int]:
         """Return the order, of many candidates at first only `few`, and how many there are."""
         candidates = self.among.of(self.k)
-        if self.losses is not None or len(candidates) <= max(MANY, MANY_TIMES * few):
+        if self.losses is not None or not few_of_many(few, candidates):
             order = self.draws.shuffle(self.k, candidates)
             if self.losses is not None:  # smallest first, equal ones in random order
                 order = order[np.argsort(self.losses[order], kind="stable")]

@@ -8,7 +8,8 @@ from dpfl_mpi.methods import Federation
 
 def random_graph(fed: Federation) -> CollaborationGraph:
     """Return a graph of B_c - 1 random senders per client, drawn in each round. Collective."""
-    return fed.collect([fed.shuffle(k, fed.reachable(k))[: fed.most_senders[k]] for k in fed.ids])
+    most = fed.most_senders
+    return fed.collect([fed.shuffle(k, fed.reachable(k), first=most[k]) for k in fed.ids])
 
 
 def highest(candidates: np.ndarray, score_N: np.ndarray, limit: int) -> np.ndarray:

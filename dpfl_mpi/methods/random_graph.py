@@ -45,13 +45,13 @@ def draw(fed: Federation, t: int, candidates: Candidates) -> CollaborationGraph:
 
     With --graphs a client has as many as in that round there.
     """
+    room = candidates.room
     if not fed.graphs:
-        orders = [fed.shuffle(k, candidates.of(k)) for k in fed.ids]
-        limits = candidates.room
+        drawn = [fed.shuffle(k, candidates.of(k), first=room[k]) for k in fed.ids]
     else:
-        orders = [stable_order(fed, int(k), t, candidates) for k in fed.ids]
-        limits = np.minimum(fed.graphs[t].degrees(), candidates.room)
-    return fed.collect([order[: limits[k]] for k, order in zip(fed.ids, orders, strict=True)])
+        most = np.minimum(fed.graphs[t].degrees(), room)
+        drawn = [stable_order(fed, int(k), t, candidates)[: most[k]] for k in fed.ids]
+    return fed.collect(drawn)
 
 
 def stable_order(fed: Federation, k: int, t: int, candidates: Candidates) -> np.ndarray:

@@ -127,7 +127,7 @@ def of_own_kind(
     for k in fed.ids:
         others, kin = candidates.of(k), kin_of(k, position_NJ, candidates)
         pool = others[kin] if kin.any() else others
-        senders.append(fed.shuffle(k, pool, 0)[: candidates.room[k]])
+        senders.append(fed.shuffle(k, pool, first=candidates.room[k]))
     return fed.collect(senders)
 
 
@@ -187,12 +187,16 @@ def parts(sketch_NE: np.ndarray) -> list[np.ndarray]:
 
 def units(sketch: np.ndarray) -> np.ndarray:
     """Return sketches scaled to the length `UNIT` and rounded, float64."""
-    return to_length(sketch.astype(np.float64), UNIT)
+    rows = sketch.astype(np.float64)
+    return scaled(rows, np.einsum("ne,ne->n", rows, rows), UNIT)  # whole: exact in any order
 
 
 def to_length(rows: np.ndarray, length: int) -> np.ndarray:
     """Return rows scaled to a length and rounded; rows of zeros stay."""
-    square = sum(column**2 for column in rows.T)  # in a fixed order
+    return scaled(rows, sum(column**2 for column in rows.T), length)  # in a fixed order
+
+
+def scaled(rows: np.ndarray, square: np.ndarray, length: int) -> np.ndarray:
     return np.rint(rows * (length / np.sqrt(np.maximum(square, np.finfo(float).tiny)))[:, None])
 
 

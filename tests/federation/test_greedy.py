@@ -221,6 +221,7 @@ def test_an_order_drawn_in_parts_is_the_whole_order(fed, monkeypatch, ahead):
         whole = fed.shuffle(k, fed.reachable(k), 0).tolist()
         assert [j for batch in batches for j in batch] == whole
         assert [len(batch) for batch in batches] == [0, 2, 2, 2, 0, 0]
+        assert fed.shuffle(k, fed.reachable(k), first=4).tolist() == whole[:4]
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
@@ -233,6 +234,9 @@ def test_of_many_candidates_the_first_are_drawn_alone(fed, monkeypatch, ahead):
         order, reachable = orders.Order(fed.draws, fed.candidates(), 0, None), fed.reachable(0)
         first, rng = order.next(2).tolist(), fed.draws.stream(streams.CANDIDATES, 0, 0)
         assert first == rng.choice(reachable, 2 * ahead, replace=False)[:2].tolist()
+        rng = fed.draws.stream(streams.CANDIDATES, 0, 0)
+        few = fed.shuffle(0, reachable, first=3)
+        assert few.tolist() == rng.choice(reachable, 3, replace=False).tolist()
         whole.append(first + [j for _ in range(N) for j in order.next(2).tolist()])
         assert sorted(whole[-1]) == reachable.tolist()
     # each candidate at each place 299 / (N - 1) times, within four standard deviations
