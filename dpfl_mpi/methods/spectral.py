@@ -43,7 +43,7 @@ ITERATIONS = 100  # of the power method for one direction
 AT_ONCE = 4096  # sketches summed at a time
 MOST = 32  # directions
 SHIFTS = 2
-SAMPLE = 1024  # clients to whose positions others move, and whose kin two looks compare
+SAMPLE = 1024  # clients to whose positions others move, whose kin two looks compare
 AGREE = 0.5  # of the kin that one of two looks found, those that both found
 
 
@@ -106,17 +106,27 @@ def agreement(fed: Federation, before_NJ: np.ndarray, position_NJ: np.ndarray) -
     every = -(-fed.n // SAMPLE)
     for i in np.flatnonzero(fed.ids % every == 0):
         k = int(fed.ids[i])
-        kin, kin_before = (kin_of(k, found, candidates) for found in (position_NJ, before_NJ))
+        others = compared(fed, k, candidates)
+        kin, kin_before = (kin_of(k, found, others) for found in (position_NJ, before_NJ))
         if either := (kin | kin_before).sum():
             share[i] = (kin & kin_before).sum() / either
     known = [value for value in fed.tell(share).tolist() if value == value]
     return math.fsum(known) / max(len(known), 1)
 
 
-def kin_of(k: int, position_NJ: np.ndarray, candidates: Candidates) -> np.ndarray:
-    """Return which of its candidates are of client k's kind, bool."""
-    similarity = (position_NJ @ position_NJ[k])[candidates.of(k)]  # whole: exact in any order
+def kin_of(k: int, position_NJ: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return which of these others are of client k's kind, bool."""
+    similarity = position_NJ[others] @ position_NJ[k]  # whole: exact in any order
     return (similarity > 0) & (2 * similarity >= similarity.max(initial=0))
+
+
+def compared(fed: Federation, k: int, candidates: Candidates) -> np.ndarray:
+    """Return client k's candidates; of many as many as `MOST` equal kinds need to fill a budget."""
+    others, few = candidates.of(k), max(SAMPLE, MOST * candidates.room[k])
+    if len(others) <= few:
+        return others
+    rng = streams.stream(fed.run.seed, streams.SKETCH, int(k) + 1, fed.round)
+    return rng.choice(others, few, replace=False)
 
 
 def of_own_kind(
@@ -125,7 +135,8 @@ def of_own_kind(
     """Return the graph of partners of one's kind; who has no kind draws from all. Collective."""
     senders = []
     for k in fed.ids:
-        others, kin = candidates.of(k), kin_of(k, position_NJ, candidates)
+        others = compared(fed, k, candidates)
+        kin = kin_of(k, position_NJ, others)
         pool = others[kin] if kin.any() else others
         senders.append(fed.shuffle(k, pool, first=candidates.room[k]))
     return fed.collect(senders)

@@ -67,7 +67,7 @@ def agreement(a: np.ndarray, b: np.ndarray) -> float:
     """Return on how much two looks agree that have these sketches."""
     others = [np.delete(np.arange(len(a)), k) for k in range(len(a))]
     fed = SimpleNamespace(n=len(a), ids=np.arange(len(a)), tell=lambda share: share)
-    fed.candidates = lambda: SimpleNamespace(of=others.__getitem__)
+    fed.candidates = lambda: SimpleNamespace(of=others.__getitem__, room=np.full(len(others), 9))
     found = [spectral.positions(look, np.random.default_rng(3)) for look in (a, b)]
     return spectral.agreement(fed, *(spectral.gathered(f, np.random.default_rng(4)) for f in found))
 
@@ -90,11 +90,23 @@ def test_agreement_by_hand():
 
     fed = SimpleNamespace(n=4, ids=np.arange(4), tell=lambda share: share)
     others = [np.delete(np.arange(4), k) for k in range(4)]
-    fed.candidates = lambda: SimpleNamespace(of=others.__getitem__)
+    fed.candidates = lambda: SimpleNamespace(of=others.__getitem__, room=np.full(len(others), 9))
     # kin before: 0 and 1, 2 and 3; after: 0, 1 and 2, and 3 has none
     found = spectral.agreement(fed, at(0, 0, 180, 180), at(0, 0, 10, 180))
     # 1 of 2, 1 of 2, 0 of 3, 0 of 1
     assert found == pytest.approx((1 / 2 + 1 / 2 + 0 + 0) / 4)
+
+
+def test_of_many_candidates_a_few_are_compared(monkeypatch):
+    monkeypatch.setattr(spectral, "SAMPLE", 5)
+    monkeypatch.setattr(spectral, "MOST", 4)
+    run, others = SimpleNamespace(seed=1), np.arange(3, 20)
+    fed = SimpleNamespace(run=run, round=2)
+    for room, few in ((0, 5), (1, 5), (3, 12), (5, 17)):
+        candidates = SimpleNamespace(of=lambda k: others, room=np.full(3, room))
+        found = [spectral.compared(fed, k, candidates) for k in range(3)]
+        assert all(len(set(f)) == few and set(f) <= set(others) for f in found)
+        assert ([f.tolist() for f in found] == [others.tolist()] * 3) == (few == 17)
 
 
 def test_positions_depend_on_no_order_and_absent_clients_have_none():
