@@ -33,7 +33,7 @@ from dpfl_mpi.federation.sums import Sums
 from dpfl_mpi.federation.training import Training
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.numerics import sketches
-from dpfl_mpi.numerics.backend import Backend, Gradient, Proximal
+from dpfl_mpi.numerics.backend import Backend, Gradient, Loss, LossGradient, Proximal
 from dpfl_mpi.plugins import short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.transport.clock import NS
@@ -253,6 +253,14 @@ class Federation:
     def proximal(self, towards: Tensor, mu: float) -> Gradient:
         """Return the gradient of f_i(w_i) + mu / 2 ||w_i - towards||^2, from a row or `[K, W]`."""
         return Proximal(self._parts.backend, towards, mu)
+
+    def gradient_of(self, loss: Loss) -> Gradient:
+        """Return the gradient of a loss of one's own, which PyTorch computes, for `local_opt`.
+
+        `loss(i, logits [S, C], z [S, F], y [S])` returns the mean loss of a mini-batch of local
+        client i; z is what the last layer reads.
+        """
+        return LossGradient(self._parts.backend, loss, self._head())
 
     def columns(self, layers: str, option: str = "head") -> Tensor:
         """Return which columns hold these layers, which the method's `option` names, bool `[W]`.

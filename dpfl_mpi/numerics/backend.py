@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.numerics.clients import Batch, Clients
-from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy
+from dpfl_mpi.numerics.ensemble import Block, Ensemble, Rows, cross_entropy, inputs_of
 from dpfl_mpi.numerics.optimiser import SGD
 
 PREPARED_NUMBERS = 2**25  # of images that one call prepares: 128 MiB
 SCORED_IMAGES = 50  # of a client at once on a CPU: the widest layer stays in a core's cache
 Gradient = Callable[[Block, Batch], Tensor]  # writes `block.g` and returns the losses [k]
+# (local number of the client, logits [S, C], what the head reads [S, F], labels [S]) -> mean loss
+Loss = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 # called with the rows w, v and their mixture, after the gradient at the mixture
 Learn = Callable[[Block, Block, Block], None]
 # the start of a block's greedy searches: the sums of p_i w_i over the sets X and Y, float64 [k, W],
@@ -279,3 +281,35 @@ class Proximal:
     def target(self, rows: Rows) -> Tensor:
         """Return the `towards` of these rows, `[W]` or `[k, W]`."""
         return self.towards if self.towards.dim() == 1 else self.towards[rows]
+
+
+@dataclass(frozen=True)
+class LossGradient:
+    """The `Gradient` of a loss of one's own, by PyTorch; `head` is the name of the last layer."""
+
+    backend: Backend
+    loss: Loss
+    head: str
+
+    def __call__(self, block: Block, batch: Batch) -> Tensor:
+        ensemble, i = self.backend.ensemble, client_of(block.rows)
+        with inputs_of(ensemble.learner, self.head) as inputs:
+
+            def loss_of(logits_SC: Tensor, y_S: Tensor) -> Tensor:
+                return self.loss(i, logits_SC, inputs.pop(), y_S)
+
+            g, loss = ensemble.gradient(block.w[0], batch.x, batch.y, batch.key, loss_of)
+        block.g = g[None]
+        return loss[None]
+
+    def train_epochs(self, block: Block, epochs: LocalEpochs, trained: Any = None) -> None:
+        """Train the block's rows one after the other, in place, as `Backend.train_epochs` does."""
+        numbers = np.arange(len(self.backend.clients))[block.rows]
+        for row, i in enumerate(numbers):
+            part, one = slice(row, row + 1), np.array([i])
+            momentum = None if block.momentum is None else block.momentum[part]
+            client = Block(block.ensemble, block.w[part], momentum, one)
+            for batch in Backend.batches(self.backend, one, epochs.number, epochs.first):
+                self.backend.step(client, self(client, batch), epochs.lr, trained)
+            block.loss[part] += client.loss
+            block.steps[part] += client.steps

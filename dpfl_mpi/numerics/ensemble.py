@@ -11,10 +11,12 @@ m models scored on one client's images, C classes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 import platform
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -109,6 +111,20 @@ def with_safe_norms(module: nn.Module) -> nn.Module:
         if isinstance(part, nn.GroupNorm):
             part.register_forward_pre_hook(copy_input)
     return module
+
+
+@contextlib.contextmanager
+def inputs_of(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
+    """Yield a list that gets what a layer, by name, reads in each call of the module."""
+    inputs = list[Tensor]()
+    hook = lambda _, values: inputs.append(values[0])  # noqa: E731
+    with module.get_submodule(layer).register_forward_pre_hook(hook):
+        yield inputs
+
+
+def mean_cross_entropy(logits_SC: Tensor, y_S: Tensor) -> Tensor:
+    losses = nn.functional.cross_entropy(logits_SC, y_S, reduction="none")
+    return (losses * (1 / len(y_S))).sum()
 
 
 class Ensemble:
@@ -240,27 +256,29 @@ class Ensemble:
 
     def features(self, w_W: Tensor, x_SHWC: Tensor, head: str) -> Tensor:
         """Return the input of the layer named `head` under a row's model, `[S, F]`."""
-        inputs = list[Tensor]()  # a hook catches it
-        layer = self.module.get_submodule(head)
-        with layer.register_forward_pre_hook(lambda _, values: inputs.append(values[0])):
+        with inputs_of(self.module, head) as inputs:
             images = self.module_input(x_SHWC)
             call(self.module, self.first_names, self.row_layers(w_W), images)
         return inputs.pop()
 
     def gradient(
-        self, w_W: Tensor, x_SHWC: Tensor, y_S: Tensor, key: Tensor | None = None
+        self,
+        w_W: Tensor,
+        x_SHWC: Tensor,
+        y_S: Tensor,
+        key: Tensor | None = None,
+        loss_of: Callable[[Tensor, Tensor], Tensor] = mean_cross_entropy,
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient `[W]` of a mini-batch's mean loss, and that loss.
 
-        Dropout draws its masks from the `key`, int64.
+        It is `loss_of(logits [S, C], y [S])`. Dropout draws its masks from the `key`, int64.
         """
         layers = self.row_layers(w_W)
         leaves = {name: layer.detach().requires_grad_() for name, layer in layers.items()}
         self.draws.begin(key)
         with torch.enable_grad():
             logits = self._call(self.learner, leaves, self.module_input(x_SHWC))
-            losses = nn.functional.cross_entropy(logits, y_S, reduction="none")
-            loss = (losses * (1 / len(y_S))).sum()
+            loss = loss_of(logits, y_S)
             gradients = torch.autograd.grad(loss, list(leaves.values()))
         padding = w_W.new_zeros(self.width - self.size)
         return torch.cat([*(g.reshape(-1) for g in gradients), padding]), loss.detach()

@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics.backend import Backend, Learn, LocalEpochs, Predict, Proximal, Starts
+from dpfl_mpi.numerics.backend import (
+    Backend,
+    Learn,
+    LocalEpochs,
+    LossGradient,
+    Predict,
+    Proximal,
+    Starts,
+)
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.cpu import FORMS, Cpu, load
 from dpfl_mpi.numerics.ensemble import X86, Block, Ensemble, Rows, cross_entropy
@@ -67,6 +75,8 @@ class NativeBackend(Backend):
     def train_epochs(
         self, block: Block, epochs: LocalEpochs, gradient: Any = None, trained: Any = None
     ) -> None:
+        if isinstance(gradient, LossGradient):
+            return gradient.train_epochs(block, epochs, trained)
         if gradient and not isinstance(gradient, Proximal):  # a method's own: step by step
             return super().train_epochs(block, epochs, gradient, trained)
         tasks, steps = self._epoch_tasks(block.rows, epochs)

@@ -12,7 +12,7 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.neighbors import NearestNeighbors
 from twins import HEAD, N, Twin, play, quadratic
 
-from dpfl_mpi.methods import cfl, knnper, pfedgraph
+from dpfl_mpi.methods import cfl, fedpac, knnper, pfedgraph
 from dpfl_mpi.models import resnet
 from dpfl_mpi.numerics import backend
 
@@ -32,6 +32,8 @@ CASES = [
     ("apfl", {"alpha": 0.6, "adaptive": True}, {}),
     ("perfedavg", {"alpha": 0.05}, {}),
     ("pfedgraph", {"lam": 0.5}, {}),
+    ("fedpac", None, {}),
+    ("fedpac", {"lam": 3.0, "head_epochs": 0}, {"lr": 0.1}),
     ("scaffold", {"global_lr": 0.7}, {}),
     ("scaffold", None, {"momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}),
     ("pfedme", {"beta": 0.8}, {}),
@@ -148,6 +150,22 @@ def test_pfedgraph_weights_are_a_solvers():
             x = pfedgraph.weights(d, p, alpha)
             assert x.sum() == pytest.approx(1) and (x >= 0).all()
             np.testing.assert_allclose(x, quadratic(d, p, alpha), atol=1e-6)
+
+
+def test_fedpac_weights_by_hand():
+    """With away 0 and d: x_2 = v_1 / (v_1 + v_2 + d^2)."""
+    for d, v, right in ((1.0, (1, 1), 1 / 3), (0.0, (1, 3), 1 / 4), (2.0, (0.5, 0), 0.5 / 4.5)):
+        x = fedpac.mixture(np.array([[0.0, 0], [d, 0]]), np.array(v, float))
+        assert x == pytest.approx([1 - right, right], abs=2e-6)
+    far = fedpac.mixture(np.array([[0.0], [40]]), np.ones(2))  # 1 / 1602 counts as 0
+    assert far.tolist() == [1, 0]
+
+
+def test_fedpac_pulls_no_feature_to_an_unknown_class():
+    logits, y = torch.zeros(2, 3), torch.tensor([0, 1])
+    z, c = torch.tensor([[1.0, 2], [3, 4]]), np.array([[0, 0], [np.nan] * 2, [7, 7]])
+    loss = fedpac.objective(0.5, c, 0, logits, z, y).item()
+    assert loss == pytest.approx(np.log(3) + 0.5 * (1 + 4) / 4, rel=1e-6)
 
 
 @pytest.mark.parametrize("linkage", ["complete", "single"])

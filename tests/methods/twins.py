@@ -264,6 +264,61 @@ def twin_fedrep(tw, o):
     return tw.keeping(tw.head, train)
 
 
+def twin_fedpac(tw, o):
+    """Plain PyTorch with hooks, and SciPy's general solver for the heads' weights."""
+    c, w, mean = {}, [tw.start] * N, tw.start
+    yield w
+
+    def features(k, w):
+        module, seen = tw.model(w), []
+        layer = module.get_submodule(mlp.HEAD)
+        with layer.register_forward_pre_hook(lambda _, values: seen.append(values[0])):
+            module(tw.data[k][0])
+        return seen[0].detach().double().numpy(), tw.data[k][1].numpy()
+
+    def gradient(w, batch):
+        module, seen = tw.model(w), []
+        layer = module.get_submodule(mlp.HEAD)
+        with layer.register_forward_pre_hook(lambda _, values: seen.append(values[0])):
+            loss = cross_entropy(module(batch[0]), batch[1])
+        for z, y in zip(seen[0], batch[1].tolist(), strict=True):
+            if y in c:
+                away = z - torch.from_numpy(c[y]).float()
+                loss = loss + o["lam"] * away.square().sum() / seen[0].numel()
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, module.parameters())])
+
+    def mixed(k, h, v):
+        def cost(x):
+            return ((x[:, None] * (h[k] - h)).sum(0) ** 2).sum() + (v * x * x).sum()
+
+        sums_to_1 = {"type": "eq", "fun": lambda x: x.sum() - 1}
+        x = minimize(cost, np.full(N, 1 / N), bounds=[(0, 1)] * N, constraints=sums_to_1,
+                     options={"ftol": 1e-14, "maxiter": 1000}).x  # fmt: skip
+        x[x < 1e-3] = 0
+        return x / x.sum()
+
+    for t in range(ROUNDS):
+        w = [torch.where(tw.head, w[k], mean) for k in range(N)]
+        h, v = [], []
+        for k in range(N):
+            z, y = features(k, w[k])
+            parts = [z[y == j].sum(0) / len(y) for j in range(10)]
+            h.append(np.concatenate(parts))
+            v.append(((z**2).sum(1).mean() - (h[-1] ** 2).sum()) / len(y))
+        a = [mixed(k, np.array(h), np.array(v)) for k in range(N)]
+        for k in range(N):
+            w[k] = tw.local(k, w[k], t * TAU, o["head_epochs"], columns=tw.head)
+            first, epochs = t * TAU + o["head_epochs"], TAU - o["head_epochs"]
+            for batch in tw.batches(k, first, epochs):
+                w[k] = tw.step(k, "base", w[k], gradient(w[k], batch), ~tw.head)
+        yield w
+        found = [features(k, w[k]) for k in range(N)]
+        z, y = (np.concatenate(part) for part in zip(*found, strict=True))
+        c.update({int(j): z[y == j].mean(0) for j in np.unique(y)})
+        mean = tw.mean(w)
+        w = [sum(float(a[k][j]) * w[j].double() for j in range(N)).float() for k in range(N)]
+
+
 def twin_pfedgraph(tw, o):
     w = u = [tw.start] * N
     yield w
