@@ -35,7 +35,7 @@ from question import LEVEL, MARGIN, chance_within, tail
 from recomputed import holm
 
 from dpfl_mpi import prepare
-from dpfl_mpi.errors import exit_with, in_a_sentence
+from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.figures.style import BLUE, DARK, GREEN, GREY, ORANGE, TEXT
 from dpfl_mpi.figures.tables import interval, markdown
@@ -83,6 +83,7 @@ RIVALS = {  # computed where choosing matters alone
     "CFL": {"method": "cfl"},
     "FedAMP": {"method": "fedamp"},
     "FedFomo": {"method": "fedfomo"},
+    "FedPAC": {"method": "fedpac"},
     "L2C": {"method": "l2c"},
     "Morph": {"method": "morph"},
     "PENS": {"method": "pens"},
@@ -152,7 +153,7 @@ def line_of(cell: Cell, result: Result, random: Result) -> dict:
         line[f"{name}_gain"], line[f"{name}_half"] = interval([100 * (mine - theirs)])
     line["harm"] = 100 * (result["round/val_acc"][0] - result["mixed/val_acc"][0]).mean()
     edges = result.graph(len(result["round/val_acc"]) - 1)
-    if group_of := GROUP_OF.get(cell.data):
+    if (group_of := GROUP_OF.get(cell.data)) and edges.any():
         group = group_of(np.arange(len(edges)))
         line["own_group"] = 100 * edges[group[:, None] == group].sum() / edges.sum()
     return line | {"commit": result.starts()[-1]["commit"]}
@@ -161,8 +162,9 @@ def line_of(cell: Cell, result: Result, random: Result) -> dict:
 def scores(result: Result, model: str) -> np.ndarray:
     """Return each client's test accuracy `[N]` in its best round by validation (the last best)."""
     if model == "better":
+        # NaN of methods that do not average
         best = {name: result[f"{group}/val_acc"].mean(1).max() for name, group in MODELS.items()}
-        model = max(best, key=best.__getitem__)
+        model = max(best, key=lambda name: np.nan_to_num(best[name], nan=-1))
     group = MODELS[model]
     latest_first = result[f"{group}/val_acc"][::-1].argmax(0)
     return result[f"{group}/test_acc"][::-1][latest_first, np.arange(len(latest_first))]
@@ -177,6 +179,8 @@ def rounds_of(result: Result) -> pd.DataFrame:
 
 def collect(folder: str) -> None:
     """Add the finished cells of a folder to both files, in the order of CELLS."""
+    if not Path(folder).is_dir():
+        raise UserError(f"--collect is {folder}; allowed is a folder with results")
     prepared = [cell for cell in CELLS if Path(cell.source()["data"]).is_file()]
     wanted = [cell for cell in prepared if cell not in DONE or cell.row == RANDOM]
     results = {cell: gather([cell.run()], folder)[0] for cell in wanted}
@@ -247,6 +251,23 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
         kin = (f"{row} {share:.0f}" for row, share in computed.items() if share == share)
         out[-1]["kin, %"] = ", ".join(kin)
     return pd.DataFrame(out).fillna("")
+
+
+def rivals(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per row: what it gains where choosing matters, and its share of kin."""
+    here, out = runs[central(runs) & runs["seed"].isin(SEEDS)], []
+    for row in [ORACLE, "Spectral", "Nearest", "DPFL", *RIVALS]:
+        line = {"method": row}
+        for share, degrees in MATTERS:
+            at_place = (here["share"] == share) & (here["degrees"] == degrees)
+            part = here[at_place & (here["row"] == row)]
+            place = f"{degrees} degrees" if degrees else f"{share} %"
+            for model in ("trained", "better"):
+                line[f"{place}, {model}"] = gain_text(part, model)
+            kin = part["own_group"].mean()
+            line[f"{place}, kin"] = "" if kin != kin else f"{kin:.0f}"
+        out.append(line)
+    return pd.DataFrame(out)
 
 
 def of_seeds(of_row: pd.DataFrame, model: str) -> tuple[float, float]:
@@ -324,6 +345,7 @@ def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
         "goals": goals(runs[made], DECIDING).drop(
             columns=["data", "images", "budget"], errors="ignore"
         ),
+        "rivals": rivals(runs),
         "predictions": predictions(runs),
         "real data": gains(runs[~made]).drop(columns=PLACE[1:], errors="ignore"),
     }
