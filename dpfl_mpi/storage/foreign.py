@@ -113,7 +113,12 @@ class Hdf5(AbstractContextManager["Hdf5"]):
         self.path = path
         open_regular(path).close()
         with refused_as(f"{path} is not {what}, or it is damaged"):
-            self.file: h5py.File = h5py.File(path, "r", locking=False)
+            try:
+                self.file: h5py.File = h5py.File(path, "r", locking=False)
+            except OSError as error:  # open already in this process, as in a notebook
+                if "locking flag" not in str(error):
+                    raise
+                self.file = h5py.File(path, "r")
             linked = self.file.id.links.visit(not_hard, info=True)
         if linked:
             self.file.close()

@@ -142,6 +142,12 @@ def test_any_difference_is_noticed(path, tmp_path, monkeypatch):
             assert list(result.mean("round/test_acc")) == list(finished[:rounds])
 
 
+def test_a_file_that_h5py_has_open_reads_well(tmp_path):
+    path = tiny_result.make(tmp_path / "p.h5", "local", best=(0.5,) * 4)
+    with h5py.File(path) as file, Result(path) as result:
+        assert np.array_equal(result["best/test_acc"], file["best/test_acc"][()])
+
+
 def test_a_file_reads_well_while_it_is_written(tmp_path, monkeypatch):
     seen, path = [], tmp_path / "run.h5"
 
