@@ -84,7 +84,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 RIVALS = {
     name: {"method": name.lower()}
-    for name in ("DAC", "FedSim", "pFedSV", "DFedPGP", "Facade", "Sketch", "PENS", "CoBo")
+    for name in ("DAC", "FedSim", "pFedSV", "DFedPGP", "Facade", "Sketch", "PENS")
 }
 
 
