@@ -276,3 +276,15 @@ def test_a_model_is_scored_in_its_last_best_round_by_validation():
     assert harm_map.scores(result, "averaged").tolist() == [0.9, 0.8]
     # mean over clients of the best validation: 0.65 of the trained, 0.7 of the averaged
     assert harm_map.scores(result, "better").tolist() == [0.9, 0.8]
+    result |= {name: np.full((3, 2), np.nan) for name in ("mixed/val_acc", "mixed/test_acc")}
+    assert harm_map.scores(result, "better").tolist() == [0.5, 0.4]  # it does not average
+
+
+def test_rivals_are_compared_on_one_set_of_seeds():
+    place = dict(zip(harm_map.PLACE, (harm_map.MADE, 40, 0, 100, "0.2N"), strict=True))
+    gains = {f"{m}_{n}": v for m in harm_map.SCORES for n, v in (("gain", 2.0), ("half", 0.5))}
+    seeds = harm_map.SEEDS[0], harm_map.DECIDING[0]
+    lines = [place | gains | {"row": "PENS", "seed": s, "own_group": 10.0 * s} for s in seeds]
+    found = harm_map.rivals(pd.DataFrame(lines)).set_index("method").loc["PENS"]
+    assert found["40 %, better"] == "+2.0 ± 0.5 (1)" and found["40 %, kin"] == "2010"
+    assert found["100 %, trained"] == "not computed yet" and found["90 degrees, kin"] == ""
