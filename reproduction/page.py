@@ -123,11 +123,12 @@ def tables() -> dict[Path, dict[str, str]]:
     verdicts = question.table(known(question.RUNS_FILE), known(question.CLIENTS_FILE))
     of_map = harm_map.tables(known(harm_map.FILE))
     of_map = {name: recomputed.text(table) for name, table in of_map.items()}
-    more = {"verdicts": recomputed.text(verdicts), "map": of_map["map"]}
+    more = {"verdicts": recomputed.text(verdicts)}
+    more |= {name: of_map[name] for name in ("map", "rivals")}
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
         ANSWER: {
-            **{name: of_map[name] for name in ("summary", "real data", "predictions")},
+            **{name: of_map[name] for name in ("summary", "goals", "real data", "predictions")},
             "core hours": recomputed.total(full),
         },
         TABLE_1: recomputed.page_tables(folders()),
