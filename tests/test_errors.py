@@ -91,7 +91,7 @@ ALLOWED = {
     ATTACK: "attack bribe:0.2, attack noise",
     "arrays, cifar10, cifar100, cinic10, digits, femnist, ": "dataset cifar11",
     "apfl, cfl, cobo, dac, ": "method dpfk",
-    "cnn, mlp, resnet, text, or NAME.py or MODULE:OBJECT of your own": "model resnet50",
+    "cnn, mlp, resnet, text, or your own NAME.py or MODULE:OBJECT": "model resnet50",
     "pathological, dirichlet, natural, fedrep, motivation or file:PATH": "partition iid",
     "paper, authors_code": "preset mine",
     "kaiming, torch, own": "init zeros",

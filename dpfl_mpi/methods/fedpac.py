@@ -27,7 +27,7 @@ CITATION = """@inproceedings{xu2023fedpac,
   author = {Xu, Jian and Tong, Xinyi and Huang, Shao-Lun},
   booktitle = {International Conference on Learning Representations (ICLR)}, year = {2023}
 }"""
-METHOD = Method("FedPAC", CITATION, topology="server", every_row=1, look="#882255 -- h")
+METHOD = Method("FedPAC", CITATION, topology="server", every_row=1, look="#999933 :")
 LEAST = 1e-3  # a smaller weight counts as 0, as in the published code
 
 
@@ -62,7 +62,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     w_i = fed.local_opt(w_i, epochs=base_epochs, gradient=aligned, trained=~head, momentum=momentum)
     fed.evaluate(w_i)
     c = centroids(fed, *statistics(fed, w_i)[:2])
-    h, phi = fed.average(w_i, weights=a), fed.mean(w_i)
+    h, phi = aggregate(fed, w_i, a, state["shared"]["phi"])
     fed.note_received(2)  # one up, one down
     return {"client": {"h": h}, "shared": {"phi": phi, "c": c}}
 
@@ -122,6 +122,23 @@ def head_weights(
         if fed.active[k]:
             a[i, active] = mixture(h_N[active] - h_N[k], v_N[active])
     return a
+
+
+def aggregate(fed: Federation, w: Tensor, a: np.ndarray, phi: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each client's row sum_j a_ij w_j `[K, W]`, and the mean over active clients `[W]`.
+
+    An absent client keeps its row; without active clients phi stays. Collective.
+    """
+    p = fed.p * fed.active / max(fed.p[fed.active].sum(), 1e-300)
+    rows, mean = w.double() * 0, phi.double() * 0
+    for j, row in fed.every_row(w):
+        model = row.double()
+        mean += p[j] * model
+        for i in np.flatnonzero(a[:, j]):
+            rows[i] += a[i, j] * model
+    absent = a.sum(1) == 0
+    rows[absent] = w[absent].double()
+    return rows.float(), mean.float() if fed.active.any() else phi
 
 
 def of_active(fed: Federation, values: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from dpfl_mpi.plugins.code import PACKAGE, Code, code_named, execute, failure, o
 
 KINDS = {"dataset": "datasets", "method": "methods", "model": "models"}
 CODE = "code:"  # begins the hash of the user's code in the key of a Run
-FORMS = "NAME.py or MODULE:OBJECT of your own"
+FORMS = "your own NAME.py or MODULE:OBJECT"
 ADMITTED: dict[tuple[str, str], Code] = {}  # by kind, such as "method", and name
 LISTED = 5  # parts of code that `changes` names at most
 LOADED: dict[tuple[str, str, str], Any] = {}  # what `find` returned, by kind, name and hash
