@@ -203,6 +203,12 @@ def line_of(run: Run, result: Result) -> dict[str, Any]:
     }
 
 
+def check_folder(folder: str) -> None:
+    """Raise `UserError` unless --collect names a folder."""
+    if not Path(folder).is_dir():
+        raise UserError(f"--collect is {folder}; allowed is a folder with results")
+
+
 def collect(
     folder: str, cells: Sequence[Cell], file: Path, clients_file: Path, scores: Sequence[str]
 ) -> None:
@@ -210,8 +216,7 @@ def collect(
 
     Both files are written after each cell.
     """
-    if not Path(folder).is_dir():
-        raise UserError(f"--collect is {folder}; allowed is a folder with results")
+    check_folder(folder)
     runs, clients, done = known(file), known(clients_file), done_in(file)
     for setting, row, epochs, run in cells:
         key = (setting, row, epochs, run.seed)

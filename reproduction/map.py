@@ -28,14 +28,14 @@ from typing import NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from arena import GROUPS, known
+from arena import GROUPS, check_folder, known
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from question import LEVEL, MARGIN, chance_within, tail
 from recomputed import holm
 
 from dpfl_mpi import prepare
-from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
+from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.figures.command import gather
 from dpfl_mpi.figures.style import BLUE, DARK, GREEN, GREY, ORANGE, TEXT
 from dpfl_mpi.figures.tables import interval, markdown
@@ -179,8 +179,7 @@ def rounds_of(result: Result) -> pd.DataFrame:
 
 def collect(folder: str) -> None:
     """Add the finished cells of a folder to both files, in the order of CELLS."""
-    if not Path(folder).is_dir():
-        raise UserError(f"--collect is {folder}; allowed is a folder with results")
+    check_folder(folder)
     prepared = [cell for cell in CELLS if Path(cell.source()["data"]).is_file()]
     wanted = [cell for cell in prepared if cell not in DONE or cell.row == RANDOM]
     results = {cell: gather([cell.run()], folder)[0] for cell in wanted}

@@ -123,8 +123,7 @@ def tables() -> dict[Path, dict[str, str]]:
     verdicts = question.table(known(question.RUNS_FILE), known(question.CLIENTS_FILE))
     of_map = harm_map.tables(known(harm_map.FILE))
     of_map = {name: recomputed.text(table) for name, table in of_map.items()}
-    more = {"verdicts": recomputed.text(verdicts)}
-    more |= {name: of_map[name] for name in ("map", "rivals")}
+    more = {"verdicts": recomputed.text(verdicts), "map": of_map["map"], "rivals": of_map["rivals"]}
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
         ANSWER: {

@@ -85,9 +85,9 @@ def round(fed: Federation, state: State, t: int, average: _given.Average | None 
 
     state = _given.round(fed, state, choose, choose_among, average)
     client = {"u": u, "chose": chose, **state["client"]}
-    kept = np.zeros((fed.n, MOST), np.int32)
-    kept[:, : position_NJ.shape[1]] = position_NJ
-    return {"client": client, "shared": {**state["shared"], "position": kept}}
+    padded = np.zeros((fed.n, MOST), np.int32)
+    padded[:, : position_NJ.shape[1]] = position_NJ
+    return {"client": client, "shared": {**state["shared"], "position": padded}}
 
 
 def kinds(fed: Federation, u: Tensor) -> np.ndarray:

@@ -117,8 +117,11 @@ def with_safe_norms(module: nn.Module) -> nn.Module:
 def inputs_of(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
     """Yield a list that gets what a layer, by name, reads in each call of the module."""
     inputs = list[Tensor]()
-    hook = lambda _, values: inputs.append(values[0])  # noqa: E731
-    with module.get_submodule(layer).register_forward_pre_hook(hook):
+
+    def note(_: nn.Module, values: tuple[Tensor, ...]) -> None:
+        inputs.append(values[0])
+
+    with module.get_submodule(layer).register_forward_pre_hook(note):
         yield inputs
 
 
