@@ -71,6 +71,7 @@ def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
         unknown = ~met[i] & (np.arange(fed.n) != k)
         second_hop(s[i], unknown, s_of_senders[senders], s[i, senders])
     w = fed.average(w, chosen, received, weights=weigh and weigh(fed, w, s, chosen))
+    fed.evaluate(w, "mixed")
     return {"client": {"w": w, "s": s, "met": met}, "shared": {"chosen": chosen}}
 
 

@@ -68,6 +68,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     fed.evaluate((u / mu_K1).where(~head, u))
     chosen = random_graph(fed)
     u, mu = push(fed, u, mu, chosen, head)
+    fed.evaluate((u / fed.column(mu).float()).where(~head, u), "mixed")
     return {"client": {"w": u, "mu": mu}, "shared": {"chosen": chosen}}
 
 

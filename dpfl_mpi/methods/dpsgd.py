@@ -46,6 +46,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     check_reach(fed, fed.graphs[t], f"the graph of round {t}")
     chosen = fed.collect([senders(fed, k, fed.graphs[t].of(k)) for k in fed.ids])
     w = fed.average(w, chosen, weights=weights(fed.ids, chosen))
+    fed.evaluate(w, "mixed")
     return {"client": {"w": w}, "shared": {"chosen": chosen}}
 
 

@@ -81,6 +81,7 @@ def round(fed: Federation, state: State, t: int) -> State:
         weights[np.arange(len(w)), fed.ids] = 1
         heads[:, number] = fed.average(own, chosen, received, weights=weights)[:, head]
     core[:, head] = heads[np.arange(len(w)), cluster]
+    fed.evaluate(core, "mixed")
     if fed.options["final"] and t == fed.run.rounds:
         all_reduce(fed, core, heads, cluster)
         fed.evaluate(core)

@@ -56,6 +56,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     for i, j, w_mW in received.models():  # of senders j of local client i
         now[i, j] = gains(fed, i, v[i], before[i], w_mW)
     w = fed.average(w, chosen, received, weights=np.maximum(now, 0))
+    fed.evaluate(w, "mixed")
     return {"client": {"w": w, "g": g + now}, "shared": {"chosen": chosen}}
 
 

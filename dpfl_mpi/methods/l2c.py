@@ -61,6 +61,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     a = softmax(fed, alpha, chosen)
     mean = fed.average(u, chosen, received, weights=a)
     w = v + mean
+    fed.evaluate(w, "mixed")
     slope = np.zeros(a.shape)  # of the loss, on the way from the mean to each update
     with fed.clock("graph"):
         for i, k in enumerate(fed.ids):

@@ -71,7 +71,9 @@ def round(fed: Federation, state: State, t: int) -> State:
             met[i, wanted[i]] = True
             unknown = ~met[i] & (np.arange(fed.n) != k)
             estimate(s[i], unknown, s_of_senders[wanted[i]], s[i, wanted[i]])
-    client = {"w": fed.average(w, chosen, received), "s": s, "met": met, "kept": kept}
+    w = fed.average(w, chosen, received)
+    fed.evaluate(w, "mixed")
+    client = {"w": w, "s": s, "met": met, "kept": kept}
     return {"client": client, "shared": {"chosen": chosen}}
 
 

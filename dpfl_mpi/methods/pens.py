@@ -68,6 +68,7 @@ def round(fed: Federation, state: State, t: int) -> State:
         chosen = fed.collect([neighbours(fed, k, liked[i]) for i, k in enumerate(fed.ids)])
         received = fed.exchange(w, chosen)
     w = fed.average(w, chosen, received)
+    fed.evaluate(w, "mixed")
     client = {"w": w, "taken": taken, "by_chance": by_chance}
     return {"client": client, "shared": {"chosen": chosen}}
 

@@ -77,6 +77,7 @@ def round(fed: Federation, state: State, t: int) -> State:
             r[i, members] = DECAY * r[i, members] + (1 - DECAY) * phi
             weights[i, members] = np.maximum(phi, 0)
     w = fed.average(w, chosen, received, weights=weights)
+    fed.evaluate(w, "mixed")
     return {"client": {"w": w, "r": r}, "shared": {"chosen": chosen}}
 
 

@@ -48,7 +48,9 @@ def round(fed: Federation, state: State, t: int) -> State:
     for k, row in zip(fed.ids, similarity, strict=True):
         senders.append(highest(fed.reachable(k), row, fed.most_senders[k]))
     chosen = fed.collect(senders)
-    return {"client": {"w": fed.average(w, chosen)}, "shared": {"chosen": chosen}}
+    w = fed.average(w, chosen)
+    fed.evaluate(w, "mixed")
+    return {"client": {"w": w}, "shared": {"chosen": chosen}}
 
 
 def signatures(moved: Tensor, entries: int) -> tuple[np.ndarray, np.ndarray]:

@@ -50,6 +50,23 @@ def test_the_columns_of_layers():
         refused("what fed.columns is given is x; allowed are head,", fed.columns, "x", "layer")
 
 
+AVERAGING = "dac dfedpgp dpsgd facade fedfomo fedsim l2c morph pens pfedsv random_graph sketch"
+
+
+@pytest.mark.parametrize("method", AVERAGING.split())
+def test_the_scores_of_averages(tmp_path, method):
+    """From round 10 on, nothing is learned: its trained model is the average of round 9."""
+    fields = FIELDS | {"method": method, "rounds": 10, "lr": 0.002, "lr_decay": 1e-30}
+    fields |= {"options": {"heads": 1} if method == "facade" else {}}
+    paths = [run_here(tmp_path / f"{mixed}.h5", fields, mixed=mixed) for mixed in (True, False)]
+    with Result(paths[0]) as result:
+        for scores in ("val_acc", "test_acc"):
+            trained, averaged = result[f"round/{scores}"], result[f"mixed/{scores}"]
+            assert same(averaged[9], trained[10])
+            assert not same(averaged[1:10], trained[1:10])
+    assert differences(*paths) == []  # but for what --mixed adds
+
+
 @pytest.mark.parametrize("method", ["ditto", "apfl", "perfedavg", "fedrep", "pfedgraph"])
 def test_two_epochs_twice_are_four_and_a_second_model_counts_no_epoch(method):
     _, _, fed = play(method, rounds=2)
