@@ -17,7 +17,7 @@ Two models of a client are scored, each in its best round by validation, on test
 that of the two with the higher validation accuracy, mean over clients, in some round. map.csv has a
 line per cell; the columns `_gain` and `_half` of each are its difference to the random graph of the
 same place and seed, points, with the 95 % interval over clients. map-rounds.csv has a line per cell
-and round: the validation accuracy of both models, percent.
+and round: the accuracy of both models by validation and on test images, percent.
 """
 
 import itertools
@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from arena import GROUPS, check_folder, known
+from csv_files import core_hours
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from question import LEVEL, MARGIN, chance_within, tail
@@ -73,21 +74,24 @@ ROWS = {
     PARTNER: {"method": "random_graph", "rounds": 1},
 }
 EPOCHS, TAU_INIT, TAU_TRAIN = 170, 10, 5
-RIVALS = {  # computed where choosing matters alone
+RIVALS = {  # computed where choosing matters alone; options by tuned.py
     "Local": {"method": "local"},
-    "Ditto": {"method": "ditto"},  # twice the steps
-    "Spectral, then search": {"method": "spectral_search"},
     "Redrawn": {"method": "random_graph", "options": {"redraw": True}},  # Epidemic Learning
+    "CFL": {"method": "cfl", "options": {"eps1": 0.5, "eps2": 0.0, "after": 10}},
     "IFCA": {"method": "ifca", "options": {"k": 4}},
     "Facade": {"method": "facade", "options": {"heads": 4, "final": True}},
-    "CFL": {"method": "cfl"},
-    "FedAMP": {"method": "fedamp"},
+    "DAC": {"method": "dac", "options": {"tau": 300.0}},
+    "PENS": {"method": "pens", "options": {"m": 1}},
     "FedFomo": {"method": "fedfomo"},
+    "FedAMP": {
+        "method": "fedamp",
+        "options": {"sigma": 1000.0, "alpha": 1000 / 99, "lam": 1000 / 99},
+    },
+    "Morph": {"method": "morph", "options": {"beta": 50.0}},
+    "L2C": {"method": "l2c", "options": {"eta": 0.1}},
     "FedPAC": {"method": "fedpac"},
-    "L2C": {"method": "l2c"},
-    "Morph": {"method": "morph"},
-    "PENS": {"method": "pens"},
-    "DAC": {"method": "dac"},
+    "Spectral, then search": {"method": "spectral_search"},
+    "Ditto": {"method": "ditto"},  # twice the steps
 }
 MATTERS = [(100, 0), (40, 0), (0, 90)]
 PLACES_ASKED = [(0, 0), (40, 0), (70, 0), (100, 0), (0, 30), (0, 90)]  # question.md
@@ -152,6 +156,7 @@ def line_of(cell: Cell, result: Result, random: Result) -> dict:
         line[name] = 100 * mine.mean()
         line[f"{name}_gain"], line[f"{name}_half"] = interval([100 * (mine - theirs)])
     line["harm"] = 100 * (result["round/val_acc"][0] - result["mixed/val_acc"][0]).mean()
+    line["core_hours"] = core_hours(result)
     edges = result.graph(len(result["round/val_acc"]) - 1)
     if (group_of := GROUP_OF.get(cell.data)) and edges.any():
         group = group_of(np.arange(len(edges)))
@@ -162,17 +167,25 @@ def line_of(cell: Cell, result: Result, random: Result) -> dict:
 def scores(result: Result, model: str) -> np.ndarray:
     """Return each client's test accuracy `[N]` in its best round by validation (the last best)."""
     if model == "better":
-        # NaN of methods that do not average
-        best = {name: result[f"{group}/val_acc"].mean(1).max() for name, group in MODELS.items()}
-        model = max(best, key=lambda name: np.nan_to_num(best[name], nan=-1))
+        best = {name: validation(result, name).mean(1).max() for name in MODELS}
+        model = max(best, key=lambda name: best[name])
     group = MODELS[model]
-    latest_first = result[f"{group}/val_acc"][::-1].argmax(0)
+    latest_first = validation(result, model)[::-1].argmax(0)
     return result[f"{group}/test_acc"][::-1][latest_first, np.arange(len(latest_first))]
+
+
+def validation(result: Result, model: str) -> np.ndarray:
+    """Return each client's validation accuracy by round `[T + 1, N]`, -1 without an average."""
+    return np.nan_to_num(result[f"{MODELS[model]}/val_acc"], nan=-1)
 
 
 def rounds_of(result: Result) -> pd.DataFrame:
     """Return a result's lines of map-rounds.csv."""
-    columns = {name: 100 * result[f"{group}/val_acc"].mean(1) for name, group in MODELS.items()}
+    columns = {
+        name + of: 100 * result[f"{group}/{scores}"].mean(1)
+        for of, scores in (("", "val_acc"), ("_test", "test_acc"))
+        for name, group in MODELS.items()
+    }
     lines = pd.DataFrame(columns)
     return lines.rename_axis("round").reset_index().assign(run=result.path.stem[-8:])
 
@@ -269,6 +282,28 @@ def rivals(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out)
 
 
+def undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return how far DPFL and the oracle lead the random graph in one round, points, by share.
+
+    That is the last round that all of them have, on the mean over SEEDS.
+    """
+    here = runs[central(runs) & (runs["degrees"] == 0) & runs["seed"].isin(SEEDS)]
+    scored = rounds.merge(here[["run", "share", "row"]], on="run")
+    last = scored.groupby("row")["round"].max()[[RANDOM, ORACLE, "DPFL"]].min()
+    columns = {
+        "averaged": "averaged, on validation images",
+        "averaged_test": "averaged, on test images",
+        "trained_test": "trained, on test images",
+    }
+    mean = scored[scored["round"] == last].groupby(["share", "row"])[[*columns]].mean()
+    out = []
+    for share, row in itertools.product(scored["share"].unique(), ("DPFL", ORACLE)):
+        lead = mean.loc[(share, row)] - mean.loc[(share, RANDOM)]
+        cells = {title: f"{lead[name]:+.1f}" for name, title in columns.items()}
+        out.append({"names, %": share, "lead of": row} | cells)
+    return pd.DataFrame(out)
+
+
 def of_seeds(of_row: pd.DataFrame, model: str) -> tuple[float, float]:
     """Return mean and half width of the 95 % interval of a row's gain at one place of the map."""
     gain = of_row[f"{model}_gain"].to_numpy()
@@ -335,11 +370,13 @@ def predictions(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out)
 
 
-def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the tables of the pages by their names."""
+def tables() -> dict[str, pd.DataFrame]:
+    """Return the tables of the pages by their names, from both files."""
+    runs, rounds = known(FILE), known(ROUNDS)
     made = runs["data"] == MADE
     return {
         "summary": summary(runs),
+        "undone": undone(runs, rounds),
         "map": gains(runs[made]).drop(columns="data"),
         "goals": goals(runs[made], DECIDING).drop(
             columns=["data", "images", "budget"], errors="ignore"
@@ -386,7 +423,7 @@ def draw_map(runs: pd.DataFrame) -> Figure:
 
 
 def draw_undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> Figure:
-    """Return validation accuracy over rounds, after averaging and after training, by harm."""
+    """Return test accuracy over rounds, after averaging and after training, by harm."""
     shares = (0, 40, 100)
     figure, panels = plt.subplots(1, len(shares), figsize=(TEXT, 2.4), sharey=True)
     at_place = (runs["degrees"] == 0) & central(runs)
@@ -394,11 +431,11 @@ def draw_undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> Figure:
         of_share = runs[at_place & (runs["share"] == share)]
         for row, colour in {RANDOM: GREY, **DRAWN}.items():
             lines = rounds[rounds["run"].isin(of_share["run"][of_share["row"] == row])]
-            mean = lines.groupby("round")[["averaged", "trained"]].mean()
-            axes.plot(mean.index, mean["averaged"], "--", color=colour)
-            axes.plot(mean.index, mean["trained"], color=colour, label=row)
+            mean = lines.groupby("round")[["averaged_test", "trained_test"]].mean()
+            axes.plot(mean.index, mean["averaged_test"], "--", color=colour)
+            axes.plot(mean.index, mean["trained_test"], color=colour, label=row)
         axes.set(title=f"{share} % of names exchanged", xlabel="round")
-    panels[0].set_ylabel("validation accuracy, %\n(dashed: after averaging)")
+    panels[0].set_ylabel("test accuracy, %\n(dashed: after averaging)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     return figure
 
@@ -421,7 +458,7 @@ def main() -> None:
     elif args.collect:
         collect(args.collect)
     else:
-        for table in tables(known(FILE)).values():
+        for table in tables().values():
             print(markdown(table))
 
 

@@ -114,25 +114,41 @@ def folders() -> dict[str, Frames]:
 
 def tables() -> dict[Path, dict[str, str]]:
     """Return every page's tables by the names of their marks."""
-    full = {name: frames for name, frames in folders().items() if name != "controls"}
     controls = folders()["controls"]
     found = {name: recomputed.text(table(controls)) for name, table in findings.TABLES.items()}
     pairs = pd.read_csv(HERE / "controls" / "agreement.csv")
     found["agreement"] = omega.agreement_table(pairs)
     runs, _, differences = arena_lines()
     verdicts = question.table(known(question.RUNS_FILE), known(question.CLIENTS_FILE))
-    of_map = harm_map.tables(known(harm_map.FILE))
-    of_map = {name: recomputed.text(table) for name, table in of_map.items()}
+    of_map = {name: recomputed.text(table) for name, table in harm_map.tables().items()}
     more = {"verdicts": recomputed.text(verdicts), "map": of_map["map"], "rivals": of_map["rivals"]}
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
         ANSWER: {
-            **{name: of_map[name] for name in ("summary", "goals", "real data", "predictions")},
-            "core hours": recomputed.total(full),
+            **{
+                name: of_map[name]
+                for name in ("summary", "goals", "real data", "predictions", "undone")
+            },
+            "core hours": core_hours(folders()),
         },
         TABLE_1: recomputed.page_tables(folders()),
         TABLES: arena_tables() | found | network_tables() | more,
     }
+
+
+def core_hours(folders: dict[str, Frames]) -> str:
+    """Return the sentence that says what each part cost so far."""
+    files = {
+        "[Table 1 and the paper's other experiments](table1.md)": recomputed.finished(folders),
+        "the arena": known(HERE / "arena.csv"),
+        "the map": known(harm_map.FILE),
+        "the question": known(question.RUNS_FILE),
+    }
+    costs = [
+        f"{name} {len(runs)} Runs and {runs['core_hours'].sum():.0f} core hours"
+        for name, runs in files.items()
+    ]
+    return f"So far: {'; '.join(costs)}."
 
 
 def filled(page: str, tables: dict[str, str]) -> str:

@@ -247,15 +247,14 @@ def without_tuning(frames: Frames) -> pd.DataFrame:
     return frames.runs[~frames.runs["row"].str.contains("+FT", regex=False)]
 
 
-def total(folders: Mapping[str, Frames]) -> str:
-    runs = pd.concat(map(without_tuning, folders.values()))
-    hours = f"{runs['core_hours'].sum():.0f} core hours in all, without the epochs of +FT"
-    return f"So far these are {len(runs)} Runs, {hours}."
+def finished(folders: Mapping[str, Frames]) -> pd.DataFrame:
+    """Return the lines of all Runs, without the epochs of +FT, and their folders as `setting`."""
+    parts = [without_tuning(frames).assign(setting=name) for name, frames in folders.items()]
+    return pd.concat(parts)
 
 
 def spent(folders: Mapping[str, Frames]) -> pd.DataFrame:
-    parts = [without_tuning(frames).assign(setting=name) for name, frames in folders.items()]
-    runs = pd.concat(parts)
+    runs = finished(folders)
     runs["cpu"] += ", " + runs["kernels"] + " kernels"
     columns = {
         "Runs": ("run", "size"),

@@ -276,6 +276,8 @@ def test_a_model_is_scored_in_its_last_best_round_by_validation():
     assert harm_map.scores(result, "averaged").tolist() == [0.9, 0.8]
     # mean over clients of the best validation: 0.65 of the trained, 0.7 of the averaged
     assert harm_map.scores(result, "better").tolist() == [0.9, 0.8]
+    result["mixed/val_acc"][0] = np.nan  # most methods average first in round 1
+    assert harm_map.scores(result, "averaged").tolist() == [0.9, 0.0]
     result |= {name: np.full((3, 2), np.nan) for name in ("mixed/val_acc", "mixed/test_acc")}
     assert harm_map.scores(result, "better").tolist() == [0.5, 0.4]  # it does not average
 
@@ -288,3 +290,21 @@ def test_rivals_are_compared_on_one_set_of_seeds():
     found = harm_map.rivals(pd.DataFrame(lines)).set_index("method").loc["PENS"]
     assert found["40 %, better"] == "+2.0 ± 0.5 (1)" and found["40 %, kin"] == "2010"
     assert found["100 %, trained"] == "not computed yet" and found["90 degrees, kin"] == ""
+
+
+def test_leads_of_the_last_common_round_by_hand():
+    place = dict(zip(harm_map.PLACE, (harm_map.MADE, 40, 0, 100, "0.2N"), strict=True))
+    rows = {harm_map.RANDOM: 3, harm_map.ORACLE: 3, "DPFL": 2}  # and their rounds
+    runs, rounds = [], []
+    for i, (row, number) in enumerate(rows.items()):
+        for seed in harm_map.SEEDS[:2]:
+            run = f"{i}{seed}"
+            runs.append(place | {"row": row, "seed": seed, "run": run})
+            values = {"averaged": 10 * i, "averaged_test": seed, "trained_test": 5 - i}
+            rounds += [{"round": t, "run": run} | values for t in range(number)]
+            rounds[-1]["averaged"] += 1  # of the last round of each row
+    found = harm_map.undone(pd.DataFrame(runs), pd.DataFrame(rounds))
+    assert found.values.tolist() == [
+        [40, "DPFL", "+21.0", "+0.0", "-2.0"],
+        [40, "Oracle", "+10.0", "+0.0", "-1.0"],
+    ]
