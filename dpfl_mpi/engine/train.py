@@ -80,7 +80,7 @@ def agree(run: Run, job: Job, world: World) -> tuple[Resolved, Path]:
         for kind, sha256 in codes(resolved.contents).items():
             name = getattr(resolved, kind)
             if admit(kind, name) != sha256:
-                other = "of which this is another version than the one that root read"
+                other = "and differs from the version that root read"
                 raise UserError(f"--{kind} is {name}, {other}")
             find(kind, name)
         return resolved, path
@@ -124,7 +124,7 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
                 record.round(state)
                 record.print_round()
                 followers.tell(t)
-                # a checkpoint is due now and then, and before the run stops as it was told
+                # a checkpoint is due periodically, and before a requested stop
                 more = t < run.rounds
                 stop = watch.stop(more, checkpoints.seconds)
                 saved, stop = checkpoints.save(parts, state, record.recorder, stop)

@@ -78,7 +78,7 @@ class Greedy:
             receive = self._in_phases(searches, orders, w_KW, candidates, receive)
             chosen += [senders for search in searches for senders in search.chosen]
             del searches  # frees the sums before those of the next group are made
-        self.mail.ask(candidates)  # for the chosen models once more: line 4 of Algorithm 1
+        self.mail.ask(candidates)  # --network: line 4 of Algorithm 1 asks for models once more
         return self.members.collect(chosen)
 
     def _candidate_orders(

@@ -19,7 +19,7 @@ def method(title: str, ignores: tuple[str, ...], **more: Any) -> Method:
 
 
 def init(fed: Federation, choose: Choose) -> State:
-    """Return the state after preprocessing: the rows mixed along Omega, which `choose` returns."""
+    """Return the state after preprocessing: the rows averaged along Omega, which `choose` returns."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
     fed.evaluate(w)
     with fed.clock("graph"):
@@ -42,7 +42,7 @@ def round(
     client averages with all its senders in Omega.
     """
     w = fed.local_opt(state["client"]["w"], epochs=fed.run.tau_train)
-    fed.evaluate(w)  # trained, not yet mixed, as DPFL
+    fed.evaluate(w)  # trained, not yet averaged, as DPFL
     with fed.clock("graph"):
         omega = choose(w)
     if choose_among:

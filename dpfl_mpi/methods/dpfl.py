@@ -23,7 +23,7 @@ METHOD = Method(
 
 
 def init(fed: Federation) -> State:
-    """Return the state after preprocessing: the mixed rows and the collaboration graph Omega."""
+    """Return the state after preprocessing: averaged rows and the collaboration graph Omega."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)  # line 2
     fed.evaluate(w)
     with fed.clock("graph"):
@@ -37,12 +37,12 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     w, omega, chosen = state["client"]["w"], state["shared"]["omega"], state["shared"]["chosen"]
     w = fed.local_opt(w, epochs=fed.run.tau_train)  # line 8
-    fed.evaluate(w)  # the model the paper reports: trained, not yet mixed
+    fed.evaluate(w)  # the model the paper reports: trained, not yet averaged
     # Paper: all clients stay; with --churn new clients search (line 3), and clients that lost
     # neighbours look for as many others
     omega = fed.repaired(omega, lambda candidates: fed.bggc(w, candidates))
-    # Paper: Omega is searched once, the default; with --omega_period lines 3 and 4 come again, in
-    # place of lines 9 to 11
+    # Paper: Omega is searched once, the default; with --omega_period lines 3 and 4
+    # replace lines 9 to 11
     if t % fed.run.omega_period == 0:
         with fed.clock("graph"):
             found = fed.bggc(w)
@@ -68,7 +68,7 @@ def average_chosen(
         with fed.clock("graph"):
             found = fed.ggc(w, received)  # line 10
         chosen = found.where(fed.learners, chosen)  # an absent client's choice stays
-        w = fed.average(w, chosen, received)  # line 11; Omega itself never shrinks
+        w = fed.average(w, chosen, received)  # line 11; Omega itself is kept
     elif fed.run.ggc_off_rounds == "reuse":
         # Paper: only line 10 is periodic, so the last choice is fetched and averaged
         w = fed.average(w, chosen)

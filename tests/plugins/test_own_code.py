@@ -374,7 +374,7 @@ def test_ranks_that_see_other_files_are_refused(tmp_path):
     done = mpirun(2, tmp_path / "script.py", a, b, "--method=mine.py", *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("error: rank 1 on ") and done.stderr.count("\n") == 1
-    what = "of which this is another version than the one that root read"
+    what = "and differs from the version that root read"
     assert f"--method is mine.py, {what}" in done.stderr
     own.folder(a, **{"nets/parts": "raise ValueError('no such layer')\n"})
     done = mpirun(2, tmp_path / "script.py", a, a, "--model=nets/net.py", *words)
