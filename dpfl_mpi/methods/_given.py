@@ -19,7 +19,7 @@ def method(title: str, ignores: tuple[str, ...], **more: Any) -> Method:
 
 
 def init(fed: Federation, choose: Choose) -> State:
-    """Return the state after preprocessing: the rows averaged along Omega, which `choose` returns."""
+    """Return the state after preprocessing: rows averaged along Omega, which `choose` returns."""
     w = fed.local_opt(fed.common_row(), epochs=fed.run.tau_init)
     fed.evaluate(w)
     with fed.clock("graph"):

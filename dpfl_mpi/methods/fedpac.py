@@ -12,6 +12,7 @@ Paper: its code trains the head for an epoch before the tau_train epochs of the 
     the base's rate; here of tau_train epochs the first `head_epochs` train the head, at one rate.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,6 +45,7 @@ def init(fed: Federation) -> State:
     if fed.options["head_epochs"] > fed.run.tau_train:
         allowed = f"allowed is 0 to tau_train, {fed.run.tau_train}"
         raise UserError(f"--options.head_epochs is {fed.options['head_epochs']}; {allowed}")
+    nnls()
     state = fedavg.personal(fed, "h", "phi")
     c = centroids(fed, *statistics(fed, state["client"]["h"])[:2])
     state["shared"]["c"] = c * np.nan  # not known before round 1
@@ -147,20 +149,25 @@ def of_active(fed: Federation, values: np.ndarray) -> np.ndarray:
     return np.where(fed.active.reshape(-1, *[1] * (values_N.ndim - 1)), values_N, 0)
 
 
+def nnls() -> Callable[..., tuple[np.ndarray, float]]:
+    """Return SciPy's least squares with x >= 0; `UserError` where SciPy is missing."""
+    try:
+        from scipy.optimize import nnls
+    except ModuleNotFoundError:
+        needs = "--method fedpac needs SciPy"
+        raise UserError(f"{needs}: pip install 'dpfl_mpi[analysis]'") from None
+    return nnls
+
+
 def mixture(away: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Return argmin_x ||sum_j x_j away_j||^2 + sum_j v_j x_j^2 over {x >= 0, sum x = 1}.
 
     Where the sum is only pulled to 1, the minimum is the same but for a factor; so it is one of
     least squares.
     """
-    try:
-        from scipy.optimize import nnls
-    except ModuleNotFoundError:
-        needs = "--method fedpac needs SciPy"
-        raise UserError(f"{needs}: pip install 'dpfl_mpi[analysis]'") from None
     size = np.sqrt(max((away**2).sum(1).max(), v.max()) or 1.0)
     rows = np.concatenate([away.T / size, np.diag(np.sqrt(np.maximum(v, 0))) / size])
-    x, _ = nnls(np.concatenate([rows, np.ones((1, len(v)))]), np.append(np.zeros(len(rows)), 1.0))
+    x, _ = nnls()(np.concatenate([rows, np.ones((1, len(v)))]), np.append(np.zeros(len(rows)), 1.0))
     x /= x.sum()
     x[x < LEAST] = 0
     return np.round(x, 6) / np.round(x, 6).sum()
