@@ -29,7 +29,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from arena import GROUPS, check_folder, known
-from csv_files import core_hours
+from csv_files import core_hours, totals
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from question import LEVEL, MARGIN, chance_within, tail
@@ -89,7 +89,7 @@ RIVALS = {  # computed where choosing matters alone; options by tuned.py
     },
     "Morph": {"method": "morph", "options": {"beta": 50.0}},
     "L2C": {"method": "l2c", "options": {"eta": 0.1}},
-    "FedPAC": {"method": "fedpac"},
+    "FedPAC": {"method": "fedpac", "options": {"lam": 0.1}},
     "Spectral, then search": {"method": "spectral_search"},
     "Ditto": {"method": "ditto"},  # twice the steps
 }
@@ -156,6 +156,7 @@ def line_of(cell: Cell, result: Result, random: Result) -> dict:
         line[name] = 100 * mine.mean()
         line[f"{name}_gain"], line[f"{name}_half"] = interval([100 * (mine - theirs)])
     line["harm"] = 100 * (result["round/val_acc"][0] - result["mixed/val_acc"][0]).mean()
+    line["models"] = totals(result)["models_received"] / len(result["client/p"])
     line["core_hours"] = core_hours(result)
     edges = result.graph(len(result["round/val_acc"]) - 1)
     if (group_of := GROUP_OF.get(cell.data)) and edges.any():
@@ -266,10 +267,15 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def rivals(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per row: what it gains where choosing matters, and its share of kin."""
+    """Return a line per row: what it gains where choosing matters, and its share of kin.
+
+    Models are those that a client receives in the whole run.
+    """
     here, out = runs[central(runs) & runs["seed"].isin(SEEDS)], []
     for row in [ORACLE, "Spectral", "Nearest", "DPFL", *RIVALS]:
         line = {"method": row}
+        if len(models := here["models"][here["row"] == row]):
+            line["models"] = f"{models.mean():.0f}"
         for share, degrees in MATTERS:
             at_place = (here["share"] == share) & (here["degrees"] == degrees)
             part = here[at_place & (here["row"] == row)]
@@ -279,7 +285,7 @@ def rivals(runs: pd.DataFrame) -> pd.DataFrame:
             kin = part["own_group"].mean()
             line[f"{place}, kin"] = "" if kin != kin else f"{kin:.0f}"
         out.append(line)
-    return pd.DataFrame(out)
+    return pd.DataFrame(out).fillna("")
 
 
 def undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:

@@ -122,6 +122,7 @@ def tables() -> dict[Path, dict[str, str]]:
     verdicts = question.table(known(question.RUNS_FILE), known(question.CLIENTS_FILE))
     of_map = {name: recomputed.text(table) for name, table in harm_map.tables().items()}
     more = {"verdicts": recomputed.text(verdicts), "map": of_map["map"], "rivals": of_map["rivals"]}
+    more["tuned"] = recomputed.text(pd.read_csv(HERE / "tuned.csv"))
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
         ANSWER: {

@@ -63,7 +63,8 @@ def main() -> None:
                 options = ", ".join(f"{name} {value:.4g}" for name, value in run.options.items())
                 best = 100 * result["round/val_acc"].max(0).mean()
                 lines.append({"row": row, "options": options, "validation": round(best, 2)})
-    pd.DataFrame(lines).to_csv(FILE, index=False)
+    if lines:
+        pd.DataFrame(lines).to_csv(FILE, index=False)
     print(f"{len(lines)} of {len(RUNS)} runs are in {FILE.name}")
 
 

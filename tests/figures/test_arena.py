@@ -286,9 +286,11 @@ def test_rivals_are_compared_on_one_set_of_seeds():
     place = dict(zip(harm_map.PLACE, (harm_map.MADE, 40, 0, 100, "0.2N"), strict=True))
     gains = {f"{m}_{n}": v for m in harm_map.SCORES for n, v in (("gain", 2.0), ("half", 0.5))}
     seeds = harm_map.SEEDS[0], harm_map.DECIDING[0]
-    lines = [place | gains | {"row": "PENS", "seed": s, "own_group": 10.0 * s} for s in seeds]
+    values = gains | {"row": "PENS", "models": 12.4}
+    lines = [place | values | {"seed": s, "own_group": 10.0 * s} for s in seeds]
     found = harm_map.rivals(pd.DataFrame(lines)).set_index("method").loc["PENS"]
     assert found["40 %, better"] == "+2.0 ± 0.5 (1)" and found["40 %, kin"] == "2010"
+    assert found["models"] == "12"
     assert found["100 %, trained"] == "not computed yet" and found["90 degrees, kin"] == ""
 
 
