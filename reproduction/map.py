@@ -417,7 +417,14 @@ def draw_map(runs: pd.DataFrame) -> Figure:
     for (((images, budget), part), model), (names, angles, harm) in zip(lines, panels, strict=True):
         lines_of(names, part[part["degrees"] == 0], "share", model)
         lines_of(angles, part[part["share"] == 0], "degrees", model)
-        lines_of(harm, part[part["row"] == ORACLE], "measured", model, "o")
+        of_oracle = part[part["row"] == ORACLE]
+        lines_of(harm, of_oracle, "measured", model, "o")
+        for (share, degrees), of_place in of_oracle.groupby(["share", "degrees"]):
+            point = of_place["measured"].mean(), of_seeds(of_place, model)[0]
+            name = f"{degrees}°" if degrees else f"{share} %"
+            harm.annotate(
+                name, point, (-4, 2), textcoords="offset points", ha="right", size="small"
+            )
         kind = "the trained model" if model == "trained" else "the better model"
         names.set_ylabel(f"{kind}: points over a\nrandom graph ({images} images, {budget})")
     for axes, label in zip(
