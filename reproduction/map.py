@@ -271,14 +271,14 @@ def rivals(runs: pd.DataFrame) -> pd.DataFrame:
 
     Models are those that a client receives in the whole run.
     """
-    here, out = runs[central(runs) & runs["seed"].isin(SEEDS)], []
+    compared, out = runs[central(runs) & runs["seed"].isin(SEEDS)], []
     for row in [ORACLE, "Spectral", "Nearest", "DPFL", *RIVALS]:
         line = {"method": row}
-        if len(models := here["models"][here["row"] == row]):
+        if len(models := compared["models"][compared["row"] == row]):
             line["models"] = f"{models.mean():.0f}"
         for share, degrees in MATTERS:
-            at_place = (here["share"] == share) & (here["degrees"] == degrees)
-            part = here[at_place & (here["row"] == row)]
+            at_place = (compared["share"] == share) & (compared["degrees"] == degrees)
+            part = compared[at_place & (compared["row"] == row)]
             place = f"{degrees} degrees" if degrees else f"{share} %"
             for model in ("trained", "better"):
                 line[f"{place}, {model}"] = gain_text(part, model)
@@ -293,8 +293,8 @@ def undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
     That is the last round that all of them have, on the mean over SEEDS.
     """
-    here = runs[central(runs) & (runs["degrees"] == 0) & runs["seed"].isin(SEEDS)]
-    scored = rounds.merge(here[["run", "share", "row"]], on="run")
+    compared = runs[central(runs) & (runs["degrees"] == 0) & runs["seed"].isin(SEEDS)]
+    scored = rounds.merge(compared[["run", "share", "row"]], on="run")
     last = scored.groupby("row")["round"].max()[[RANDOM, ORACLE, "DPFL"]].min()
     columns = {
         "averaged": "averaged, on validation images",

@@ -121,27 +121,24 @@ def tables() -> dict[Path, dict[str, str]]:
     runs, _, differences = arena_lines()
     verdicts = question.table(known(question.RUNS_FILE), known(question.CLIENTS_FILE))
     of_map = {name: recomputed.text(table) for name, table in harm_map.tables().items()}
-    more = {"verdicts": recomputed.text(verdicts), "map": of_map["map"], "rivals": of_map["rivals"]}
-    more["tuned"] = recomputed.text(pd.read_csv(HERE / "tuned.csv"))
+    more = {name: of_map.pop(name) for name in ("map", "rivals")}
+    more |= {
+        "verdicts": recomputed.text(verdicts),
+        "tuned": recomputed.text(pd.read_csv(HERE / "tuned.csv")),
+    }
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
-        ANSWER: {
-            **{
-                name: of_map[name]
-                for name in ("summary", "goals", "real data", "predictions", "undone")
-            },
-            "core hours": core_hours(folders()),
-        },
+        ANSWER: of_map | {"core hours": core_hours()},
         TABLE_1: recomputed.page_tables(folders()),
         TABLES: arena_tables() | found | network_tables() | more,
     }
 
 
-def core_hours(folders: dict[str, Frames]) -> str:
+def core_hours() -> str:
     """Return the sentence that says what each part cost so far."""
     files = {
-        "[Table 1 and the paper's other experiments](table1.md)": recomputed.finished(folders),
-        "the arena": known(HERE / "arena.csv"),
+        "[Table 1 and the paper's other experiments](table1.md)": recomputed.finished(folders()),
+        "the arena": arena_lines()[0],
         "the map": known(harm_map.FILE),
         "the question": known(question.RUNS_FILE),
     }

@@ -40,14 +40,12 @@ GRIDS = {
     "L2C": [{"eta": eta} for eta in (0.1, 1.0, 10.0, 100.0)],
     "FedPAC": [{"lam": lam} for lam in (0.1, 1.0)],
 }
-RUNS_OF = {
-    row: [
-        replace(Cell(MADE, 100, 0, 100, "0.2N", SEED, row).run(), options=options)
-        for options in grid
-    ]
+TUNED = [
+    (row, replace(Cell(MADE, 100, 0, 100, "0.2N", SEED, row).run(), options=options))
     for row, grid in GRIDS.items()
-}
-RUNS = [run for runs in RUNS_OF.values() for run in runs]
+    for options in grid
+]
+RUNS = [run for _, run in TUNED]
 
 
 @in_a_sentence
@@ -57,12 +55,11 @@ def main() -> None:
     folder = parser.parse_args().collect
     check_folder(folder)
     lines = []
-    for row, runs in RUNS_OF.items():
-        for run in runs:
-            for result in (found for found in gather([run], folder)[0] if found.finished):
-                options = ", ".join(f"{name} {value:.4g}" for name, value in run.options.items())
-                best = 100 * result["round/val_acc"].max(0).mean()
-                lines.append({"row": row, "options": options, "validation": round(best, 2)})
+    for row, run in TUNED:
+        for result in filter(lambda result: result.finished, gather([run], folder)[0]):
+            options = ", ".join(f"{name} {value:.4g}" for name, value in run.options.items())
+            best = 100 * result["round/val_acc"].max(0).mean()
+            lines.append({"row": row, "options": options, "validation": round(best, 2)})
     if lines:
         pd.DataFrame(lines).to_csv(FILE, index=False)
     print(f"{len(lines)} of {len(RUNS)} runs are in {FILE.name}")

@@ -45,7 +45,7 @@ def init(fed: Federation) -> State:
     if fed.options["head_epochs"] > fed.run.tau_train:
         allowed = f"allowed is 0 to tau_train, {fed.run.tau_train}"
         raise UserError(f"--options.head_epochs is {fed.options['head_epochs']}; {allowed}")
-    nnls()
+    nnls()  # a missing SciPy is named before the rounds
     state = fedavg.personal(fed, "h", "phi")
     c = centroids(fed, *statistics(fed, state["client"]["h"])[:2])
     state["shared"]["c"] = c * np.nan  # not known before round 1
