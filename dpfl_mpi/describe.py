@@ -210,7 +210,7 @@ def time_text(plan: Needs, step: float) -> str:
     of_step = f"{1e3 * step:.2g} ms{crowded}"
     return f"""\
 time       training takes at least {total} on the slowest rank: {steps} steps of {of_step}
-           measured here on one core, no GPU; scoring, choosing and messages are not in it.
+           measured here, for one thread per rank and no GPU; without scoring, choosing, messages.
            A run shows the time left after its first round."""
 
 

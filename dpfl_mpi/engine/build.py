@@ -202,15 +202,15 @@ def tell_devices(job: Job, world: World, device: torch.device) -> None:
 
 
 def warn_of_few_cores(job: Job, world: World) -> None:
-    """Warn where a rank may use fewer cores than a client has threads. Collective."""
-    threads = job.threads_per_client
-    if threads == 1:
-        return
+    """Warn where a rank may use fewer cores than it, or one client, has threads. Collective."""
+    of_rank, of_client = torch.get_num_threads(), job.threads_per_client
+    threads = max(of_rank, of_client)
     fewest = min(map(int, world.texts(str(len(os.sched_getaffinity(0))))))
-    if fewest < threads:
+    if 1 < threads > fewest:
+        name = "--threads_per_client" if threads == of_client else "OMP_NUM_THREADS"
         bound = f"a rank is bound to {fewest} core{'s' * (fewest > 1)}, which its threads share"
         mend = f"mpirun --bind-to none or srun --cpus-per-task={threads} gives it more"
-        warn(f"--threads_per_client is {threads}, but {bound}; {mend}", job, world)
+        warn(f"{name} is {threads}, but {bound}; {mend}", job, world)
 
 
 def budget_of_one(run: Resolved) -> str:

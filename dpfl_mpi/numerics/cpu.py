@@ -18,6 +18,7 @@ from dpfl_mpi.numerics.lanes.declared import FUNCTIONS, SOURCES
 from dpfl_mpi.numerics.lanes.plan import Plan
 
 LIBRARY = SOURCES / "_lanes.so"
+SPACE = 128  # bytes of which a team's work space is a multiple, as in lanes/calls.h
 FORMS = {"avx512": 512, "avx2": 256, "portable": 128}  # bits of a vector; results are the same
 
 
@@ -51,18 +52,25 @@ def forms(path: Path = LIBRARY) -> list[str]:
 
 
 class Cpu:
-    """The kernels of a network in one form, with the work space of one client."""
+    """The kernels of a network in one form, with the work space of each team of threads."""
 
     def __init__(
-        self, plan: Plan, ensemble: Ensemble, form: str = "", members: int = 1, path: Path = LIBRARY
+        self,
+        plan: Plan,
+        ensemble: Ensemble,
+        form: str = "",
+        members: int = 1,
+        teams: int = 1,
+        path: Path = LIBRARY,
     ):
         """Take a network in the form that is named, or in the fastest.
 
-        So many `members`, threads, compute a client together; their number changes no bit.
-        `UserError`: the library cannot be used, or has no such form here.
+        The threads of a team, `members`, compute a client together; `teams` compute a client each
+        at the same time. Neither number changes a bit. `UserError`: the library cannot be used, or
+        has no such form here.
         """
         available = forms(path)
-        self.form, self.members = form or available[0], members
+        self.form, self.members, self.teams = form or available[0], members, teams
         if self.form not in available:
             found = ", ".join(available)
             raise UserError(f"--kernels is {form}; this processor and library have {found}")
@@ -78,14 +86,15 @@ class Cpu:
         if ensemble.dtype != "int32":
             self.net.scale = ensemble.scale.data_ptr()
             self.net.shift = ensemble.shift.data_ptr()
-        # the work space of one client: zeros, as the padding around values must be
-        self.memory = np.zeros(self.calls["space"](self.net, members) + 64, np.uint8)
+        # a work space per team: zeros, as the padding around values must be
+        space = -(-self.calls["space"](self.net, members) // SPACE) * SPACE
+        self.memory = np.zeros(teams * space + 64, np.uint8)
         self._aligned = -(-self.memory.ctypes.data // 64) * 64  # its first cache line
 
     def run(self, verb: str, structs: np.ndarray, sizes: Any = None) -> np.ndarray:
-        """Compute a task for each client, one after the other, in place; return the tasks."""
-        count = len(structs)
-        self.calls[verb](self.net, structs.ctypes.data, count, 1, self.members, self._aligned)
+        """Compute a task for each client in place; return the tasks."""
+        how = len(structs), self.teams, self.members, self._aligned
+        self.calls[verb](self.net, structs.ctypes.data, *how)
         return structs
 
     def means(

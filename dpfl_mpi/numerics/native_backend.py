@@ -10,6 +10,7 @@ client that has most, C classes, F what the head reads.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,7 +37,8 @@ from dpfl_mpi.numerics.gpu import Gpu, clusters_of
 from dpfl_mpi.numerics.kernels import SEARCH, TRAINING, Images, Kernels, Searches, Tasks, field
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
-BLOCK_BYTES = 2**18  # of rows that a CPU computes in one call
+BLOCK_BYTES = 2**18  # of rows that a team of a CPU computes in one call
+TURNS = 4  # fewest clients of a team in a call: teams that are done wait for the last one
 
 
 class Batch(NamedTuple):
@@ -61,11 +63,13 @@ class NativeBackend(Backend):
             make = Cpu
         elif make is None:
             make = partial(Gpu, most=k, clusters=clusters_of(clients.n_train, ensemble.device))
-        block_size = max(1, BLOCK_BYTES // (4 * ensemble.width)) if on_cpu else max(k, 1)
-        super().__init__(ensemble, clients, optimiser, block_size)
         self.kernels = Kernels(ensemble, clients.shape, make)
-        if isinstance(self.kernels.machine, Cpu):
-            self.native = self.kernels.machine
+        machine = self.kernels.machine
+        teams = machine.teams if isinstance(machine, Cpu) else 1
+        of_team = max(TURNS if teams > 1 else 1, BLOCK_BYTES // (4 * ensemble.width))
+        super().__init__(ensemble, clients, optimiser, teams * of_team if on_cpu else max(k, 1))
+        if isinstance(machine, Cpu):
+            self.native = machine
         starts, n = clients.start[:-1], clients.n_train
         self._train_images = self.kernels.images(clients.x, clients.y, starts, n)
         starts, n = clients.scored[:-1], np.diff(clients.scored)
@@ -295,14 +299,17 @@ def try_native(
 ) -> tuple[NativeBackend | None, str]:
     """Return the native backend by --kernels, or None and why it cannot compute here.
 
-    So many `threads` of a CPU compute each client together.
+    So many `threads` of a CPU compute each client together; a rank that has more of them, by
+    OMP_NUM_THREADS, computes several clients at the same time.
     """
     try:
         make = None
         if ensemble.device.type == "cpu":
             if kernels == "auto" and X86 and load().widest() == FORMS["portable"]:  # slow products
                 raise UserError("this processor has no fused multiply-add")
-            make = partial(Cpu, form=kernels if kernels in FORMS else "", members=threads)
+            cores = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+            form, teams = kernels if kernels in FORMS else "", max(1, cores // threads)
+            make = partial(Cpu, form=form, members=threads, teams=teams)
         backend = NativeBackend(ensemble, clients, optimiser, make)
         check_against_pytorch(backend.kernels, ensemble.on_cpu())
         return backend, ""
