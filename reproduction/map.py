@@ -63,6 +63,7 @@ DECIDING = range(206, 211)  # of the claim on `spectral`, see question.md
 HARMS = [(share, 0) for share in (0, 20, 40, 70, 100)]  # percent of the classes, degrees
 HARMS += [(0, degrees) for degrees in (15, 30, 60, 90)]
 IMAGES, BUDGETS = (50, 100, 200, 500), ("0.05N", "0.2N")
+SIZED = 201  # the seed of which other images and budgets than 100 and 0.2N are computed
 WORTH, LEAST = 2.0, 0.8  # points and share of the oracle's gain: see `goals`
 RANDOM, ORACLE, PARTNER = "Random graph", "Oracle", "One partner"
 ROWS = {
@@ -406,18 +407,14 @@ def lines_of(axes: Axes, runs: pd.DataFrame, x: str, model: str, form: str = "o-
 
 
 def draw_map(runs: pd.DataFrame) -> Figure:
-    """Return gains over names, angles and measured harm: two lines of panels per images and B_c."""
-    runs = runs[runs["data"] == MADE]
+    """Return gains at the central places, over names, angles and measured harm."""
     measured = harms(runs).rename("measured")
-    choosing = runs[runs["row"] != PARTNER].join(measured, on=measured.index.names)
-    groups = choosing.groupby(["images", "budget"], sort=False)
-    lines = list(itertools.product(groups, ("trained", "better")))
-    size = (TEXT, 0.4 + 2.2 * len(lines))
-    figure, panels = plt.subplots(len(lines), 3, figsize=size, sharey="row", squeeze=False)
-    for (((images, budget), part), model), (names, angles, harm) in zip(lines, panels, strict=True):
-        lines_of(names, part[part["degrees"] == 0], "share", model)
-        lines_of(angles, part[part["share"] == 0], "degrees", model)
-        of_oracle = part[part["row"] == ORACLE]
+    cells = runs[central(runs)].join(measured, on=measured.index.names)
+    figure, panels = plt.subplots(2, 3, figsize=(TEXT, 4.8), sharey="row")
+    for model, (names, angles, harm) in zip(("trained", "better"), panels, strict=True):
+        lines_of(names, cells[cells["degrees"] == 0], "share", model)
+        lines_of(angles, cells[cells["share"] == 0], "degrees", model)
+        of_oracle = cells[cells["row"] == ORACLE]
         lines_of(harm, of_oracle, "measured", model, "o")
         for (share, degrees), of_place in of_oracle.groupby(["share", "degrees"]):
             point = of_place["measured"].mean(), of_seeds(of_place, model)[0]
@@ -425,13 +422,36 @@ def draw_map(runs: pd.DataFrame) -> Figure:
             harm.annotate(
                 name, point, (-4, 2), textcoords="offset points", ha="right", size="small"
             )
-        kind = "the trained model" if model == "trained" else "the better model"
-        names.set_ylabel(f"{kind}: points over a\nrandom graph ({images} images, {budget})")
+        names.set_ylabel(f"the {model} model:\npoints over a random graph")
     for axes, label in zip(
         panels[-1], ("names exchanged, %", "rotation, degrees", ""), strict=True
     ):
         axes.set_xlabel(label or "lost by averaging with\none random client, points")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def draw_sizes(runs: pd.DataFrame) -> Figure:
+    """Return gains over images per client; crosses are of B_c = 0.05N in place of 0.2N."""
+    runs = runs[(runs["data"] == MADE) & (runs["seed"] == SIZED) & (runs["row"] != PARTNER)]
+    places = {(0, 0): "0 % of the names", (40, 0): "40 %", (100, 0): "100 %", (0, 90): "90°"}
+    size = TEXT, 4.8
+    figure, panels = plt.subplots(2, len(places), figsize=size, sharex=True, sharey="row")
+    for (share, degrees), column in zip(places, panels.T, strict=True):
+        at_place = runs[(runs["share"] == share) & (runs["degrees"] == degrees)]
+        for axes, model in zip(column, ("trained", "better"), strict=True):
+            lines_of(axes, at_place[at_place["budget"] == "0.2N"], "images", model)
+            lines_of(axes, at_place[at_place["budget"] == "0.05N"], "images", model, "x")
+            axes.set_xscale("log")
+            axes.set_xticks(IMAGES, map(str, IMAGES), size="small")
+            axes.minorticks_off()
+        column[0].set_title(places[share, degrees])
+        column[1].set_xlabel("images per client")
+    for axes, model in zip(panels[:, 0], ("trained", "better"), strict=True):
+        axes.set_ylabel(f"the {model} model:\npoints over a random graph")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    rows = len(set(labels))
+    figure.legend(handles[:rows], labels[:rows], loc="outside upper center", ncols=4)
     return figure
 
 

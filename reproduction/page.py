@@ -169,6 +169,7 @@ def pictures() -> Iterator[tuple[Path, Figure | None]]:
     yield HERE / "forest.png", standings.forest(runs, differences)
     cells = known(harm_map.FILE)
     yield HERE / "map.png", harm_map.draw_map(cells)
+    yield HERE / "sizes.png", harm_map.draw_sizes(cells)
     yield HERE / "undone.png", harm_map.draw_undone(cells, known(harm_map.ROUNDS))
 
 

@@ -190,11 +190,13 @@ def flips(frames: Frames) -> Lines:
         flipped = lines.sort_values("client")["test_acc"].isna().to_numpy()
         ends = [graph().matrix() for graph in graphs["graph"].iloc[[0, -1]]]
         omega, last = (edge_share(matrix, flipped) for matrix in ends)
+        senders = ends[1][~flipped][:, flipped].sum(1).mean()
         yield {
             "flipped clients": "search too" if search else "only train",
             "accuracy of the others, %": mean_text(means(lines, row)),
             "edges from flipped, Omega": f"{100 * omega:.1f} %",
             "last round": f"{100 * last:.1f} %",
+            "in % of all other clients": f"{100 * senders / (len(flipped) - 1):.1f} %",
             "by chance": f"{100 * chance(flipped):.1f} %",
             "the paper's": theirs,
         }

@@ -106,6 +106,32 @@ def test_follow_yields_each_round_once(tmp_path):
     assert list(accuracies) == Result(out).mean("round/test_acc").tolist()
 
 
+def test_a_spill_or_a_kernel_that_does_not_compile_fails_the_check(monkeypatch):
+    logs = {"clean": ("fine", 0), "spilled": ("bad", 8)}
+
+    def compiled(arch, network, verb, team, cluster, anew):
+        if verb == "broken":
+            raise gpu.UserError("no such identifier")
+        return logs[verb]
+
+    monkeypatch.setattr(gpu, "compiled", compiled)
+    lines = []
+
+    def compile_all(network, *verbs, anew=True):
+        lines.clear()
+        jobs = [("sm_90", network, verb, 512, 4) for verb in verbs]
+        return gpu.compile_all(jobs, anew, lines.append)
+
+    assert compile_all("cnn", "clean") and compile_all("mlp", "clean", "spilled")
+    assert not compile_all("cnn", "clean", "spilled")
+    assert (
+        lines[-1] == "error: stack or spills of sm_90: cnn, spilled, team 512, cluster 4 (8 bytes)"
+    )
+    assert not compile_all("cnn", "broken")
+    assert lines[-1] == "error: these do not compile: sm_90: cnn, broken, team 512, cluster 4"
+    assert compile_all("cnn", "broken", anew=False)
+
+
 # names of helpers begin with _
 SCRIPTS = sorted([*(ROOT / "benchmarks").glob("[a-z]*.py"), *(ROOT / "analysis").glob("*.py")])
 

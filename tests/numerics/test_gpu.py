@@ -5,7 +5,7 @@ import pytest
 import torch
 from launch import differences, mpirun, run_here, run_many
 
-from dpfl_mpi.plugins import shipped
+from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings.fields import to_flags
 
@@ -29,10 +29,8 @@ def test_same_bits_twice(gpu, fields, tmp_path):
     assert differences(gpu, run_here(tmp_path / "again.h5", fields, device="cuda")) == []
 
 
-def test_as_a_cpu_decides(gpu, fields, tmp_path):
-    with Result(gpu) as a, Result(run_here(tmp_path / "cpu.h5", fields, device="cpu")) as b:
-        assert all(np.array_equal(a.graph(t), b.graph(t)) for t in (0, 1))
-        assert abs(a["best/test_acc"].mean() - b["best/test_acc"].mean()) <= 0.005
+def test_the_bits_of_a_cpu(gpu, fields, tmp_path):
+    assert differences(gpu, run_here(tmp_path / "cpu.h5", fields, device="cpu")) == []
 
 
 def test_as_pytorch_and_two_ranks_on_one_gpu_compute(gpu, fields, tmp_path):
@@ -61,6 +59,8 @@ def test_every_method_learns_as_on_a_cpu(fields, tmp_path, method):
     few = fields | {"rounds": 3, "method": method} | (RESNET if method == "fedbn" else {})
     cpu = run_here(tmp_path / "cpu.h5", few, device="cpu")
     gpu = run_here(tmp_path / "gpu.h5", few, device="cuda")
+    if find("method", method).elementwise:  # no sums, exp or log of PyTorch's own
+        assert differences(gpu, cpu) == []
     with Result(gpu) as a, Result(cpu) as b:
         np.testing.assert_allclose(a["round/val_loss"][0], b["round/val_loss"][0], rtol=1e-3)
         assert abs(a.test_acc - b.test_acc) <= 0.03

@@ -402,6 +402,38 @@ def test_the_papers_network_compiles(compiler, arch):
         assert gpu.compiled(gpu.program(header, verb), arch).startswith(b"\x7fELF")
 
 
+def test_the_largest_clients_come_first_and_results_stay_in_their_places():
+    launched = []
+
+    def launch(verb, at_once, tasks, *rest):
+        launched.append((verb, at_once, tasks[:, 0].tolist()))
+
+    put, memory = torch.from_numpy, torch.zeros(3, 8)
+    device = {"put": put, "memory": memory, "team_bytes": 8, "device": torch.device("cpu")}
+    limits = {"clusters": {}, "blocks": lambda: 2, "spaces": lambda verb: 1, "launch": launch}
+    of_gpu, clients = SimpleNamespace(**device, **limits), np.arange(4, dtype=np.uint8)
+    out = gpu.Gpu.run(of_gpu, "score", clients, np.array([3, 9, 1, 9]))
+    assert launched == [("score", 2, [1, 3, 0, 2])] and out[:, 0].tolist() == [0, 1, 2, 3]
+
+
+# by hand: 4 blocks do a step in 0.5 of the time of one, 2 in 0.8
+@pytest.mark.parametrize(
+    ("sizes", "blocks"),
+    [
+        ([100] * 8, 1),  # 8 at once: 100; by two blocks 0.8 * 800 / 4 = 160
+        ([800] + [10] * 9, 4),  # the largest one takes longest: 0.5 * 800
+        ([300, 200, 200, 200, 100], 2),  # 300; 0.8 * 300 = 240, by 4 blocks 0.5 * 1000 / 2 = 250
+    ],
+)
+def test_a_large_client_gets_more_blocks(sizes, blocks, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(gpu, "multiprocessors", lambda _: 8)
+    found = gpu.clusters_of(np.array(sizes), torch.device("cuda", 0))
+    assert {found[verb] for verb in gpu.TRAINING} == {blocks} and found["score"] == 4
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert gpu.clusters_of(np.array(sizes), torch.device("cuda", 0)) == {}
+
+
 def test_a_driver_that_is_too_old_and_a_full_gpu_are_one_sentence(monkeypatch):
     def fails(error, *of, **named):
         raise error
