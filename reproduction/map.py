@@ -442,7 +442,7 @@ def draw_sizes(runs: pd.DataFrame) -> Figure:
         for axes, model in zip(column, ("trained", "better"), strict=True):
             lines_of(axes, at_place[at_place["budget"] == "0.2N"], "images", model)
             lines_of(axes, at_place[at_place["budget"] == "0.05N"], "images", model, "x")
-            axes.set_xscale("log")
+            axes.set(xscale="log", xlim=(40, 640))
             axes.set_xticks(IMAGES, map(str, IMAGES), size="small")
             axes.minorticks_off()
         column[0].set_title(places[share, degrees])
