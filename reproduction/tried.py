@@ -10,7 +10,9 @@
   authors' code does; or scoring each client's locally trained model, without neighbours. The
   published code of pFedGraph comes close to that, as a softmax of votes is uniform at large
   distances.
-- The random graph is above on Dir(0.1). Tried: drawing it anew each round.
+- The random graph is above on Dir(0.1). Tried: drawing it anew each round; and `random_sel` of the
+  published code, a search on a random half of the clients.
+- Ditto is above. Tried: twice the weight of the pull, as without the factor 1/2 in the term.
 - DPFL scores by mini-batches, as in the authors' code.
 """
 
@@ -38,6 +40,8 @@ RUNS = [
     Run(**CIFAR10, method="knnper", options={"interpolation": 0.0, "score_trained": True}),
     Run(**CIFAR10, budget="0.1N", metric="batch"),
     Run(**DIRICHLET, method="random_graph", budget="0.1N", options={"redraw": True}),
+    Run(**DIRICHLET, method="reproduction/random_sel.py", budget="0.1N"),
+    Run(**CIFAR10, method="ditto", options={"lam": 1.5}),
     *tuned(CIFAR10, 10, WEIGHTS),
     *tuned(DIRICHLET, 10, [30.0]),
     *tuned(FEMNIST, 4, [30.0]),
