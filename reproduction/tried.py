@@ -3,7 +3,7 @@
 `python -m dpfl_mpi.sweep reproduction/tried.py` computes them.
 
 - FedProx+FT is far above the paper. Tried: other weights of the proximal term in fine-tuning; the
-  one that fits is used in the other settings too.
+  one that fits is used in the other settings too; and tuning the last layer alone, or all but it.
 - PerFedAvg is far below. Tried: scoring the locally trained model instead of the mean after one
   step, as in the code that the paper's authors built on.
 - kNN-Per is above. Tried: dividing squared distances by 84, the length of a representation, as its
@@ -27,10 +27,12 @@ FEMNIST = {"dataset": "femnist", "partition": "fedrep", "data": "data/femnist-a-
 WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the proximal term in fine-tuning
 
 
-def tuned(data: dict[str, Any], epochs: int, weights: Sequence[float]) -> list[Run]:
-    """Return FedProx, whose rounds all weights share, and FedProx+FT with each weight."""
-    base = data | {"method": "reproduction/fedprox_tuned.py"}
-    options = [{"finetune_mu": weight} for weight in weights]
+def tuned(
+    data: dict[str, Any], epochs: int, code: str, option: str, values: Sequence[Any]
+) -> list[Run]:
+    """Return FedProx, whose rounds all values share, and FedProx+FT with each value."""
+    base = data | {"method": f"reproduction/{code}.py"}
+    options = [{option: value} for value in values]
     return [Run(**base), *(Run(**base, finetune_epochs=epochs, options=each) for each in options)]
 
 
@@ -42,7 +44,8 @@ RUNS = [
     Run(**DIRICHLET, method="random_graph", budget="0.1N", options={"redraw": True}),
     Run(**DIRICHLET, method="reproduction/random_sel.py", budget="0.1N"),
     Run(**CIFAR10, method="ditto", options={"lam": 1.5}),
-    *tuned(CIFAR10, 10, WEIGHTS),
-    *tuned(DIRICHLET, 10, [30.0]),
-    *tuned(FEMNIST, 4, [30.0]),
+    *tuned(CIFAR10, 10, "fedprox_tuned", "finetune_mu", WEIGHTS),
+    *tuned(DIRICHLET, 10, "fedprox_tuned", "finetune_mu", [30.0]),
+    *tuned(FEMNIST, 4, "fedprox_tuned", "finetune_mu", [30.0]),
+    *tuned(CIFAR10, 10, "fedprox_part", "part", ["head", "body"]),
 ]
