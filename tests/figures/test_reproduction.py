@@ -11,7 +11,7 @@ import pytest
 import recomputed
 import tiny_result
 from csv_files import of_folder
-from launch import ROOT, refused, script
+from launch import ROOT, federation, refused, script
 
 from dpfl_mpi.figures import label_flip, tables
 from dpfl_mpi.figures.frames import of_results
@@ -77,20 +77,21 @@ def test_both_readers_give_the_same_frames(results, folder, name):
 
 
 def test_what_was_tried_can_be_run(monkeypatch):
-    """FedProx's weight in +FT is an option of tuning, so all weights share one Run's rounds."""
+    """What FedProx's +FT does is an option of tuning, so all ways share one Run's rounds."""
     monkeypatch.chdir(FOLDER.parent)
     asked = script(FOLDER / "tried.py").RUNS
     runs = [run.resolve({"data": "of a file"} if run.data else {}) for run in asked]
     tuned = [run for run in runs if run.finetune_epochs]
     bases = {run.untuned().slug() for run in tuned}
     assert bases <= {run.slug() for run in runs}
-    assert len({run.slug() for run in tuned}) == 9
-    assert len(bases) == 3  # one per data set and partition
+    assert len({run.slug() for run in tuned}) == 11
+    assert len(bases) == 4  # one per data set and partition, and one of fedprox_part
     assert {run.options["mu"] for run in tuned} == {0.1}
     usual = tuned[0].untuned()
     assert collect.row_of(usual, usual) == "FedProx, fedprox_tuned"
     weights = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 30.0, 30.0)
     expected = [f"FedProx+FT, fedprox_tuned, finetune_mu {mu}" for mu in weights]
+    expected += [f"FedProx+FT, fedprox_part, part {part}" for part in ("head", "body")]
     assert [collect.row_of(run, run.untuned()) for run in tuned] == expected
     usual = Run(method="perfedavg").resolve()
     assert collect.row_of(usual, usual) == "PerFedAvg"
@@ -245,3 +246,22 @@ def differences():
                 mean, half = tables.interval(parts)
                 yield abs(mean), half
                 yield abs(mean), recomputed.over_clients(parts)
+
+
+def test_tuning_one_part_freezes_the_other():
+    method = FOLDER / "fedprox_part.py"
+    for part in ("head", "body"):
+        fields = {"method": str(method), "finetune_epochs": 2, "options": {"part": part, "mu": 0.5}}
+        fields |= {"clients": 4, "lr": 0.1, "weight_decay": 0.1, "clip_norm": 0.0}
+        with federation(fields) as fed:
+            start = fed.common_row()
+            gradient = script(method).finetune_gradient(fed, start)
+            tuned = fed.local_opt(start.clone(), 2, gradient)
+            head = fed.columns("head")
+            trained = head if part == "head" else ~head
+            proximal = fed.proximal(start, 0.5)
+            fed.training.epochs[:] = 0  # the same batches again
+            twin = fed.local_opt(start.clone(), 2, proximal, momentum="twin", trained=trained)
+        assert (tuned[:, ~trained] == start[:, ~trained]).all()
+        assert (tuned[:, trained] != start[:, trained]).any()
+        np.testing.assert_allclose(tuned, twin, atol=1e-6)
