@@ -37,7 +37,10 @@ def tuned(
 
 
 RUNS = [
-    Run(**CIFAR10, method="perfedavg", options={"score_trained": True}),
+    *(
+        Run(**data, method="perfedavg", options={"score_trained": True})
+        for data in (CIFAR10, DIRICHLET, FEMNIST)
+    ),
     Run(**CIFAR10, method="knnper", options={"scale": 84.0}),
     Run(**CIFAR10, method="knnper", options={"interpolation": 0.0, "score_trained": True}),
     Run(**CIFAR10, budget="0.1N", metric="batch"),
