@@ -200,8 +200,10 @@ def write(folder: Path, files: dict[str, list[pd.DataFrame]]) -> None:
         keys = [c for c in SORTED_BY if c in lines]
         if "client" in lines and "round" in keys:
             keys.remove("round")  # a client's best round, not a key
-        # whole numbers stay whole in a column with gaps
-        lines.sort_values(keys, kind="stable").convert_dtypes().to_csv(path, index=False)
+        lines = lines.sort_values(keys, kind="stable")
+        if name == "runs":  # a Run may lack costs, and whole numbers stay whole beside a gap
+            lines = lines.convert_dtypes()
+        lines.to_csv(path, index=False)
     instead = f", in place of {', '.join(sorted(replaced))}" if replaced else ""
     print(f"{folder}: {len(runs)} Runs{instead}")
 

@@ -223,14 +223,16 @@ def others(frames: Frames) -> Lines:
     shown = ("tau_init", "ggc_period", "flip_share", "Random graph", "Pairwise")
     lines = frames["clients"]
     for row in sorted(set(frames.rows["row"]) - set(paper.TABLE_1)):
-        if any(word in row for word in shown):
-            continue
         base = row.split(", ")[0]
         parts = paired(lines, row, base) if base != row else []
+        is_shown = any(word in row for word in shown)
+        if is_shown or (parts and not np.any(parts)):  # nothing differs: +FT alone was changed
+            continue
         yield {
             "run": row,
             "accuracy, %": mean_text(means(lines, row)),
             "vs the row without it": difference_text(parts),
+            "the row's, paper, %": " ± ".join(paper.table_1(setting_of(frames), base) or "-"),
         }
 
 
@@ -288,6 +290,7 @@ TABLES: dict[str, Tables] = {  # by folder; other folders have `USUAL`
         **CIFAR10,
         "P": lambda frames: ablation(frames, "ggc_period", "P", paper.PERIOD),
     },
+    "femnist-fedrep": {**USUAL, "others": others},
     "cifar-10-motivation": {"example": example},
 }
 
