@@ -10,7 +10,8 @@ the classes' names, or an angle of rotation), the images of a client, B_c and a 
 train 170 local epochs. *One partner* is a round of B_c = 2, whose clients average with one random
 client each. What they lose by it in round 0 (`harm`, points of validation accuracy) is known before
 a choice. Runs of data that are not prepared are left out, and those that map.csv holds. Cells of
-`REAL` are of data whose groups nobody made; only PACS says what its groups are.
+`REAL` are of data whose groups nobody made (real_images.py says how they are prepared); only PACS
+says what its groups are.
 
 Two models of a client are scored, each in its best round by validation, on test images: the
 `trained` one, as in the paper, and the `averaged` one, before the client trains it. `better` is

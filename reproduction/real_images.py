@@ -18,6 +18,12 @@ UCI HAR of 30 people needs none of this: `python -m dpfl_mpi.prepare pfllib --so
 CLONES/TsingZ0/HtFL-OnDevice/dataset/HAR`, of commit a86eb759e0f0185dde598f0e9a8805d905584df8. The
 SHA-256 of its files is d0a5fbc468de24a668605ba6bdc49824e9805854292989348cfc41bbc3e7c43d, that of
 the prepared data begins with e40c66814d68.
+
+Nor do PACS and iWildCam of map.py: `python -m dpfl_mpi.prepare image_folder --source
+CLONES/MachineLearning2020/Homework3-PACS/PACS --size 32 --clients_per_folder 25 --out
+data/pacs.h5`,
+of commit d586a6cf3db84896fb6cc465c7bf51bdaf6d65d8, whose prepared data begin with 71835a0b4689; and
+`prepare reproduction/iwildcam.py`, whose docstring says how.
 """
 
 import hashlib
