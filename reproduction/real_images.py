@@ -19,11 +19,10 @@ CLONES/TsingZ0/HtFL-OnDevice/dataset/HAR`, of commit a86eb759e0f0185dde598f0e9a8
 SHA-256 of its files is d0a5fbc468de24a668605ba6bdc49824e9805854292989348cfc41bbc3e7c43d, that of
 the prepared data begins with e40c66814d68.
 
-Nor do PACS and iWildCam of map.py: `python -m dpfl_mpi.prepare image_folder --source
-CLONES/MachineLearning2020/Homework3-PACS/PACS --size 32 --clients_per_folder 25 --out
-data/pacs.h5`,
-of commit d586a6cf3db84896fb6cc465c7bf51bdaf6d65d8, whose prepared data begin with 71835a0b4689; and
-`prepare reproduction/iwildcam.py`, whose docstring says how.
+Nor do PACS and iWildCam of map.py. iwildcam.py says how it is prepared. PACS is `python -m
+dpfl_mpi.prepare image_folder --source CLONES/MachineLearning2020/Homework3-PACS/PACS --size 32
+--clients_per_folder 25 --out data/pacs.h5`, of commit d586a6cf3db84896fb6cc465c7bf51bdaf6d65d8; the
+SHA-256 of the prepared data begins with 71835a0b4689.
 """
 
 import hashlib
