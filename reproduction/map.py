@@ -254,11 +254,14 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
     """
     measured, out = harms(runs), []
     for names, at_place in runs[runs["row"] != PARTNER].groupby(PLACE, sort=False):
-        by_row = {row: at_place[at_place["row"] == row] for row in DRAWN}
+        known_groups = names[0] in GROUP_OF
+        rows = [row for row in DRAWN if row != ORACLE or known_groups]
+        by_row = {row: at_place[at_place["row"] == row] for row in rows}
         harm = measured.get(names[:-1])
         for model in SCORES:
             line = dict(zip(PLACE, names, strict=True))
             line |= {"harm": "-" if harm is None else f"{harm:.1f}", "scored": model}
+            line |= {} if known_groups else {ORACLE: "none"}
             out.append(line | {row: gain_text(part, model) for row, part in by_row.items()})
         computed = {
             row: of_row["own_group"].mean() for row, of_row in by_row.items() if len(of_row)
@@ -374,7 +377,10 @@ def predictions(runs: pd.DataFrame) -> pd.DataFrame:
             line = {"data": data, "harm": f"{harm:.1f}", "chooser": row}
             line["predicted gain"] = f"{predicted:+.1f} ± {2 * deviation:.1f}"
             line |= {"gain": f"{gain:+.1f} ± {half:.1f} ({len(part)})"}
-            out.append(line | {"the prediction": "holds" if holds else "fails"})
+            verdict = "holds" if holds else "fails"
+            finished = len(part) == len(SEEDS)
+            line["the prediction"] = verdict if finished else f"{len(part)} of {len(SEEDS)} seeds"
+            out.append(line)
     return pd.DataFrame(out)
 
 
@@ -386,9 +392,9 @@ def tables() -> dict[str, pd.DataFrame]:
         "summary": summary(runs),
         "undone": undone(runs, rounds),
         "map": gains(runs[made]).drop(columns="data"),
-        "goals": goals(runs[made], DECIDING).drop(
-            columns=["data", "images", "budget"], errors="ignore"
-        ),
+        "goals": goals(runs[made], DECIDING)
+        .drop(columns=["data", "images", "budget"], errors="ignore")
+        .rename(columns={"share": "names, %"}),
         "rivals": rivals(runs),
         "predictions": predictions(runs),
         "real data": gains(runs[~made]).drop(columns=PLACE[1:], errors="ignore"),

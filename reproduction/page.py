@@ -128,8 +128,8 @@ def tables() -> dict[Path, dict[str, str]]:
     }
     return {
         FRONT: {"answer": recomputed.text(standings.answer(runs, differences))},
-        ANSWER: of_map | {"core hours": core_hours()},
-        TABLE_1: recomputed.page_tables(folders()),
+        ANSWER: of_map,
+        TABLE_1: recomputed.page_tables(folders()) | {"core hours": core_hours()},
         TABLES: arena_tables() | found | network_tables() | more,
     }
 
@@ -137,16 +137,16 @@ def tables() -> dict[Path, dict[str, str]]:
 def core_hours() -> str:
     """Return the sentence that says what each part cost so far."""
     files = {
-        "[Table 1 and the paper's other experiments](table1.md)": recomputed.finished(folders()),
-        "the arena": arena_lines()[0],
-        "the map": known(harm_map.FILE),
-        "the question": known(question.RUNS_FILE),
+        "this page": recomputed.finished(folders()),
+        "[the arena](tables.md#the-arena)": arena_lines()[0],
+        "[the map](tables.md#the-map)": known(harm_map.FILE),
+        "[the question](question.md)": known(question.RUNS_FILE),
     }
     costs = [
         f"{name} {len(runs)} Runs and {runs['core_hours'].sum():.0f} core hours"
         for name, runs in files.items()
     ]
-    return f"So far: {'; '.join(costs)}."
+    return f"In all so far: {'; '.join(costs)}."
 
 
 def filled(page: str, tables: dict[str, str]) -> str:

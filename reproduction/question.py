@@ -131,7 +131,7 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
         found = [differences(s, row, score, runs, clients) for s, row in CONTRASTS]
         ready = [i for i, points in enumerate(found) if len(points) == len(SEEDS)]
         samples = [units(CONTRASTS[i][0], found[i]) for i in ready]
-        texts = ["not computed yet"] * len(CONTRASTS)
+        texts = [f"{len(points)} of {len(SEEDS)} seeds" for points in found]
         decided = ["no verdict before all runs"] * len(ready)
         if len(ready) == len(CONTRASTS):
             decided = verdicts(samples)

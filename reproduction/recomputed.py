@@ -137,9 +137,9 @@ def order(frames: Frames) -> Lines:
 
 def ablation(frames: Frames, field: str, symbol: str, published: Mapping[int, str]) -> str:
     names = {f"{row}, {field} {value}" for row in DPFL for value in published} | {*DPFL}
-    rows = frames.rows[frames.rows["row"].isin(names)].assign(variant="")
-    setting = setting_of(frames)
-    _, table, _ = tables.by_budget(frames, rows, field, symbol, published, setting, bold=False)
+    compared = of_shared_seeds(frames.where(frames.runs["row"].isin(names)))
+    rows, setting = compared.rows.assign(variant=""), setting_of(frames)
+    _, table, _ = tables.by_budget(compared, rows, field, symbol, published, setting, bold=False)
     return table.partition("\n\n")[0]
 
 
