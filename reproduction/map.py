@@ -430,6 +430,7 @@ def draw_map(runs: pd.DataFrame) -> Figure:
                 name, point, (-4, 2), textcoords="offset points", ha="right", size="small"
             )
         names.set_ylabel(f"the {model} model:\npoints over a random graph")
+        harm.margins(x=0.15)  # for the names
     for axes, label in zip(
         panels[-1], ("names exchanged, %", "rotation, degrees", ""), strict=True
     ):
@@ -442,7 +443,7 @@ def draw_sizes(runs: pd.DataFrame) -> Figure:
     """Return gains over images per client; crosses are of B_c = 0.05N in place of 0.2N."""
     runs = runs[(runs["data"] == MADE) & (runs["seed"] == SIZED) & (runs["row"] != PARTNER)]
     places = {(0, 0): "0 % of the names", (40, 0): "40 %", (100, 0): "100 %", (0, 90): "90°"}
-    size = TEXT, 4.8
+    images, size = sorted(runs["images"].unique()), (TEXT, 4.8)
     figure, panels = plt.subplots(2, len(places), figsize=size, sharex=True, sharey="row")
     for (share, degrees), column in zip(places, panels.T, strict=True):
         at_place = runs[(runs["share"] == share) & (runs["degrees"] == degrees)]
@@ -451,8 +452,8 @@ def draw_sizes(runs: pd.DataFrame) -> Figure:
             smaller = at_place[at_place["budget"] == "0.05N"]
             beside = smaller.assign(images=1.2 * smaller["images"])
             lines_of(axes, beside, "images", model, "x")
-            axes.set(xscale="log", xlim=(40, 640))
-            axes.set_xticks(IMAGES, map(str, IMAGES), size="small")
+            axes.set(xscale="log", xlim=(0.8 * images[0], 1.28 * images[-1]))
+            axes.set_xticks(images, map(str, images), size="small")
             axes.minorticks_off()
         column[0].set_title(places[share, degrees])
         column[1].set_xlabel("images per client")
@@ -460,7 +461,9 @@ def draw_sizes(runs: pd.DataFrame) -> Figure:
         axes.set_ylabel(f"the {model} model:\npoints over a random graph")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     rows = len(set(labels))
-    figure.legend(handles[:rows], labels[:rows], loc="outside upper center", ncols=4)
+    cross = panels[0, 0].plot([], [], "x", color=GREY)
+    named = handles[:rows] + cross, [*labels[:rows], "with B_c = 0.05N"]
+    figure.legend(*named, loc="outside upper center", ncols=5)
     return figure
 
 
