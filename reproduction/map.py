@@ -254,15 +254,15 @@ def gains(runs: pd.DataFrame) -> pd.DataFrame:
     """
     measured, out = harms(runs), []
     for names, at_place in runs[runs["row"] != PARTNER].groupby(PLACE, sort=False):
-        known_groups = names[0] in GROUP_OF
-        rows = [row for row in DRAWN if row != ORACLE or known_groups]
-        by_row = {row: at_place[at_place["row"] == row] for row in rows}
+        by_row = {row: at_place[at_place["row"] == row] for row in DRAWN}
         harm = measured.get(names[:-1])
         for model in SCORES:
             line = dict(zip(PLACE, names, strict=True))
             line |= {"harm": "-" if harm is None else f"{harm:.1f}", "scored": model}
-            line |= {} if known_groups else {ORACLE: "none"}
-            out.append(line | {row: gain_text(part, model) for row, part in by_row.items()})
+            line |= {row: gain_text(part, model) for row, part in by_row.items()}
+            if names[0] not in GROUP_OF:
+                line[ORACLE] = "none"
+            out.append(line)
         computed = {
             row: of_row["own_group"].mean() for row, of_row in by_row.items() if len(of_row)
         }

@@ -223,11 +223,12 @@ def others(frames: Frames) -> Lines:
     shown = ("tau_init", "ggc_period", "flip_share", "Random graph", "Pairwise")
     lines = frames["clients"]
     for row in sorted(set(frames.rows["row"]) - set(paper.TABLE_1)):
+        if any(word in row for word in shown):
+            continue
         base = row.split(", ")[0]
         parts = paired(lines, row, base) if base != row else []
-        is_shown = any(word in row for word in shown)
-        if is_shown or (parts and not np.any(parts)):  # nothing differs: +FT alone was changed
-            continue
+        if parts and not any(part.any() for part in parts):
+            continue  # a row before +FT, which alone was changed
         yield {
             "run": row,
             "accuracy, %": mean_text(means(lines, row)),
