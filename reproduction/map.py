@@ -62,7 +62,7 @@ GROUP_OF = {  # of client k; HAR and iWildCam do not say who is of one kind
 SEEDS = range(201, 206)  # fresh: no other run has them
 DECIDING = range(206, 211)  # of the claim on `spectral`, see question.md
 HARMS = [(share, 0) for share in (0, 20, 40, 70, 100)]  # percent of the classes, degrees
-HARMS += [(0, degrees) for degrees in (15, 30, 60, 90)]
+HARMS += [(0, degrees) for degrees in (30, 60, 90)]
 IMAGES, BUDGETS = (50, 100, 200, 500), ("0.05N", "0.2N")
 SIZED = 201  # the seed of which other images and budgets than 100 and 0.2N are computed
 WORTH, LEAST = 2.0, 0.8  # points and share of the oracle's gain: see `goals`
@@ -222,9 +222,14 @@ def harms(runs: pd.DataFrame) -> pd.Series:
 
 
 def central(runs: pd.DataFrame) -> pd.Series:
+    """Return which lines have the images and the budget of which all seeds are computed."""
+    return (runs["data"] == MADE) & (runs["images"] == 100) & (runs["budget"] == "0.2N")
+
+
+def asked(runs: pd.DataFrame) -> pd.Series:
     """Return which lines are of the six places that question.md names."""
     harm = pd.MultiIndex.from_frame(runs[["share", "degrees"]]).isin(PLACES_ASKED)
-    return harm & (runs["data"] == MADE) & (runs["images"] == 100) & (runs["budget"] == "0.2N")
+    return central(runs) & harm
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
@@ -298,7 +303,7 @@ def undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
     That is the last round that all of them have, on the mean over SEEDS.
     """
-    compared = runs[central(runs) & (runs["degrees"] == 0) & runs["seed"].isin(SEEDS)]
+    compared = runs[asked(runs) & (runs["degrees"] == 0) & runs["seed"].isin(SEEDS)]
     scored = rounds.merge(compared[["run", "share", "row"]], on="run")
     last = scored.groupby("row")["round"].max()[[RANDOM, ORACLE, "DPFL"]].min()
     columns = {
@@ -328,7 +333,7 @@ def goals(runs: pd.DataFrame, seeds: Iterable[int]) -> pd.DataFrame:
     of 0 within MARGIN. Verdicts are after Holm's correction over the places.
     """
     needed = runs["row"].isin(["Spectral", ORACLE]) & runs["seed"].isin(seeds)
-    runs = runs[needed & central(runs)]
+    runs = runs[needed & asked(runs)]
     lines, chances = [], []  # chances: p-values of "reached" and of "missed"
     for names, part in runs.groupby(PLACE, sort=False):
         gain = part.pivot(index="seed", columns="row", values="trained_gain").dropna()
@@ -359,7 +364,7 @@ def predictions(runs: pd.DataFrame) -> pd.DataFrame:
     prediction holds within two standard deviations of these places from that line. Where nobody
     knows the groups, `spectral` stands for the oracle.
     """
-    of_oracle = runs[central(runs) & (runs["row"] == ORACLE)]
+    of_oracle = runs[asked(runs) & (runs["row"] == ORACLE)]
     by_place = of_oracle.groupby(PLACE[:-1])["trained_gain"].mean()
     measured, out = harms(runs), []
     at_places = measured.reindex(by_place.index)
