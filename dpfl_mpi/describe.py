@@ -95,7 +95,7 @@ def data_text(run: Resolved, source: Source, partition: Partition) -> str:
         f"data       {short(run.dataset)}: {data}",
         f"partition  {recipe(run)}; {partition.n} clients, {dealt}",
     ]
-    notes = (source.note, partition.note(), source.unread)
+    notes = (source.note, partition.note(), source.left_out)
     lines += [f"note       {text}" for text in notes if text]
     for part in PARTS:
         sizes = partition.sizes(part)

@@ -168,7 +168,7 @@ def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file)
     for words, text in (
         (f"{tmp_path}/text.h5", "text.h5"),
         (f"{tmp_path}/truncated.h5", "truncated.h5"),
-        (f"{tmp_path}/foreign.h5", "not made by dpfl_mpi"),
+        (f"{tmp_path}/foreign.h5", "not a prepared data file"),
         (f"{digits_file} --dataset cifar10", "holds image_folder, not cifar10"),
         (f"{digits_file} --device cuda",
          "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu"),

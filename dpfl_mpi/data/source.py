@@ -100,7 +100,7 @@ class Source:
     dtype: str = "uint8"  # of samples: uint8, float32 or int32
     vocabulary: int = 0  # one more than the largest token
     path: Path | None = None  # of the prepared file
-    unread: str = ""  # a warning about clients of the data that the Run leaves out
+    left_out: str = ""  # a warning about clients of the data that the Run leaves out
     pooled: bool = False  # both halves are one pool: the training samples, then the test samples
 
     @property
@@ -139,7 +139,7 @@ def open_source(
     else:
         source = in_file(run.data or "", run.dataset, labelled or run.deals_test, verified)
     check_images(run, source)
-    return as_dealt(run, replace(source, unread=unread_clients(run, source)))
+    return as_dealt(run, replace(source, left_out=left_out_clients(run, source)))
 
 
 def load_arrays(run: Resolved) -> Arrays:
@@ -213,7 +213,7 @@ def check_images(run: Resolved, source: Source) -> None:
         raise UserError("--attack backdoor needs images of 8 bits; use another kind of attack")
 
 
-def unread_clients(run: Resolved, source: Source) -> str:
+def left_out_clients(run: Resolved, source: Source) -> str:
     """Return a warning if the Run leaves out clients that the data name, else ""."""
     if not source.clients:
         return ""
@@ -283,11 +283,11 @@ def in_file(
     path = Path(path)
     if not os.path.exists(path):
         raise no_data(dataset, path)
-    mend = f"prepare one with {prepare_command(dataset)}"
+    remedy = f"prepare one with {prepare_command(dataset)}"
     try:
         with Hdf5(path, "an HDF5 file") as file:
             if file.attribute("format", str, default="") != FORMAT:
-                raise UserError(f"--data is {path}, which was not made by dpfl_mpi: {mend}")
+                raise UserError(f"--data is {path}, which is not a prepared data file: {remedy}")
             content = file.attribute("dataset", str)
             if dataset and content != short(dataset):
                 raise UserError(f"--data is {path}, which holds {content}, not {short(dataset)}")
@@ -300,7 +300,7 @@ def in_file(
             return source
     except Unreadable as error:
         damaged = f"--data is {path}, which is truncated or damaged ({error})"
-        raise UserError(f"{damaged}: {mend}") from None
+        raise UserError(f"{damaged}: {remedy}") from None
 
 
 def arrays_in(file: Hdf5, labelled: bool) -> Arrays:
@@ -328,7 +328,7 @@ def verify(source: Source, file: Hdf5) -> None:
         found = digest(arrays, source, own)
     if found != source.sha256:
         digests = f"its content has the sha256 {found[:12]}, and {source.sha256[:12]} was written"
-        raise UserError(f"--data is {file.path}, which is damaged: {digests}; make it anew")
+        raise UserError(f"--data is {file.path}, which is damaged: {digests}; prepare it again")
 
 
 def digest(stored: Iterable[Any], facts: Arrays | Source, own: bool = False) -> str:

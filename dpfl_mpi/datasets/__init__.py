@@ -3,7 +3,8 @@
     TITLE         in tables; by default the file's name
     AUTHORS_CODE  defaults of --preset authors_code, where the authors' published code differs
     DOWNLOAD      (url, "md5:...", bytes): where `prepare` gets it without `--source`
-    WEIGHTS       "train": p_k follows the samples left to train; else those before validation
+    WEIGHTS       "train": p_k is proportional to the training samples; by default, "pool", to
+                  training and validation samples
     OWN_DATA      True where the name says nothing of the content, so a Run's key has the content
 
 No module imports torch. Files whose name starts with _ are helpers.
@@ -46,6 +47,8 @@ def load(name: str, module: ModuleType) -> ModuleType:
     check_functions(what, module)
     if not isinstance(title := getattr(module, "TITLE", ""), str):
         raise UserError(f"TITLE of {what} is {title!r}; it must be a text")
+    if (weights := getattr(module, "WEIGHTS", "pool")) not in ("pool", "train"):
+        raise UserError(f"WEIGHTS of {what} is {weights!r}; allowed are 'pool' and 'train'")
     for settings in ("AUTHORS_CODE", "PAPER"):
         check_settings(f"{settings} of {what}", getattr(module, settings, {}))
     paper = getattr(module, "PAPER", {})

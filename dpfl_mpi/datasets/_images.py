@@ -57,7 +57,7 @@ def placed(
 def published(
     source: Path, classes: tuple[str, ...], mean: Numbers, std: Numbers, *needed: str
 ) -> Arrays:
-    """Return a published data set of 32x32 images in colour, of whose splits all are `needed`."""
+    """Return a published data set of 32x32 images in colour; all `needed` splits must be there."""
     # without `classes` its classes are those of the training part, in alphabetical order
     x, found = placed(source, (32, 32, 3), needed=needed)
     names, y = np.unique(found.label, return_inverse=True)

@@ -34,17 +34,16 @@ def read(source: Path) -> Arrays:
     warn_of_unread(source, unread, "train/K.npz, test/K.npz")
     check_one(source, folders)
     train, test = ({k for part, k in found if part == name} for name in ("train", "test"))
-    if not found:
-        raise UserError(f"{source} is no folder of PFLlib's: there is no train/0.npz")
-    tell(source, train, test)
+    if not train:
+        raise UserError(f"{source} is not a folder of PFLlib's: there is no train/K.npz")
+    warn_of_gaps(source, train, test)
     found = {place: data for place, data in found.items() if place[1] in train}
     places = sorted(found, key=lambda place: (place[0] == "test", place[1]))
-    first = found[places[0]][0]
-    for (part, k), (x, _) in found.items():
-        if (x.dtype, x.shape[1:]) != (first.dtype, first.shape[1:]):
-            have = f"samples of {x.dtype} {x.shape[1:]}"
-            other = f"{places[0][1]}.npz of {first.shape[1:]}"
-            raise UserError(f"{source}: {part}/{k}.npz has {have}, {other}")
+    kinds = {place: f"{x.dtype} {x.shape[1:]}" for place, (x, _) in found.items()}
+    for (part, k), kind in kinds.items():
+        if kind != kinds[places[0]]:
+            other = f"{places[0][0]}/{places[0][1]}.npz of {kinds[places[0]]}"
+            raise UserError(f"{source}: {part}/{k}.npz has samples of {kind}, {other}")
     samples, labels = zip(*(found[place] for place in places), strict=True)
     sizes = [len(y) for y in labels]
     client = np.repeat([k for _, k in places], sizes)
@@ -55,7 +54,7 @@ def read(source: Path) -> Arrays:
     return arrays_of(x, y, client, is_test, str(source), note)
 
 
-def tell(source: Path, train: set[int], test: set[int]) -> None:
+def warn_of_gaps(source: Path, train: set[int], test: set[int]) -> None:
     """Warn of clients whose number changes, or of which a file is missing."""
     lacks = {
         "they are left out": ("train", test - train),
@@ -76,15 +75,15 @@ def read_client(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     members = {path.name: get() for path, get in entries(Path(where), data)}
     if set(members) != {"data.npy"}:
         names = ", ".join(members) or "nothing"
-        raise UserError(f"{where} holds {names}; PFLlib's files hold data")
+        raise UserError(f"{where} holds {names}; PFLlib's files hold one array named data")
     content = read_npy(where, members["data.npy"], objects=True)
     if isinstance(content, np.ndarray) and content.size == 1:
         content = content.item()
     if not (isinstance(content, dict) and {"x", "y"} <= set(content)):
         raise UserError(f"{where} holds no dictionary with x and y")
-    with refused_as(f"{where} holds samples or labels that are no numbers of one shape"):
+    with refused_as(f"{where} holds samples or labels that are not arrays of numbers"):
         x, y = np.asarray(content["x"]), np.asarray(content["y"])
-        if x.dtype.kind not in "iufb":
+        if x.dtype.kind not in "iufb" or x.ndim == 0:
             raise ValueError
     if len(x) != y.size or y.ndim != 1:
         raise UserError(f"{where} holds {len(x)} samples and labels of {y.shape}")

@@ -197,6 +197,11 @@ def test_a_value_of_paper_that_no_run_takes_is_named(tmp_path, paper, sentence):
     assert refused(sentence, run.resolve) == f"PAPER of the data set mine {sentence}"
 
 
+def test_an_unknown_weighting_is_named(tmp_path):
+    run = Run(dataset=own_file(tmp_path / "mine.py", body="pass\nWEIGHTS = 'Train'"))
+    refused("WEIGHTS of the data set mine is 'Train'; allowed are", run.resolve)
+
+
 def test_an_error_of_own_code_names_its_line(tmp_path):
     """The innermost line of own code is named, also in a helper, of `load` and of `read`."""
     helper, path, name = tmp_path / "helper.py", tmp_path / "mine.py", str(tmp_path / "mine.py")
@@ -451,8 +456,10 @@ def test_pfllib(tmp_path, capsys):
         ("train/1.npz", hostile, "holds a pickle with the name posix.system"),
         ("train/1.npz", b"PK", "train/1.npz is truncated"),
         ("train/1.npz", npz({"x": x, "y": np.arange(4)}), "holds 3 samples and labels of (4,)"),
-        ("train/1.npz", npz({"x": x[:2], "y": [[0], [0, 1]]}), "no numbers of one shape"),
+        ("train/1.npz", npz({"x": x[:2], "y": [[0], [0, 1]]}), "not arrays of numbers"),
+        ("train/1.npz", npz({"x": 5, "y": [1]}), "not arrays of numbers"),
         ("test/3.npz", npz({"x": x[..., :2], "y": np.arange(3)}), "test/3.npz has samples of"),
+        ("test/3.npz", npz({"x": x.astype("f8"), "y": np.arange(3)}), "0.npz of float32 (4, 5, 3)"),
         ("test/3.npz", npz({"x": x[:, :2], "y": np.arange(3)}), "test/3.npz has samples of"),
         ("train/1.npz", npz(np.zeros(3)), "train/1.npz holds no dictionary with x and y"),
     ):
@@ -460,4 +467,5 @@ def test_pfllib(tmp_path, capsys):
     assert not path.exists()
     twice = files | {f"b/{name}": data for name, data in files.items()}
     unstaged(tmp_path, "pfllib", twice, "several data sets, in ., b")
-    unstaged(tmp_path, "pfllib", {"x": b""}, "there is no train/0.npz")
+    for lacking in ({"x": b""}, {"test/0.npz": files["test/0.npz"]}):
+        unstaged(tmp_path, "pfllib", lacking, "there is no train/K.npz")

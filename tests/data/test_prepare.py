@@ -262,6 +262,7 @@ def test_what_does_not_fit(tmp_path):
         ("cinic10", files | boat, "test holds other classes (boat); expected"),
         ("cinic10", {"x.txt": b""}, "train holds no image; expected train/CLASS/*"),
         ("cinic10", images(three, NAMES, 1, (28, 28)), "is 28x28; allowed is 32x32"),
+        ("cifar100", two, "has 2 classes; CIFAR-100 has 100"),
         ("image_folder", {"x.txt": b""}, "holds no image; expected {train,test}/CLASS/* or"),
         ("text_folder", {"train.csv": b"1"}, 'needs lines of a class and a text: "3","Title"'),
         ("image_folder", one | images(("test",), ("a",)), "test holds no image of the class b"),
