@@ -4,9 +4,10 @@ Shared: nothing; models move along a graph.
 Personal: w_i.
 Scored: w_i after training, before averaging.
 
-Client i averages with all its d_i senders in the graph of the round, or with `peers` of them, drawn
-in each round (gossip). Client j weighs 1 / (1 + max(d_i, d_j)), client i the rest of 1: with edges
-both ways these are the doubly stochastic weights of Metropolis and Hastings.
+Client i averages with all its senders in the graph of the round, or with `peers` of them, drawn in
+each round (gossip). Absent senders are left out; d_i are left. Client j weighs
+1 / (1 + max(d_i, d_j)), client i the rest of 1: with edges both ways these are the doubly
+stochastic weights of Metropolis and Hastings.
 
 Paper: a step on one mini-batch between two averages; here tau_train epochs.
 """
@@ -51,7 +52,7 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def senders(fed: Federation, k: int, of_graph: np.ndarray) -> np.ndarray:
-    """Return whose models client k receives: of its senders those that are there, or `peers`."""
+    """Return whose models client k receives: all its active senders, or `peers` of them, drawn."""
     there = of_graph[fed.active[of_graph]] if fed.active[k] else of_graph[:0]
     drawn = fed.shuffle(k, there)[: fed.options["peers"]] if fed.options["peers"] else there
     return drawn[: fed.most_senders[k]]  # 0 of one that may not average (--no-flipped_run_ggc)

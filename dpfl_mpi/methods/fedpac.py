@@ -127,11 +127,17 @@ def head_weights(
 
 
 def aggregate(fed: Federation, w: Tensor, a: np.ndarray, phi: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each client's row sum_j a_ij w_j `[K, W]`, and the mean over active clients `[W]`.
+    """Return each client's row sum_j a_ij w_j `[K, W]`, and the p-weighted mean `[W]`.
 
-    An absent client keeps its row; without active clients phi stays. Collective.
+    Both are over active clients. One that diverged since `a` was computed is left out, and the
+    other weights are scaled up. An absent client keeps its row. Collective.
     """
-    p = fed.p * fed.active / max(fed.p[fed.active].sum(), 1e-300)
+    if not fed.active.any():
+        return w, phi
+    p = fed.p * fed.active / fed.p[fed.active].sum()
+    lacking = a[:, ~fed.active].any(1)
+    a = a * fed.active * fed.active[fed.ids][:, None]
+    a[lacking] /= np.maximum(a[lacking].sum(1, keepdims=True), LEAST)
     rows, mean = w.double() * 0, phi.double() * 0
     for j, row in fed.every_row(w):
         model = row.double()
@@ -140,7 +146,7 @@ def aggregate(fed: Federation, w: Tensor, a: np.ndarray, phi: Tensor) -> tuple[T
             rows[i] += a[i, j] * model
     absent = a.sum(1) == 0
     rows[absent] = w[absent].double()
-    return rows.float(), mean.float() if fed.active.any() else phi
+    return rows.float(), mean.float()
 
 
 def of_active(fed: Federation, values: np.ndarray) -> np.ndarray:

@@ -104,18 +104,18 @@ def values(fed: Federation, i: int, models: list[Tensor]) -> np.ndarray:
 def shapley(
     orders: Sequence[Sequence[int]],
     worth: Callable[[Sequence[frozenset[int]]], np.ndarray],
-    nobody: float,
+    worth_of_empty: float,
 ) -> np.ndarray:
-    """Return what each of m players adds to those before it, mean over orders, float64 `[m]`.
+    """Return the Shapley value of each of m players, float64 `[m]` (Castro et al., 2009).
 
-    Castro et al., 2009. `worth` is called once, with all coalitions of at least one player;
-    `nobody` is the worth of the empty one.
+    That is what it adds to the players before it, averaged over the orders. `worth` is called once,
+    with all coalitions of at least one player; `worth_of_empty` is that of none.
     """
     # of each order the coalitions of its first 0, 1, ..., m players
     growing = [[frozenset(order[:n]) for n in range(len(order) + 1)] for order in orders]
     coalitions = list(dict.fromkeys(s for row in growing for s in row[1:]))
     worths = dict(zip(coalitions, worth(coalitions).tolist(), strict=True))
-    worths[frozenset()] = nobody
+    worths[frozenset()] = worth_of_empty
     phi = np.zeros(len(orders[0]))
     for order, row in zip(orders, growing, strict=True):
         for j, smaller, larger in zip(order, row, row[1:], strict=False):

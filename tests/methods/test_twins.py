@@ -161,6 +161,22 @@ def test_fedpac_weights_by_hand():
     assert far.tolist() == [1, 0]
 
 
+def test_fedpac_leaves_out_who_diverged_since_the_weights():
+    rows = torch.tensor([[1.0], [5], [float("nan")]])
+    fed = SimpleNamespace(
+        ids=np.arange(3),
+        active=np.array([True, True, False]),
+        p=np.array([0.25, 0.25, 0.5]),
+        every_row=lambda w: [(0, rows[0]), (1, rows[1])],
+    )
+    a = np.array([[0.6, 0.2, 0.2], [0.5, 0.5, 0], [0.5, 0, 0.5]])
+    w, phi = fedpac.aggregate(fed, rows, a, torch.zeros(1))
+    assert w[:2].tolist() == [[2], [3]] and w[2].isnan()  # 0.75 + 0.25 * 5, and (1 + 5) / 2
+    assert phi.tolist() == [3]
+    fed.active[:] = False
+    assert fedpac.aggregate(fed, rows, a, torch.full((1,), 7.0))[1].tolist() == [7]
+
+
 def test_fedpac_pulls_no_feature_to_an_unknown_class():
     logits, y = torch.zeros(2, 3), torch.tensor([0, 1])
     z, c = torch.tensor([[1.0, 2], [3, 4]]), np.array([[0, 0], [np.nan] * 2, [7, 7]])
