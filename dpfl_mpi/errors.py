@@ -20,6 +20,7 @@ LONGEST = 1000  # characters that are shown of the text of another library's err
 INTERRUPTED = 130  # of a command that Ctrl-C ended: 128 + SIGINT, as in a shell
 REQUEUE = 75  # of a run that goes on when it is started again: EX_TEMPFAIL
 STALLED = 76  # of a run that gets no further when it is started again
+NO_MPI = 3  # of a run whose MPI is missing, or did not start
 NO_READER = 141  # of a command whose output nobody reads any more: 128 + SIGPIPE, as in a shell
 # control characters, except \t, \n and a first \r, with which the line of a download begins
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|(?<!^)\r")
@@ -106,7 +107,7 @@ def in_a_sentence(main: Callable[P, int | None]) -> Callable[P, int]:
         try:
             return main(*args, **kwargs) or 0
         except UserError as error:
-            sys.stdout.flush()  # so that what was printed before stands before the error
+            sys.stdout.flush()  # so that earlier output appears before the error
             complain(f"error: {error}")
             return 2
 

@@ -193,7 +193,7 @@ def owners(partition: Partition, clients: Mapping[str, np.ndarray]) -> np.ndarra
 
 
 def weights(dataset: Any, parts: dict[str, list[np.ndarray]]) -> np.ndarray:
-    """Return the clients' weights p before they are normalised: training and validation samples.
+    """Return each client's number of training and validation samples, p before it is normalised.
 
     If the module of the data set says `WEIGHTS = "train"`, only training samples count, as in the
     code published with the paper.

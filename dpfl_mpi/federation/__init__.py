@@ -78,14 +78,17 @@ class Parts:
         return self.members.round
 
     def begin_round(self, number: int) -> None:
-        """Begin a round: find who takes part, and empty the notes. Collective."""
+        """Begin a round: drift, stop clients by --patience, find who takes part, reset all counts.
+
+        Collective.
+        """
         self._drift(number)
         if self.run.patience and not self.drift_round:  # nobody stops before a drift
             self.members.stop(self.scoring.stale >= self.run.patience)
         clock = self.mail.ledger.clock
         time: float = number
         if clock:  # of --network: the simulated seconds at which the first client begins
-            time = float(clock.now[clock.present].min(initial=2**62)) / NS
+            time = float(clock.now[clock.present].min()) / NS
         self.members.begin(number, time)
         self.log.begin()
         if self.run.churn:
@@ -112,7 +115,10 @@ class Parts:
         self.mail.mailroom.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what a checkpoint stores, not copied: of local clients `[K, ...]`, and shared."""
+        """Return the arrays that a checkpoint stores: of local clients `[K, ...]`, and shared.
+
+        They are the live arrays, not copies: `set_state` writes saved values into them.
+        """
         scoring, training, members = self.scoring, self.training, self.members
         local = {name: getattr(scoring, name) for name in scoring.IN_CHECKPOINT}
         local |= {"epochs": training.epochs, "steps": training.steps}

@@ -39,22 +39,27 @@ class Mail:
         """
         self.members.check_graph(graph, "the graph of fed.exchange")
         self.members.exclude_diverged(w_KW)
-        had_all = self.had_all(w_KW)
+        all_have_them = self.had_all(w_KW)
         self._stage(w_KW)
-        return self.send(w_KW, graph, had_all)
+        return self.send(w_KW, graph, all_have_them)
 
-    def send(self, w_KW: Tensor, graph: CollaborationGraph, had_all: bool = False) -> Received:
-        """Send the staged rows along a graph; they do not count if `had_all`. Collective."""
+    def send(
+        self, w_KW: Tensor, graph: CollaborationGraph, all_have_them: bool = False
+    ) -> Received:
+        """Send the staged rows along a graph. Collective.
+
+        Rows that fed.every_row has brought to all clients before (`all_have_them`) are not counted
+        again where fed.note_received says what was received.
+        """
         members, log = self.members, self.log
         graph = members.among_active(graph)
         if members.reach is not None and not graph.within(members.reach):
             whom = "its receiver; fed.reachable(k) names its candidates"
             raise UserError(f"the graph of fed.exchange has an edge outside the --reach of {whom}")
-        # `had_all`: fed.every_row has brought these rows to all clients
-        if not (had_all and log.received_noted):
+        if not (all_have_them and log.received_noted):
             degrees = graph.degrees()[members.ids]
             log.notes["models_received"] += degrees
-            log.counted_twice += degrees * had_all
+            log.counted_twice += degrees * all_have_them
             self.ledger.send(graph, members.in_rounds)
         try:
             return Received(self.mailroom, w_KW, graph)
@@ -67,8 +72,8 @@ class Mail:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield `(j, copy of its row [W])` of every active client, in client order. Collective.
 
-        All ranks with clients get them. Nothing else may be sent meanwhile. On a network the rows
-        of each client's `candidates` count as sent to it.
+        All ranks with clients get them. Send nothing else until the iteration ends. On a network
+        the rows of each client's `candidates` count as sent to it.
         """
         self.log.every_row = True
         return self.rows(w_KW, candidates)

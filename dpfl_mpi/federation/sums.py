@@ -143,17 +143,17 @@ class Sums:
         senders: Sequence[Senders],
         a: np.ndarray,
         w_KW: Tensor,
-        exact: bool = False,
+        fixed: bool = False,
     ) -> Iterator[Tensor]:
         """Yield for each local client i the sum of a_ij w_j over itself and its senders, `[1, W]`.
 
-        It is float64, or fixed-point if `exact`. Each sum is yielded before the next is made,
-        unless models come in passes, as each pass brings something for all clients.
+        It is float64, or `fixed`-point. If all models are here, one sum is held at a time. In
+        passes all K sums are held, because each pass adds to every client's.
         """
 
         def weighted(row_1W: Tensor, weight: np.ndarray) -> Tensor:
             column = self.ensemble.column(weight)
-            return fixed_point(row_1W, column[:, 0]) if exact else row_1W.double() * column
+            return fixed_point(row_1W, column[:, 0]) if fixed else row_1W.double() * column
 
         def start(i: int) -> Tensor:
             return weighted(w_KW[i : i + 1], a[i, self.members.ids[i : i + 1]])
@@ -209,7 +209,7 @@ class Sums:
         w_KW, p, graph = received.w, self.members.p, received.graph
         senders = [graph.of(k) for k in self.members.ids]
         self._check(w_KW)
-        totals = self._totals(received, senders, self._weights(None), w_KW, exact=True)
+        totals = self._totals(received, senders, self._weights(None), w_KW, fixed=True)
         if self.native and received.arrived is not None:
             native_total = partial(self._native_total, w_KW, received.arrived)
             totals = iter(map(native_total, range(len(w_KW)), senders))

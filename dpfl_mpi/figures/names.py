@@ -135,19 +135,22 @@ def repetitions(results: Iterable[Result]) -> list[Group]:
 
 
 def named(
-    groups: Sequence[Group], name: Callable[[Resolved], str] = row_name, without: Sequence[str] = ()
+    groups: Sequence[Group],
+    name_of: Callable[[Resolved], str] = row_name,
+    without: Sequence[str] = (),
 ) -> list[tuple[str, str, Group]]:
-    """Return (setting, name, group) of each group; `name` is that of its row.
+    """Return (setting, row's name, group) for each group; `name_of` names the row of a Run.
 
     Where groups of one setting share a name, the fields in which they differ are added to it,
     except for those in `without` and for values that are the default.
     """
-    pairs = [*zip(setting_names(groups), [name(group[0].run) for group in groups], strict=True)]
+    rows = [name_of(group[0].run) for group in groups]
+    pairs = [*zip(setting_names(groups), rows, strict=True)]
     out = []
-    for pair, group in zip(pairs, groups, strict=True):
-        rivals = [groups[i][0] for i, other in enumerate(pairs) if other == pair]  # and itself
+    for (setting, row), group in zip(pairs, groups, strict=True):
+        rivals = [groups[i][0] for i, pair in enumerate(pairs) if pair == (setting, row)]
         words = differences(group[0], rivals, without)
-        out.append((pair[0], ", ".join(filter(None, [pair[1], *words])), group))
+        out.append((setting, ", ".join(filter(None, [row, *words])), group))
     return out
 
 

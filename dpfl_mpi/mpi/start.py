@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dpfl_mpi.errors import NO_READER, Leave, RootFailed, UserError, complain
+from dpfl_mpi.errors import NO_MPI, NO_READER, Leave, RootFailed, UserError, complain
 
 if TYPE_CHECKING:
     from dpfl_mpi.mpi.world import World
@@ -182,17 +182,18 @@ def share_settings(
 
 def start(arguments: Sequence[str], finished: Finished) -> tuple[World, Resolved, Job]:
     """Return the world and the settings, or end with an exit code: 0 if a Run is `finished`."""
-    alone = launched(SIZE, 1) == 1  # or the launcher does not say: then every rank parses
-    parses = alone or launched(RANK, 0) == 0
+    unknown_size = launched(SIZE, 1) == 1  # one rank, or the launcher does not say: all ranks parse
+    parses = unknown_size or launched(RANK, 0) == 0
     settings = parse_or_code(arguments, finished) if parses else None
-    if alone and isinstance(settings, int):
+    if unknown_size and isinstance(settings, int):
         sys.exit(settings)
     try:
         world = open_world()
     except UserError as error:
-        end_before_mpi(f"error: {error}", 3, isinstance(error, Singletons))
+        end_before_mpi(f"error: {error}", NO_MPI, isinstance(error, Singletons))
     except Exception:
         end_before_mpi(traceback.format_exc(), 1)
+    # MPI may number ranks otherwise than the launcher: then its root has not parsed yet
     read = partial(parse_or_code, arguments, finished)
     with ends_with_mpi(world):
         return world, *share_settings(world, read if settings is None else lambda: settings)

@@ -144,7 +144,7 @@ class Backend:
     def descents(
         self, block: Block, batch: Any, steps: int, rate: float, towards: Tensor, pull: float
     ) -> None:
-        """Take steps of `descend` on one mini-batch along its gradient + pull (w - towards)."""
+        """Take `steps` of `descend` on one mini-batch, each along gradient + pull (w - towards)."""
         for _ in range(steps):
             loss = self.gradient(block, batch)
             block.g.add_(pull * (block.w - towards))

@@ -138,7 +138,7 @@ class Clients:
         return self.ensemble.put(drawn)
 
     def exchange_classes(self, clients: np.ndarray, a: int, b: int) -> None:
-        """Exchange the labels a and b of these local clients, in place."""
+        """Exchange classes a and b in the labels of these local clients, in place."""
         for i in clients:
             trained = self.y[self.start[i] : self.start[i + 1]]
             scored = self.score_y[self.scored[i] : self.scored[i + 1]]

@@ -70,9 +70,10 @@ class Adam(SGD):
     def step(
         self, w: Tensor, g: Tensor, m: Tensor, lr: float, trained: Tensor | None = None
     ) -> None:
-        """Step rows in place. `m` holds the mean gradient, the mean square and the steps taken.
+        """Step rows in place; columns that are not `trained` keep their weight and moments.
 
-        The steps are float32, exact up to 2^24.
+        `m` holds the mean gradient, the mean square and the number of steps, float32, exact up to
+        2^24.
         """
         width, betas = w.shape[1], self.betas
         mean, square, steps = m[:, :width], m[:, width : 2 * width], m[:, 2 * width :]
@@ -83,12 +84,12 @@ class Adam(SGD):
         new_square = (square * betas[1]).addcmul_(g, g, value=1 - betas[1])
         torch.where(trained, mean.lerp(g, 1 - betas[0]), mean, out=mean)
         torch.where(trained, new_square, square, out=square)
-        first, second = (1 - beta ** steps.double() for beta in betas)
-        root = square.sqrt().div_(second.sqrt().float()).add_(self.eps)
-        step = mean / root.mul_(first.float())
+        correction_1, correction_2 = (1 - beta ** steps.double() for beta in betas)
+        root = square.sqrt().div_(correction_2.sqrt().float()).add_(self.eps)
+        change = mean / root.mul_(correction_1.float())
         if self.decoupled:
-            step.add_(w, alpha=self.weight_decay)
-        w.add_(step.mul_(trained), alpha=-lr)
+            change.add_(w, alpha=self.weight_decay)
+        w.add_(change.mul_(trained), alpha=-lr)
 
 
 def optimiser_of(run: Resolved) -> SGD:

@@ -63,7 +63,7 @@ class Config(argparse.Action):
     """--config FILE: its settings stand where the flag stands, so flags after it win."""
 
     def __call__(self, parser: Any, namespace: Any, path: Any, option_string: Any = None) -> None:
-        settings, lines = in_file(Path(path))
+        settings, lines = settings_of_yaml(Path(path))
         vars(namespace).update(settings)
         for name, options in settings.items():
             for option in options if isinstance(options, Mapping) else ():
@@ -86,7 +86,7 @@ def naming_lines(settings: Mapping[str, Any]) -> Iterator[None]:
         raise UserError(f"--config is {where}: {error}") from None
 
 
-def in_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def settings_of_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings of a YAML file by name, as texts, and where each one stands."""
     import yaml
 

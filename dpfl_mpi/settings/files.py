@@ -30,19 +30,21 @@ NO_PARTITION = (
 def contents(filled: Mapping[str, Any], dataset: Any, gone: Mapping[str, str]) -> dict[str, str]:
     """Return the SHA-256 of each file that the fields of a Run name, by field.
 
-    It is "" where there is no file, unless `gone` has the hash. That of a partition begins with
-    "file:". Data at the default path are left out, unless they are the user's own.
+    It is "" where there is no file; `gone` has the hashes, by field, of files that no longer exist.
+    That of a partition begins with "file:". Data at the default path are left out, unless they are
+    the user's own.
     """
     paths = {name: filled[name].path for name in TEXTS if filled[name]}
     paths["graphs"] = None if filled["graphs"] in NAMED else filled["graphs"]
-    own = getattr(dataset, "OWN_DATA", False) and (is_file(filled["data"]) or "data" in gone)
-    if filled["data"] != dataset.DATA or own:
+    is_there = is_file(filled["data"]) or "data" in gone
+    if filled["data"] != dataset.DATA or (getattr(dataset, "OWN_DATA", False) and is_there):
         paths["data"] = filled["data"]
     out = {}
     for name, path in paths.items():
         if path and (name in gone or not is_file(path)):
             out[name] = gone.get(name, "")
         elif path:
+            # a text file was hashed when it was parsed
             digest = getattr(filled[name], "sha256", "") or file_sha256(Path(path))
             out[name] = f"file:{digest}" if name == "partition" else digest
     return out

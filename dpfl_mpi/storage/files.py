@@ -11,7 +11,6 @@ import io
 import os
 import re
 import secrets
-import shutil
 import socket
 import stat
 import time
@@ -124,7 +123,10 @@ def check_apart(out: str | Path | None, *read: str | Path | None, flag: str = "-
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files of `path` whose process has ended, or on another host may have."""
+    """Remove temporary files of `path` that are abandoned.
+
+    Their process has ended, or they are of another host (or container) and older than a day.
+    """
     ending = r"([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{12}\.part"
     name = re.compile(re.escape(f".{path.name[:40]}.") + ending)
     this_place = place()
@@ -137,9 +139,7 @@ def remove_leftovers(path: Path) -> None:
                 abandoned = not Path("/proc", found[2]).exists()
             else:
                 abandoned = time_at(part) - part.lstat().st_mtime > ABANDONED_S
-            if abandoned and part.is_dir() and not part.is_symlink():
-                shutil.rmtree(part)
-            elif abandoned:
+            if abandoned:
                 part.unlink(missing_ok=True)
 
 

@@ -235,7 +235,7 @@ class Checkpoints:
         found = [self.folder / name for name in names]  # the newest first
         for i, manifest in enumerate(found):
             problem = "its manifest, or its copy of the results, is not as it was written"
-            if self.world.decide(partial(self._whole, manifest, parts.provenance)):
+            if self.world.decide(partial(self._is_whole, manifest, parts.provenance)):
                 try:
                     state = self.world.each_rank(partial(self._load, manifest, parts))
                     break
@@ -261,9 +261,8 @@ class Checkpoints:
                 damaged.unlink()
         return state
 
-    def _whole(self, manifest: Path, about: Mapping[str, Any]) -> bool:
+    def _is_whole(self, manifest: Path, about: Mapping[str, Any]) -> bool:
         """Return whether manifest and results are whole; `UserError` if another Run's. On root."""
-        own = self._key(about)
         try:
             if sha256(manifest)[:DIGITS] not in manifest.name:
                 return False
@@ -273,15 +272,22 @@ class Checkpoints:
             whole = sha256(results_of(manifest)) == results_sha256
         except Unreadable:
             return False
+        self._check_same_run(saved, self._key(about))
+        return whole
+
+    def _check_same_run(self, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Raise `UserError` if the key in a checkpoint is not that of this Run and its data."""
         different = sorted(n for n in {*own, *saved} if own.get(n) != saved.get(n))
-        if not different:
-            return whole
-        what, mend = "a run on other data", "bring back the data that it began with, choose"
-        if fields := [name for name in different if name not in DATA]:
-            what, mend = "another run", "choose"
+        fields = [name for name in different if name not in DATA]
+        if fields:
+            what, remedy = "another run", "choose"
+        elif different:
+            what, remedy = "a run on other data", "bring back the data that it began with, choose"
+        else:
+            return
         what += f" (different: {', '.join(fields or [DATA[name] for name in different])})"
         holds = f"{self.folder} holds a checkpoint of {what}"
-        raise UserError(f"{holds}; {mend} another --out, or add --fresh")
+        raise UserError(f"{holds}; {remedy} another --out, or add --fresh")
 
     def _load(self, manifest: Path, parts: Parts) -> State:
         """Return what a checkpoint has of local clients and all ranks; `UserError` if damaged."""

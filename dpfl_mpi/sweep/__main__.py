@@ -21,7 +21,7 @@ from dpfl_mpi.sweep.entries import ASK_S, Entry, load_submissions
 from dpfl_mpi.sweep.local import LOOK_S, Local
 from dpfl_mpi.sweep.slurm import GRACE_S, flags_of, sbatch_text, submit
 from dpfl_mpi.sweep.table import Monitor, interrupts, table
-from dpfl_mpi.sweep.wanted import GRID, bases, choose, grid, only, parser, runs_of, trials
+from dpfl_mpi.sweep.wanted import GRID, bases, grid, only, parser, runs_of, trials, tuning_report
 
 # the smallest value of flags that take a whole number
 MINIMUM = {"ranks": 1, "nodes": 1, "cpus": 1, "time": 1, "max_parallel": 0}
@@ -90,7 +90,7 @@ def sweep(args: argparse.Namespace) -> int:
     for line in left_out:  # again: the first time may be hours ago
         print(f"\n{line}")
     if args.tune:
-        print(choose(by_value, job, args.tune))
+        print(tuning_report(by_value, job, args.tune))
     return 1 if failed or left_out else 0
 
 

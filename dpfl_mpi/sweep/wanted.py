@@ -1,7 +1,7 @@
 """The command line of `python -m dpfl_mpi.sweep`, and which Runs it wants.
 
 They are the list RUNS of a file, or all combinations of the values of some flags (the grid). With
-`--tune NAME=A,B` each of them is computed with each value, and `choose` reports which is best.
+`--tune NAME=A,B` each of them is computed with each value, and `tuning_report` says which is best.
 """
 
 import argparse
@@ -159,21 +159,25 @@ def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
     return out
 
 
-def choose(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
-    """Return the table of tried values and the best one, for each method of the Runs."""
-    # `values` has the Runs by the tried value
+def tuning_report(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> str:
+    """Return a table of tried values and the best of them for each method of the Runs.
+
+    `values` has the Runs by the tried value.
+    """
     name, tables = tune.partition("=")[0], []
     methods = dict.fromkeys(run.method for runs in values.values() for run in runs)
-    for method in methods or [""]:
+    for method in methods or [""]:  # without Runs, one empty table
         of_method = {v: [run for run in runs if run.method == method] for v, runs in values.items()}
         shown_name = name if len(methods) < 2 else f"{short(method)}.{name}"
-        tables.append(choose_one(of_method, job, shown_name))
+        tables.append(report_of_method(of_method, job, shown_name))
     return "\n\n".join(tables)
 
 
-def choose_one(values: Mapping[str, Sequence[Run]], job: Job, name: str) -> str:
-    """Return the table of tried values and the best one by validation accuracy."""
-    # The accuracy is a mean over clients and Runs. The test set is not read.
+def report_of_method(values: Mapping[str, Sequence[Run]], job: Job, name: str) -> str:
+    """Return the table of tried values and the best one by validation accuracy.
+
+    The accuracy is a mean over clients and Runs. The test set is not read.
+    """
     means: dict[str, float] = {}  # by value
     unscored = dict.fromkeys(values, 0)  # clients without a score, because they diverged
     for value, runs in values.items():

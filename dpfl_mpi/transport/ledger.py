@@ -49,7 +49,7 @@ class Ledger:
         if not self.counts:
             return
         to, of = graph.receivers(), graph.senders
-        sizes = self.packing.sizes(to, of, in_rounds)
+        sizes = self.packing.count_bytes(to, of, in_rounds)
         np.add.at(self.bytes, of, sizes)
         if clock := self.settle():
             ages = clock.exchange(to, of, sizes, self.standing[to])

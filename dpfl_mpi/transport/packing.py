@@ -69,7 +69,7 @@ class Packing:
         rows = np.flatnonzero(active[self.placement.ids])
         return torch.equal(a_KW[rows], b_KW[rows])
 
-    def sizes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
+    def count_bytes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
         """Return the bytes that a network carries from each sender `of` to its receiver, `[E]`."""
         return np.full(len(of), self.row_bytes)
 
@@ -186,13 +186,13 @@ class Encoded(Packing):
                     self.messages[0, i] = self.codec.encode(w_KW[i].detach(), self.known[i])
         return self.known
 
-    def sizes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
-        """Return the bytes that go along edges `[E]`: all messages that the receiver missed."""
+    def count_bytes(self, to: np.ndarray, of: np.ndarray, in_rounds: bool) -> np.ndarray:
+        """Return the bytes of all messages that receivers lack, `[E]`; note that they have them."""
         if not in_rounds:
-            return super().sizes(to, of, in_rounds)
+            return super().count_bytes(to, of, in_rounds)
         edges, newest = to * self.placement.n + of, self.encodings[0, of]
         missed = np.maximum(newest - self.latest.get(edges, 0), 1)
-        self.latest.set(edges, newest, self.latest.table[:, 2].max(initial=0) + 1)
+        self.latest.set(edges, newest, self.latest.table[:, -1].max(initial=0) + 1)
         self.latest.trim(self.budgets)
         return np.minimum(missed * self.codec.bytes, self.row_bytes)  # or the row, if it is less
 

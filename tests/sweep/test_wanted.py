@@ -108,7 +108,7 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
     fields = starts.small(rounds=1)
     values = wanted.trials([Run(**fields)], "lr=0.001,0.05")
     job = Job(results=str(tmp_path))
-    assert "not finished" in wanted.choose(values, job, "lr=0.001,0.05")
+    assert "not finished" in wanted.tuning_report(values, job, "lr=0.001,0.05")
     scores = {}
     for value, (run,) in values.items():
         with Result(starts.here(run.path(tmp_path), fields | {"lr": float(value)})) as result:
@@ -122,7 +122,7 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Result, "__getitem__", noted)
     best = max(scores, key=scores.get)
-    assert f"best by validation: lr={best}" in wanted.choose(values, job, "lr=0.001,0.05")
+    assert f"best by validation: lr={best}" in wanted.tuning_report(values, job, "lr=0.001,0.05")
     assert "best/val_acc" in read and not any("test" in name for name in read)
     trials = list(tmp_path.glob("*.h5"))
     assert len(trials) == 2  # every trial is kept
@@ -130,7 +130,7 @@ def test_tuning_reads_validation_only(tmp_path, monkeypatch):
     trials[0].rename(tmp_path / "other")
     trials[1].rename(trials[0])
     (tmp_path / "other").rename(trials[1])
-    refused("holds another Run (different: lr)", wanted.choose, values, job, "lr=0.001,0.05")
+    refused("holds another Run (different: lr)", wanted.tuning_report, values, job, "lr=0.001,0.05")
     for path in trials:
         run = next(run for [run] in values.values() if run.path(tmp_path) == path)
         entry = Entry(run.resolve(), path)
@@ -165,7 +165,9 @@ def test_tuning_says_a_tie(tmp_path):
             run = Run(method="local", seed=i, **fields)
             tiny_result.make(run.path(folder), "local", i, best=(score,) * 4)
             values[value] = [run]
-        lines = wanted.choose(values, Job(results=str(folder)), "options.lam=a,b,c").splitlines()
+        lines = wanted.tuning_report(
+            values, Job(results=str(folder)), "options.lam=a,b,c"
+        ).splitlines()
         lacks = "nan %  without 4 clients that were never scored"
         unscored = [math.isnan(score) for score in best.values()]
         assert [lacks in line for line in lines[1:-1]] == unscored
@@ -189,6 +191,6 @@ def test_each_method_is_tuned_by_itself(tmp_path):
             path, best = run.path(tmp_path), (scores[run.method][i],) * 4
             more = {"lr": run.lr, "budget": 1, "graphs": [[[]] * 4] * 3}
             tiny_result.make(path, run.method, best=best, **more)
-    lines = wanted.choose(values, Job(results=str(tmp_path)), "lr=0.1,0.2").splitlines()
+    lines = wanted.tuning_report(values, Job(results=str(tmp_path)), "lr=0.1,0.2").splitlines()
     best = [line for line in lines if line.startswith("best")]
     assert best == ["best by validation: local.lr=0.1", "best by validation: fedavg.lr=0.2"]

@@ -230,8 +230,9 @@ def max_pool(
 ):
     if set(pair(dilation, 2, 1)) != {1} or return_indices:
         raise Unsupported("a max-pool with dilation or indices")
-    table, halves = windows(out, input, kernel_size, stride, padding, False)
-    add_pool(recorder, out, "max_pool", input, table, halves and not ceil_mode)
+    table, halves = windows(out, input, kernel_size, stride, padding, counts_padding=False)
+    in_stage = halves and not ceil_mode  # a stage halves both sides of an image
+    add_pool(recorder, out, "max_pool", input, table, in_stage)
 
 
 @handles("avg_pool1d", "avg_pool2d")

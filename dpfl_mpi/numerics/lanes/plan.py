@@ -173,7 +173,7 @@ class Arena:
         return self.append(value, key)
 
     def append(self, value: Any, key: Any = None) -> int:
-        """Return the number of a new value, which `number` finds again by its key."""
+        """Return the number of a new value; `numbers` holds it by its key."""
         self.numbers[key] = len(self.values)
         self.values.append(value)
         return self.numbers[key]
@@ -186,8 +186,11 @@ class Arena:
         steps = value.plane_step, value.line_step
         return self.append(CValue(*starts, value.upstream, *geometry, *steps))
 
-    def number(self, use: Use) -> int:
-        """Return the number of the value that an op reads, in the geometry in which it does."""
+    def value_read_by(self, use: Use) -> int:
+        """Return the number of the value that an op reads: the slot, in the op's own geometry.
+
+        A geometry other than the slot's own is of a slot without a margin (`without_margin`).
+        """
         slot, geometry = use.view.slot, use.geometry or use.view.slot.geometry
         if (slot, geometry) in self.numbers:
             return self.numbers[slot, geometry]
@@ -236,7 +239,7 @@ def plan(
     # layers run one after the other: they need as many vectors as the one that needs most
     scratch, thread_scratch = 0, 2 * ((w * c + 3) // 4)
     for op in adding(arena.ops):
-        inputs = [arena.number(use) for use in op.uses]
+        inputs = [arena.value_read_by(use) for use in op.uses]
         out = arena.place(op.out, op)
         if op.part:
             out = arena.part(out, *op.part)
@@ -261,7 +264,7 @@ def plan(
             vocabulary = min(vocabulary or size[0], size[0])
         if op.kind == "dense":
             features[op.weight] = inputs[0]
-    logits_number, scratch_start = arena.number(arena.logits), arena.take(scratch)
+    logits_number, scratch_start = arena.value_read_by(arena.logits), arena.take(scratch)
     c_values = (CValue * len(arena.values))(*arena.values)
     c_layers = (CLayer * len(layers))(*layers)
     net = CNet(len(layers), SAMPLE_TYPES[dtype], h, w, c, logits_number, c_values, c_layers)
