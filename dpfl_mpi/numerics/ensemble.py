@@ -48,7 +48,7 @@ DENSE = (nn.Linear, nn.modules.conv._ConvNd)  # what Kaiming's rule initialises
 
 
 class Block:
-    """k rows in training, by their numbers `rows`; `loss` and `steps` `[k]` sum their steps'."""
+    """k rows in training, by their numbers `rows`; `loss` and `steps` `[k]` add up over steps."""
 
     def __init__(
         self, ensemble: Ensemble, w_kW: Tensor, m_kW: Any = None, rows: Rows = slice(None)
@@ -85,7 +85,8 @@ def first_names(module: nn.Module) -> dict[str, str]:
     """
     first, names = dict[Tensor, str](), dict[str, str]()
     for prefix, part in module.named_modules():  # a layer that is used twice comes once
-        for name, p in part.named_parameters(prefix, recurse=False):
+        of_part = part.named_parameters(prefix, recurse=False, remove_duplicate=False)
+        for name, p in of_part:
             names[name] = first.setdefault(p, name)
     return names
 

@@ -356,6 +356,17 @@ def test_a_recurrent_network_trains(tmp_path):
     assert check.complaint() == ""
 
 
+class Named(nn.Module):
+    """A layer whose parameter has two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = self.scale = nn.Parameter(torch.full((64,), 0.5))
+
+    def forward(self, x):
+        return x * self.gain + self.scale
+
+
 TWICE = nn.PReLU()
 ENCODER = nn.TransformerEncoderLayer(64, 2, 32, batch_first=True)
 RIGHT = {
@@ -364,6 +375,7 @@ RIGHT = {
     "group norm": Mixed(),
     "instance norm": nn.Sequential(nn.InstanceNorm2d(1), *HEAD),
     "a layer that is used twice": nn.Sequential(nn.Flatten(), TWICE, nn.Linear(64, 10), TWICE),
+    "a parameter of two names": nn.Sequential(nn.Flatten(), Named(), nn.Linear(64, 10)),
     "transformer": nn.Sequential(nn.Flatten(2), ENCODER, *HEAD),
 }
 

@@ -139,7 +139,8 @@ def masks(s, x):
 
 def without_padding(s, t):
     y = s.m(s.e(t), src_key_padding_mask=t == 0) * (t != 0).unsqueeze(-1)
-    return y.masked_fill((t == 0).unsqueeze(-1), -3.0).mean(1)
+    z = y.where((t != 0).unsqueeze(-1), 2.0)
+    return (y.masked_fill((t == 0).unsqueeze(-1), -3.0) + z).mean(1)
 
 
 def root_mean_square(s, x):
@@ -531,7 +532,7 @@ TWICE = "no layer for a weight that is used twice in n (test_layers.py, line "
     (lambda s, t: s.e(t % 20), EXCEED),
     (lambda s, t: s.e(t[:, 1:].contiguous()), EXCEED),
     (lambda s, t: s.e(t) * (t != 3)[..., None], "a comparison with another token than 0"),
-    (lambda s, t: s.e(t).where((t > 0)[..., None], 0.0), "where of two tensors"),
+    (lambda s, t: (y := s.e(t)).where((t > 0)[..., None], y * 2), "where of two tensors"),
     (lambda s, t: s.e(t) * ((t > 0) + (t > 0))[..., None], "add of yes and no"),
 ])  # fmt: skip
 def test_what_has_no_layer_for_tokens_is_named(function, sentence):

@@ -193,7 +193,8 @@ def power(recorder, out, input, exponent=2):
 
 @handles("where")
 def where(recorder, out, condition, input, other):
-    # x.where(condition, other) comes in this order, too
+    if condition.dtype != torch.bool:  # x.where(condition, other) begins with x
+        condition, input = input, condition
     if is_number(input) and not recorder.tracked(input):
         with recorder:
             condition, input, other = ~condition, other, input
@@ -490,8 +491,9 @@ def token(recorder, out, input, other, remainder=False):
     view = recorder.sample_view(input, tokens=True)
     if not view.slot.tokens or not view.whole or not isinstance(other, int):
         raise Unsupported("a comparison or remainder of other than tokens")
-    geometry, below = view.slot.geometry, other if remainder else 0
-    uses, slot = [Use(view, geometry)], Slot(geometry, 0, remainder)
+    geometry = view.slot.geometry
+    uses, slot = [Use(view, geometry)], Slot(geometry, 0, tokens=remainder)
+    below = other if remainder else 0
     recorder.add(out, Op("token", uses, slot, [int(remainder), other], below=below))
 
 
