@@ -80,8 +80,8 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
     """Compute a Run, or find its finished result, and return the result.
 
     Args:
-        ranks: MPI ranks to start. The default is one per core of this machine, or for
-            `threads_per_client` cores, but no more than clients; in a batch job one per task.
+        ranks: MPI ranks to start. By default one per `threads_per_client` cores of this machine,
+            at most one per client; in a batch job one per task.
         settings: the fields of `Run` and `Job` by name, as on the command line:
             `method="dpfl", clients=32, quiet=True`. A method may also be a module or a function
             `round(fed, state, t)`, a model a class called as `NAME(shape, classes)`, and data
@@ -98,15 +98,14 @@ def run(*, ranks: int | None = None, **settings: Any) -> Result:
         raise UserError(f"dpfl_mpi.run starts the ranks itself; {instead}")
     settings = as_files(settings)
     resolved, job = checked(settings)
-    if print_finished(resolved, job):
-        return Result(job.out or resolved.path(job.results))
     if ranks is None:
         tasks = sum(batch.tasks())
         most = max(1, len(os.sched_getaffinity(0)) // job.threads_per_client)
         ranks = tasks or min(most, resolved.clients)
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise UserError(f"ranks is {ranks!r}; allowed is a whole number of at least 1")
-    start(ranks, settings)
+    if not print_finished(resolved, job):
+        start(ranks, settings)
     return Result(job.out or resolved.path(job.results))
 
 

@@ -13,7 +13,16 @@ from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import METRICS
 from dpfl_mpi.results.schema import LAYOUT
-from dpfl_mpi.results.summary import NBSP, WIDTH, entry, figures, fold, listed, name_columns, split
+from dpfl_mpi.results.summary import (
+    NBSP,
+    WIDTH,
+    entry,
+    fold,
+    listed,
+    name_columns,
+    outcome_lines,
+    split,
+)
 from dpfl_mpi.results.table import MAIN, flat_settings, in_folder, in_words, of_runs, texts
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.command_line import Parser
@@ -141,7 +150,7 @@ def show(result: Result, room: int = WIDTH) -> str:
     outcomes = texts(in_words(result))
     scores = [f"{m} {outcomes[f'{m}, %']} %" for m in list(METRICS.values())[1:]]
     lines += [
-        *figures(result),
+        *outcome_lines(result),
         entry("scores by class", ", ".join(scores)),
         origin(result),
         f"\nsettings\n{settings(run)}",
@@ -238,7 +247,7 @@ def main(arguments: list[str] | None = None) -> None:
     pair = [Result(path) for path in args.compare or ()]
     if args.cite:
         of_folders = [result for folder in folders for result in in_folder(Path(folder))]
-        print(cite([*results, *of_folders] or pair))
+        print(cite([*results, *of_folders, *pair]))
         return
     for result in (*results, *pair):
         result.check_begun()

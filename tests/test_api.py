@@ -71,6 +71,7 @@ ARRAYS = f"; allowed are {ARRAYS}"
 
 @pytest.mark.parametrize(("settings", "sentence"), [
     ({"metod": "dpfl"}, "there is no setting metod; did you mean method?"),
+    ({"config": "a.yaml"}, "there is no setting config; `python -m dpfl_mpi --help` lists all"),
     ({"xyzzy": 1}, "there is no setting xyzzy"),
     ({"lr": float("inf")}, "--lr is inf; allowed is a number above 0"),
     ({"clients": True}, "--clients is True; allowed is a whole number of at least 1"),
@@ -97,6 +98,7 @@ def test_a_mistake_starts_and_writes_nothing(tmp_path, monkeypatch, settings, se
     (lambda result: api.sweep(clients=[0]), "--clients is 0; allowed is a whole number "),
     (lambda result: dpfl_mpi.Result(5), "5 is no path of a result"),
     (lambda result: result.model("1"), "client '1' is not in"),
+    (lambda result: result.state_dict(1.0), "client 1.0 is not in"),
     (lambda result: result.graph("1"), "round '1' is not in"),
     (lambda result: result[5], "has no 5; it has best/"),
     (lambda result: result.score("f1"), "there is no score f1; allowed are accuracy, "),

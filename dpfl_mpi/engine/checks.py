@@ -71,16 +71,16 @@ def check_form(who: str, state: Any, before: State | None) -> None:
     if not (groups and all(isinstance(values, dict) for values in state.values())):
         got = type(state).__name__
         if isinstance(state, dict):
-            got = f"a dict of {', '.join(map(str, state)) or 'nothing'}"
+            got = f"a dict of {', '.join(map(str, state))}" if state else "an empty dict"
         form = '{"client": {...}, "shared": {...}}'
-        raise UserError(f"{who} returned {got}; a state is {form}, of two dicts")
+        raise UserError(f"{who} returned {got}; a state must be {form}, both dicts")
     for group, values in state.items():
         if gone := sorted(set(before[group] if before else ()) - set(values)):
             lacks = f'no state["{group}"]["{gone[0]}"], which it was given'
             raise UserError(f"{who} returned {lacks}; every round returns all keys of init")
         for key in values:
-            if not (isinstance(key, str) and key and "/" not in key):
-                wrong = f'state["{group}"][{key!r}]; a key is a text without /'
+            if not isinstance(key, str) or key in ("", ".") or {"/", "\0"} & {*key}:
+                wrong = f'state["{group}"][{key!r}]; a key is a text without / or NUL, and not "."'
                 raise UserError(f"{who} returned {wrong}")
 
 
@@ -123,8 +123,8 @@ def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:
         graph = "fed.collect makes one graph of what each rank chose"
         what = f'state["shared"]["{unlike[0]}"] after {who} is not the same on every rank'
         raise UserError(f"{what}; {how}, and {graph}")
-    received = parts.log.notes["models_received"].any()
-    if parts.round == 1 and world.root and parts.log.every_row and len(parts.ids) and not received:
+    uncounted = parts.log.every_row_called and not parts.log.notes["models_received"].any()
+    if parts.round == 1 and world.root and len(parts.ids) and uncounted:
         how = "say how many by fed.note_received"
         complain(f"warning: {who} calls fed.every_row and counts no models received; {how}")
 

@@ -26,7 +26,7 @@ class Mail:
     def __init__(
         self, members: Members, attack: Attack, mailroom: Mailroom, ledger: Ledger, sends: str
     ):
-        """`sends`: words for errors, which setting keeps some columns from being sent."""
+        """`sends` names the setting that keeps columns from being sent; errors begin with it."""
         self.members, self.attack, self.mailroom, self.ledger = members, attack, mailroom, ledger
         self.packing, self.ages, self.log = mailroom.packing, mailroom.ages, mailroom.log
         self.sends = sends
@@ -75,7 +75,7 @@ class Mail:
         All ranks with clients get them. Send nothing else until the iteration ends. On a network
         the rows of each client's `candidates` count as sent to it.
         """
-        self.log.every_row = True
+        self.log.every_row_called = True
         return self.rows(w_KW, candidates)
 
     def rows(
@@ -132,7 +132,7 @@ class Mail:
         """Return the values of all clients, `[N, ...]`, as `tell` does, without its checks.
 
         The search calls it also under --staleness, and its values are of the same round. The graph
-        decides what they cost alone.
+        decides only what they cost.
         """
         members = self.members
         if self.ledger.counts:
@@ -159,7 +159,7 @@ class Mail:
 
     def had_all(self, w_KW: Tensor) -> bool:
         """Return whether fed.every_row was the last to send, and sent these rows. Collective."""
-        if not self.log.every_row:
+        if not self.log.every_row_called:
             return False
         same = self.all_arrived and self.packing.same(
             self.packing.outgoing[: len(w_KW)], self.leaving(w_KW).detach(), self.members.active

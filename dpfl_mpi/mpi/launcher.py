@@ -77,7 +77,7 @@ def find_line() -> list[str]:
         if not batch.number() or works(line, tasks):
             return line
     why = "no launcher starts one MPI world here"
-    raise UserError(f"{why}; load the module of mpi4py's MPI")
+    raise UserError(f"{why}; load your site's MPI module, or pip install -e '.[mpich]'")
 
 
 def requeue(failed: str = "submit it again to go on") -> None:
@@ -99,7 +99,7 @@ def requeue(failed: str = "submit it again to go on") -> None:
 
 
 class Ranks:
-    """The ranks of a Run. A signal to this process, a warning, is passed on to all as USR1."""
+    """The ranks of a Run. A signal to this process is a warning: all ranks get it as USR1."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -148,7 +148,7 @@ class Report:
             return True
 
     def end(self, code: int) -> int:
-        """Remove the file; return the exit code of the Run, where the launcher's is `code`.
+        """Remove the file; return the Run's exit code; `code` is the launcher's.
 
         When rank 0 ends all ranks, srun may kill the others and end with a code above 128. Then the
         code is the one that rank 0 reported, if that is REQUEUE or STALLED.

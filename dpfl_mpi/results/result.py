@@ -364,13 +364,14 @@ class Result(AbstractContextManager["Result"]):
     def state_dict(self, client: int) -> dict[str, np.ndarray]:
         """Return a client's best model: float32 arrays by layer name.
 
-        `module.load_state_dict({k: torch.from_numpy(v) ...})` takes it. All are 0 for a client
-        that was never scored, whose `/best/round` is -1.
+        Give `load_state_dict` its arrays as tensors. All are 0 for a client that was never scored,
+        whose `/best/round` is -1.
         """
         if "model/best" not in self:
             raise UserError(f"{self.path} holds no models; run with --save_models")
         models = self.stored("model/best")  # one row of D parameters per client
-        if client not in range(len(models)):
+        whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
+        if not whole or client not in range(len(models)):
             allowed = f"allowed are 0 to {len(models) - 1}"
             raise UserError(f"client {client!r} is not in {self.path}; {allowed}")
         names, shapes = (self.hdf5.json(name, list, "model") for name in ("names", "shapes"))

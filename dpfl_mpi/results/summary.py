@@ -62,7 +62,7 @@ def found(date: str) -> str:
 def summary(path: Path) -> str:
     """Return the lines that a run ends with: settings, accuracy, costs, and where the result is."""
     with Result(path) as result:
-        lines = [title(result), *figures(result), f"  results              {path}"]
+        lines = [title(result), *outcome_lines(result), f"  results              {path}"]
         script = Path(__file__).resolve().parents[2] / "analysis" / "graph_evolution.py"
         if len(result["graph/chosen/senders"]) and script.is_file():
             command = ["python", os.path.relpath(script), str(path)]
@@ -70,7 +70,7 @@ def summary(path: Path) -> str:
     return "\n".join(lines)
 
 
-def figures(result: Result) -> list[str]:
+def outcome_lines(result: Result) -> list[str]:
     """Return lines about accuracy, graph, models and bytes sent, controls and seconds."""
     rounds = result.by_round()
     phases = slowest_seconds(result).items()

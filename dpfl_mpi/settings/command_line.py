@@ -130,7 +130,7 @@ def lines_of(path: Path, node: Any) -> dict[str, str]:
 def unknown(name: str, text: str, before: str = "--") -> UserError:
     """Return the error `text` of a setting that does not exist, with the one that may be meant."""
     # `before` stands before a setting's name: nothing in a file or in Python
-    known = [*SCHEMA, "config", "print_config"]
+    known = [*SCHEMA, *(("config", "print_config") if before else ())]
     close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
     # or its help begins with the name
     words = re.compile(re.escape(re.sub("[-_]", " ", name)) + r"\b", re.IGNORECASE)

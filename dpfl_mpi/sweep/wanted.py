@@ -74,7 +74,7 @@ def parser(description: str) -> Parser:
 
 
 def runs_of(file: Path) -> list[Run]:
-    """Return the list RUNS of a file, which is executed as a script and may import files beside."""
+    """Return a file's list RUNS; it is executed as a script and may import files beside it."""
     if not file.is_file():
         raise UserError(f"{file}; there is no such file")
     sys.path.insert(0, folder := str(file.resolve().parent))
@@ -110,14 +110,14 @@ def grid(args: argparse.Namespace, base: Run) -> list[Run]:
 def only(runs: list[Run], args: argparse.Namespace) -> list[Run]:
     """Return the Runs of a file that have one of the values of each flag of the grid."""
     # A method that reads no budget has every budget. A value that no Run has is a `UserError`.
-    flags = {field: flag for flag, field in GRID.items()}
+    flags, whose = {field: flag for flag, field in GRID.items()}, f"the Runs of {args.file}"
     for field, values in axes(args).items():
         for value in values:
             if not any(same(run, field, value) for run in runs):
-                names = sorted({str(getattr(run.resolve(), field)) for run in runs})
-                available = f"the Runs of {args.file} have {', '.join(names)}"
-                raise UserError(f"--{flags[field]} has {value}; {available}")
+                names = dict.fromkeys(str(getattr(run.resolve(), field)) for run in runs)
+                raise UserError(f"--{flags[field]} has {value}; {whose} have {', '.join(names)}")
         runs = [run for run in runs if any(same(run, field, value) for value in values)]
+        whose = f"the Runs of {args.file} that the other flags leave"
     return runs
 
 

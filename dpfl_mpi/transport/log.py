@@ -31,7 +31,7 @@ class Log:
         self.notes["cases"] = np.zeros((self.k, 4))
         self.seconds = dict.fromkeys(PHASES, 0.0)
         # fed.every_row counts no models received; fed.note_received says how many they are
-        self.every_row = False  # whether it was called
+        self.every_row_called = False
         self.received_noted = False  # whether it was said
         self.counted_twice = np.zeros(self.k)  # models counted since, which every_row had brought
 

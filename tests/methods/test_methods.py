@@ -524,14 +524,17 @@ SHARED = [
     ("w", np.array([None]), "is a ndarray of object, which a checkpoint cannot hold"),
     ("w", np.complex64(1), "is a complex64 of complex64, which a checkpoint cannot hold"),
     ("w", W.to_sparse(), "is a Tensor of torch.float32, which a checkpoint cannot hold"),
-    ("a/b", 1, "returned state[\"shared\"]['a/b']; a key is a text without /"),
+    ("a/b", 1, "returned state[\"shared\"]['a/b']; a key is a text without / or NUL"),
+    ("a\0b", 1, "a key is a text without / or NUL"),
+    (".", 1, "returned state[\"shared\"]['.']; a key is a text without / or NUL, and not"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("state", "sentence"), [
-    ({"shared": {}}, "returned a dict of shared; a state is"),
-    ({"client": {}, "shared": {}, "a": 1}, "returned a dict of client, shared, a; a state is"),
-    ({"client": W, "shared": {}}, "of two dicts"),
+    ({"shared": {}}, "returned a dict of shared; a state must be"),
+    ({"client": {}, "shared": {}, "a": 1}, "returned a dict of client, shared, a; a state must be"),
+    ({"client": W, "shared": {}}, "both dicts"),
+    ({}, "returned an empty dict; a state must be"),
     ({"client": {"w": [1, 2]}, "shared": {}},
      "is a list; it must be a tensor or array of 2 rows, one per client of this rank"),
     *(({"client": {}, "shared": {name: value}}, sentence) for name, value, sentence in SHARED),

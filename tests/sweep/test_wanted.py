@@ -90,6 +90,8 @@ def test_a_file_of_analysis_names_its_runs(tmp_path, listed):
     refusal = f"--seeds has 3; the Runs of {file} have 0, 2\n"
     assert refusal in listed(file, "--seeds", "2,3", code=2)
     assert "have dpfl, local" in listed(file, "--methods", "ditto", code=2)
+    left = f"--budgets has 3; the Runs of {file} that the other flags leave have 8, 4\n"
+    assert left in listed(file, "--methods", "dpfl", "--budgets", "3", code=2)
     assert "have digits" in listed(file, "--datasets", "cifar10", code=2)
 
 
