@@ -145,6 +145,7 @@ class Checkpoints:
         self, parts: Parts, stem: str, schema: Named, shared: Named, recorder: Recorder
     ) -> None:
         """Copy the results file, write the manifest, delete older checkpoints. On root."""
+        self.still_ours()
         results = self.folder / f"{stem}.results.h5"
         with replacing(results) as path:
             recorder.copy(path)
@@ -187,6 +188,7 @@ class Checkpoints:
         """Note the round that this start goes on from; return whether the last noted the same."""
 
         def note() -> bool:
+            self.still_ours()
             path = self.folder / "begun_from"
             with explained(f"{path} cannot be written"):
                 before = content(path).strip()
