@@ -49,7 +49,7 @@ class Twin:
     def search(self, i: int) -> list[int]:
         """Return the set that local client i chooses (lines 1-13)."""
         fed, backend, k = self.fed, self.parts.backend, int(self.fed.ids[i])
-        clients, first = backend.clients, int(backend.clients.scored[i])
+        clients, first = backend.clients, int(backend.clients.score_start[i])
         rows = slice(first, first + int(clients.n_val[i]))
         images = backend.ensemble.normalise(clients.score_x[rows])
         self.x, self.y = images.permute(0, 3, 1, 2).contiguous(), clients.score_y[rows]

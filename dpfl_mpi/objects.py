@@ -1,8 +1,8 @@
 """Python objects as settings: a function, a class or arrays become a file that all ranks read.
 
-`api.train(method=my_round, data=(x, y))` calls `as_files`, which returns settings with paths. The
-source of a function or class is written as the file of a method or a model, in a folder named by a
-hash of the content: so settings with other contents are another Run.
+`dpfl_mpi.run(method=my_round, data=(x, y))` calls `as_files`, which returns settings with paths.
+The source of a function or class is written as the file of a method or a model, in a folder named
+by a hash of the content: so settings with other contents are another Run.
 """
 
 import ast

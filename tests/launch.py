@@ -129,7 +129,7 @@ def training_rows(fed, k: int) -> slice:
 
 def validation(fed, k: int):
     """Return client k's normalised validation images (channels first) and labels of the digits."""
-    first = int(fed.clients.scored[fed.row_of[k]])
+    first = int(fed.clients.score_start[fed.row_of[k]])
     rows = slice(first, first + int(fed.clients.n_val[fed.row_of[k]]))
     images = (fed.clients.score_x[rows].float() / 255 - 0.305) / 0.376
     return images.permute(0, 3, 1, 2), fed.clients.score_y[rows]

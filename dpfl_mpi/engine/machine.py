@@ -13,7 +13,7 @@ from dpfl_mpi.batch import output
 from dpfl_mpi.errors import complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.mpi.world import LIBRARY
-from dpfl_mpi.storage.files import system
+from dpfl_mpi.storage.files import proc_text
 from dpfl_mpi.version import VERSION
 
 GIT_S = 10  # seconds that git may take
@@ -89,6 +89,6 @@ def processor() -> dict[str, str]:
 
 def cpuinfo() -> dict[str, str]:
     """Return the lines of /proc/cpuinfo on the first processor, by name; nothing without Linux."""
-    first = system("/proc/cpuinfo").partition("\n\n")[0]
+    first = proc_text("/proc/cpuinfo").partition("\n\n")[0]
     lines = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}

@@ -199,7 +199,7 @@ class Federation:
     def __init__(self, parts: Parts):
         members = parts.members
         self._parts, self.run = parts, parts.run
-        # of the method, those at their default included that a Run leaves out
+        # the method's options by name, also `added` ones at their default, which `run` lacks
         self.options = asdict(parts.run.found("method").options(**parts.run.options))
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
         self.p = members.p  # the weight of every client in a mean [N]

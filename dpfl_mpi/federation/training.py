@@ -71,8 +71,8 @@ class Training:
     ) -> Tensor:
         """Train every client's row in place for local epochs; return it (LocalOpt, Algorithm 1).
 
-        `gradient` replaces that of the loss. `momentum` names the rows' momentum, for a second set
-        of rows another one. Only columns that bool `trained` `[W]` marks change; None: all. Unless
+        `gradient` replaces that of the loss. Momentum is kept under the name `momentum`; a second
+        set of rows needs its own. Only the columns `trained`, bool `[W]`, change; None: all. Unless
         the epochs `advance`, the next call sees the same batches.
         """
         whole = isinstance(epochs, int | np.integer) and not isinstance(epochs, bool)
@@ -132,15 +132,15 @@ class Training:
         self.backend.step(block, loss, self.lr, trained)
 
     def _blocks(
-        self, rows_KW: dict[str, Tensor], epochs: int, real: bool = True
+        self, rows_KW: dict[str, Tensor], epochs: int, sent: bool = True
     ) -> Iterator[list[Block]]:
         """Yield a `Block` per set of rows for each group of clients that train together.
 
         When the caller has trained them, write them back and note steps and losses; at the end
-        count so many epochs. Training that is not `real` only probes rows.
+        count so many epochs. Where others may receive the rows (`sent`), note the liars' start.
         """
         backend, learners = self.backend, self.members.learners[self.members.ids]
-        if real:
+        if sent:
             self.attack.note_start(rows_KW)
         for name in rows_KW:
             if name not in self.momentum:

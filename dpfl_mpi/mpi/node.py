@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from dpfl_mpi.batch import ANSWER_S, output
-from dpfl_mpi.storage.files import system
+from dpfl_mpi.storage.files import proc_text
 
 # files of a cgroup, by version: the limit, what is used, and the cache in memory.stat
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
@@ -18,12 +18,12 @@ ABANDONED_S = 5  # a segment older than this that no process maps was left by a 
 
 
 def node_memory(shared: bool = True) -> tuple[int, str]:
-    """Return the bytes that this node can give, `shared` in /dev/shm or not, and by which limit."""
+    """Return the bytes free on this node, if `shared` also in /dev/shm, and what limits them."""
     limits = []
     if shared and os.path.isdir("/dev/shm"):
         shm = os.statvfs("/dev/shm")
         limits.append((shm.f_bavail * shm.f_frsize, "/dev/shm"))
-    free = re.findall(r"^MemAvailable: +(\d+) kB", system("/proc/meminfo"), re.MULTILINE)
+    free = re.findall(r"^MemAvailable: +(\d+) kB", proc_text("/proc/meminfo"), re.MULTILINE)
     limits += [(int(kb) * 1024, "available memory") for kb in free]
     limits += [(room, "the cgroup's limit") for room in cgroup_rooms()]
     return min(limits, default=(2**62, "no limit known"))
@@ -33,10 +33,11 @@ def cgroup_rooms(root: str = "/") -> list[int]:
     """Return the bytes left to each cgroup of this process, from its own to the topmost.
 
     A job's limit is in a cgroup far below the topmost, such as `job_17/step_0`. Cached files count
-    as room, because they can be dropped. Groups without a limit have no entry.
+    as room, because they can be dropped. Version 2 groups without a limit have no entry.
     """
     rooms: list[int] = []
-    groups = re.findall(r"^\d+:(.*?):(.*)$", system(f"{root}/proc/self/cgroup"), re.MULTILINE)
+    groups = re.findall(r"^\d+:(.*?):(.*)$", proc_text(f"{root}/proc/self/cgroup"), re.MULTILINE)
+    # by mount and kind: in version 2 a process is in one group without kinds, in 1 in one per kind
     mounts = ("sys/fs/cgroup", "", VERSION_2), ("sys/fs/cgroup/memory", "memory", VERSION_1)
     for mount, kind, (limit, used, cache) in mounts:
         path = next((path for kinds, path in groups if kind in kinds.split(",")), "/")
@@ -47,15 +48,15 @@ def cgroup_rooms(root: str = "/") -> list[int]:
             with contextlib.suppress(OSError, ValueError):  # no file, or "max": no limit
                 room = int((folder / limit).read_text()) - int((folder / used).read_text())
                 rooms.append(room)
-                stat = (folder / "memory.stat").read_text()
-                cached = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
+                text = (folder / "memory.stat").read_text()
+                cached = re.search(rf"^{cache} (\d+)$", text, re.MULTILINE)
                 rooms[-1] += int(cached.group(1)) if cached else 0
     return rooms
 
 
 def mapped(pid: str) -> set[str]:
     """Return the files in /dev/shm that a process maps, as far as this user may see them."""
-    return set(re.findall(r"/dev/shm/\S+", system(f"/proc/{pid}/maps")))
+    return set(re.findall(r"/dev/shm/\S+", proc_text(f"/proc/{pid}/maps")))
 
 
 def remove_left() -> None:

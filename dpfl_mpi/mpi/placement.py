@@ -17,7 +17,7 @@ MAX_ROWS_PER_PASS = 256
 
 
 def place(work: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the rank of every client, int64 `[N]`: the heaviest goes first to the least work."""
+    """Return each client's rank, int64 `[N]`: heaviest first, each to the rank with least work."""
     owner = np.zeros(len(work), np.int64)
     loads = [(0.0, rank) for rank in range(ranks)]
     for k in np.lexsort((np.arange(len(work)), -work)):

@@ -43,7 +43,7 @@ LOCAL_SIZE = (
 # by MPI library, a variable that only the mpirun of the other library sets
 OTHER_MPIRUN = {"MPICH": "OMPI_COMM_WORLD_SIZE", "Open": "MPI_LOCALNRANKS"}
 MPICH_MB = 1.0615  # of /dev/shm that MPICH needs per rank
-UCX_MB = 7.4  # of /dev/shm that UCX, MPICH's network layer, takes per rank before
+UCX_MB = 7.4  # of /dev/shm that UCX, MPICH's network layer, takes per rank before MPICH does
 LAUNCHER_S = 5  # head start of root to print: some launchers end all ranks with the first
 
 
@@ -93,12 +93,12 @@ def modules_by_name() -> Iterator[None]:
 
 
 def check_shm() -> None:
-    """Let MPICH start in a small /dev/shm; raise `UserError` where it cannot, on one node."""
+    """Spare a small /dev/shm; raise `UserError` where it cannot hold a run of one node."""
     ranks, shm = launched(LOCAL_SIZE, 1), os.statvfs("/dev/shm")
     size, free = (blocks * shm.f_frsize / 1e6 for blocks in (shm.f_blocks, shm.f_bavail))
     if free < ranks * (MPICH_MB + UCX_MB):
         os.environ.setdefault("UCX_TLS", "^posix")  # lets UCX do without /dev/shm
-    # by its size, not by what is free: some ranks have taken their share before others look
+    # all ranks are here; by size, not by what is free: some have taken their share already
     if ranks == launched(SIZE, 1) and size < ranks * MPICH_MB:
         need = f"MPICH needs {ranks * MPICH_MB:.1f} for -n {ranks}"
         mend = "enlarge it (docker run --shm-size), or start fewer"

@@ -65,7 +65,7 @@ class Clients:
         self.val_start = np.where(self.n_search < self.n_val, self.n_search, 0)
         # where each client's training samples start in `x`, and its scored ones in `score_x`
         self.start = np.concatenate([[0], np.cumsum(self.n_train)])
-        self.scored = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])
+        self.score_start = np.concatenate([[0], np.cumsum(self.n_val + self.n_test)])
         none = np.zeros(0, np.int64)  # a rank may have no clients
         train, val, test = (
             np.concatenate([none, *(partition.of(part, k) for k in ids)]) for part in PARTS
@@ -120,7 +120,7 @@ class Clients:
     def schedules(self, rows: Rows, epochs: int, first_epoch: np.ndarray) -> Schedules:
         """Return what these rows train on, from `first_epoch` `[K]` on, drawn in one call.
 
-        The same question is answered once more without a draw, until another one is asked.
+        The last answer is kept, and given again to the same question without a draw.
         """
         rows = np.arange(len(self))[rows]
         key = epochs, rows.tobytes(), first_epoch[rows].tobytes()
@@ -141,7 +141,7 @@ class Clients:
         """Exchange classes a and b in the labels of these local clients, in place."""
         for i in clients:
             trained = self.y[self.start[i] : self.start[i + 1]]
-            scored = self.score_y[self.scored[i] : self.scored[i + 1]]
+            scored = self.score_y[self.score_start[i] : self.score_start[i + 1]]
             for y in (trained, scored):
                 was_a, was_b = y == a, y == b
                 y[was_a], y[was_b] = b, a
@@ -183,7 +183,7 @@ class Clients:
         """
         count = int((self.n_search if search_only else self.n_val + self.n_test)[i])
         size = -(-count // max(1, -(-count // most)))
-        first = int(self.scored[i])
+        first = int(self.score_start[i])
         for start in range(first, first + count, max(size, 1)):
             rows = slice(start, min(start + size, first + count))
             yield self.ensemble.normalise(self.score_x[rows]), self.score_y[rows]

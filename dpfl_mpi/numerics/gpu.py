@@ -90,7 +90,7 @@ def literal(value: Any, names: dict[str, str] | None = None) -> str:
 
 
 def program(header: str, verb: str, team: int = TEAM, cluster: int = 1) -> str:
-    """Return the program of one verb for a network, as one text without #include.
+    """Return the program of one verb for a network, as one text: our own #includes are replaced.
 
     A client has a `cluster` of blocks of `team` threads; `header` is `plan_header`'s.
     """
@@ -100,7 +100,7 @@ def program(header: str, verb: str, team: int = TEAM, cluster: int = 1) -> str:
         return re.sub(r'^#include "(.+)"', included, text, flags=re.MULTILINE)
 
     def included(match: re.Match[str]) -> str:
-        name = match[1]  # other files are a test's
+        name = match[1]  # a file that is not here, emulated.h, is a test's
         return expanded(texts[name]) if name in texts else match[0]
 
     settings = {"GPU": 1, "TEAM": team, "TEAMS" if verb in SCORING else "CLUSTER": cluster}

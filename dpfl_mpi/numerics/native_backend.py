@@ -72,7 +72,7 @@ class NativeBackend(Backend):
             self.native = machine
         starts, n = clients.start[:-1], clients.n_train
         self._train_images = self.kernels.images(clients.x, clients.y, starts, n)
-        starts, n = clients.scored[:-1], np.diff(clients.scored)
+        starts, n = clients.score_start[:-1], np.diff(clients.score_start)
         self._scored_images = self.kernels.images(clients.score_x, clients.score_y, starts, n)
 
     # training -----------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ class NativeBackend(Backend):
             predicted = logits.argmax(2)
         # the labels [k, S]: those of all clients lie one after the other in `score_y`
         labels, y = torch.zeros_like(predicted).numpy(), self.clients.score_y.cpu().numpy()
-        starts, counts = self.clients.scored[rows].tolist(), self._scored_images.n[rows].tolist()
-        for row, start, n in zip(labels, starts, counts, strict=True):
+        starts, counts = self.clients.score_start[rows], self._scored_images.n[rows]
+        for row, start, n in zip(labels, starts.tolist(), counts.tolist(), strict=True):
             row[:n] = y[start : start + n]
         if predict:  # on a CPU: on a GPU PyTorch rounds a loss differently
             losses = cross_entropy(logits, torch.from_numpy(labels))
@@ -249,7 +249,7 @@ class NativeBackend(Backend):
 
     def validation_outputs(self, i: int, w_1W: Tensor, head: str) -> tuple[Tensor, Tensor, Tensor]:
         logits, features = self.outputs(w_1W, slice(i, i + 1), head)
-        n, first = int(self.clients.n_search[i]), int(self.clients.scored[i])
+        n, first = int(self.clients.n_search[i]), int(self.clients.score_start[i])
         return logits[0, :n], features[0, :n], self.clients.score_y[first : first + n]
 
     def training_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
@@ -266,9 +266,9 @@ class NativeBackend(Backend):
         tasks = Tasks(np.zeros(len(p), SEARCH), self.ensemble.width)
         tasks.set_sums(x, y, averages, p_x, p_y)
         # each client's list of models, and that of their weights p, has one entry
-        first, models = np.arange(len(p)), tasks.row_addresses(w_kW).view(np.int64)
-        tasks.structs["models"] = tasks.addresses(self.ensemble.put(models), first)
-        tasks.structs["p"] = tasks.addresses(self.ensemble.column(p), first)
+        starts, models = np.arange(len(p)), tasks.row_addresses(w_kW).view(np.int64)
+        tasks.structs["models"] = tasks.addresses(self.ensemble.put(models), starts)
+        tasks.structs["p"] = tasks.addresses(self.ensemble.column(p), starts)
         self.kernels.run("candidate", tasks)
         return x, y
 

@@ -301,6 +301,7 @@ class Resolved(Run):
         return dict(self.declared.get("method", {}).get("tuning", {}))
 
     def key(self) -> dict[str, Any]:
+        """Return what `Run.key` does, and the hashes of files; `UserError` if one is missing."""
         for name, sha256 in self.contents.items():
             if not sha256:
                 path = str(getattr(self, name)).removeprefix("file:")

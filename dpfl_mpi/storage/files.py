@@ -23,7 +23,7 @@ from dpfl_mpi.errors import UserError
 ABANDONED_S = 86400.0  # a temporary file of an unknown process is abandoned after this time
 
 
-def system(path: str) -> str:
+def proc_text(path: str) -> str:
     """Return the text of a file in /proc; "" if there is none that this user may read."""
     with contextlib.suppress(OSError):
         return Path(path).read_text(errors="surrogateescape")
@@ -35,7 +35,7 @@ def place() -> str:
     space = ""
     with contextlib.suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
-    boot = system("/proc/sys/kernel/random/boot_id").strip()
+    boot = proc_text("/proc/sys/kernel/random/boot_id").strip()
     text = f"{socket.gethostname()} {space} {boot}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from dpfl_mpi import batch
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.storage.files import explained, place, system, time_at
+from dpfl_mpi.storage.files import explained, place, proc_text, time_at
 from dpfl_mpi.storage.foreign import read_text
 
 BEAT = 30.0  # seconds between two touches of a lock by its owner
@@ -40,7 +40,7 @@ def myself() -> dict[str, Any]:
 
 def born(pid: int | str) -> str:
     """Return when a process started, in clock ticks since boot; "" if there is none."""
-    fields = system(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields and fields[0] not in "ZX" else ""  # a zombie writes no more
 
 

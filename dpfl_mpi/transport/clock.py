@@ -109,7 +109,7 @@ class Clock:
         self.asked_at[who] = self.now[who]
 
     def exchange(self, to: np.ndarray, of: np.ndarray, sizes: np.ndarray, old: Any) -> np.ndarray:
-        """Send models of `sizes` bytes along edges; return how old those used are, in rounds.
+        """Send models of `sizes` bytes along edges; return the age in rounds of those used, `[E]`.
 
         A receiver waits for models of this round. Where `old`, bool or bool `[E]`, allows older
         ones, it uses the newest that has arrived; if none has, it waits for the first.
@@ -120,8 +120,8 @@ class Clock:
             self.arrived[0].set(edges, arrival)
         if self.arrived and np.any(old):
             times = np.stack([links.get(edges, NEVER_NS) for links in self.arrived])  # [ages, E]
-            arrived = times <= self.now[to]
-            newest = np.where(arrived.any(0), arrived.argmax(0), times.argmin(0))
+            is_here = times <= self.now[to]
+            newest = np.where(is_here.any(0), is_here.argmax(0), times.argmin(0))
             age = np.where(old, newest, 0)
             arrival = times[age, np.arange(len(to))]
         self.wait(to, of, arrival)

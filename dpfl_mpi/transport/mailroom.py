@@ -240,6 +240,7 @@ class Arrived:
 
     def _remote(self, number: int) -> Tensor:
         """Return a copy of a row of another rank."""
+        # in `unpacked` after a codec or of some columns, in `landed` on a GPU, else in the window
         if self.unpacked is not None:
             return self.unpacked[int(number)].clone()
         assert self.inbox is not None

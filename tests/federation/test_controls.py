@@ -29,7 +29,7 @@ def test_the_search_and_the_choice_of_the_round_see_different_images():
         torch.nn.utils.vector_to_parameters(w[0, : fed.ensemble.size].clone(), module.parameters())
         for i, k in enumerate(fed.ids):
             n = len(fed.partition.of("val", k))
-            first, cut = int(fed.clients.scored[i]), int(fed.clients.n_search[i])
+            first, cut = int(fed.clients.score_start[i]), int(fed.clients.n_search[i])
             assert cut == int(0.4 * n + 0.5) < n
             x, y = validation(fed, k)
             logits = module(x).detach()
@@ -126,7 +126,7 @@ def test_drift_exchanges_two_classes(tmp_path):
         changed = 0
         for i, k in enumerate(fed.ids):
             other = {a: b, b: a} if drifted[k] else {}
-            now, starts = (clients.y, clients.score_y), (clients.start, clients.scored)
+            now, starts = (clients.y, clients.score_y), (clients.start, clients.score_start)
             for y, y_before, start in zip(now, before, starts, strict=True):
                 rows = slice(int(start[i]), int(start[i + 1]))
                 expected = [other.get(c, c) for c in y_before[rows].tolist()]

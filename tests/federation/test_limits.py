@@ -248,7 +248,7 @@ def test_flipped_labels():
         assert fed.members.limits.flipped.sum() == 3  # floor(0.4 * 9)
         for k in range(N):
             i, rows = int(fed.row_of[k]), training_rows(fed, k)
-            first, n_val = int(fed.clients.scored[i]), int(fed.clients.n_val[i])
+            first, n_val = int(fed.clients.score_start[i]), int(fed.clients.n_val[i])
             val = slice(first, first + n_val)
             test = slice(first + n_val, first + n_val + int(fed.clients.n_test[i]))
             pairs = [(honest.clients.y[rows], fed.clients.y[rows])]

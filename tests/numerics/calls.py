@@ -40,7 +40,7 @@ class Samples:
     def __init__(self, shape, x, y):
         self.shape, self.x, self.y = shape, torch.from_numpy(x), torch.from_numpy(y)
         self.score_x, self.score_y = self.x, self.y
-        self.start = self.scored = np.array([0, len(y)])
+        self.start = self.score_start = np.array([0, len(y)])
         self.n_train = self.n_search = np.array([len(y)])
         self.border = x.shape[1] - shape[0] if len(shape) == 3 else 0
 
