@@ -125,7 +125,10 @@ def sweep(**settings: Any) -> list[Result]:
 def table(given: Any) -> "pd.DataFrame":
     """Return a row per Run of results, of paths, or of a folder, as `results.table` says."""
     is_single = isinstance(given, str | os.PathLike | results.Result)
-    return data_frame(of_runs(opened([given] if is_single else given)), "run")
+    found = opened([given] if is_single else given)
+    if not found:
+        raise UserError("table was given no result")
+    return data_frame(of_runs(found), "run")
 
 
 @without_inner_frames

@@ -202,7 +202,7 @@ def test_small_models_are_saved_unasked(small, saved, result_of, monkeypatch):
 
 
 def test_models_of_a_result(computed, tiny, tmp_path):
-    refused("holds no models; run with --save_models", tiny.model, 0)
+    refused("holds no models; a run with --save_models ends with them", tiny.model, 0)
     for client in (-1, 6):
         sentence = f"client {client} is not in ...; allowed are 0 to 5"
         refused(sentence, computed[0].model, client)

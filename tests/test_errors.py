@@ -21,7 +21,7 @@ from dpfl_mpi import prepare
 from dpfl_mpi.__main__ import main
 from dpfl_mpi.data.own import arrays_of
 from dpfl_mpi.errors import NO_READER, printable
-from dpfl_mpi.mpi.start import set_environment
+from dpfl_mpi.mpi.start import parse, set_environment
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
 from dpfl_mpi.settings.fields import to_flags
@@ -135,6 +135,9 @@ def test_a_value_that_is_not_allowed(capfd, allowed):
      "--options.finetune_prox: the method fedavg has no such option; its options: none"),
     # of the others the sentence goes on after "--FLAG is VALUE" of the first
     ("--precision tf32", "; only a GPU"),
+    ("--results=", "--results is empty; leave it out, or give it a value"),
+    ("--data nowhere.h5 --dataset cifar10",
+     "; there is no such file: make it with `python -m dpfl_mpi.prepare cifar10 --out nowhere.h5`"),
     ("--config /nowhere/run.yaml", ": /nowhere/run.yaml cannot be read: No such file"),
     *((words, "; there is no such file") for words in (
         "--budget /nowhere", "--reach ./nowhere", "--available /nowhere",
@@ -229,7 +232,13 @@ import sys
 from dpfl_mpi import __main__ as entry
 from dpfl_mpi.mpi import start
 if {where!r} == "parse":  # rank 0 alone, before MPI starts; the others wait in MPI_Init
-    start.parse = lambda arguments: 1 / 0
+    start.parse = lambda arguments: {error}
+elif {where!r} == "decide":  # what root sent is wrong for one rank
+    whole = start.share_settings
+    def broken(world, read):
+        whole(world, read)
+        return 1 / 0 if world.rank in {ranks} else whole(world, read)
+    start.share_settings = broken
 else:
     from mpi4py import MPI
     from dpfl_mpi import errors
@@ -255,8 +264,10 @@ entry.main(sys.argv[1:])
     (3, "average", (1, 2), "ZeroDivisionError('a bug')", "rank 1 of 3:\n"),
     (2, "average", (0, 1), "ZeroDivisionError('a bug')", "rank 0 of 2:\n"),
     (2, "flush", (0,), "ZeroDivisionError('a bug')", "ZeroDivisionError: a bug"),
-    (2, "parse", (), None, "ZeroDivisionError: division by zero"),
-], ids=["a mistake", "full GPU", "two ranks", "all ranks", "root writes", "early"])  # fmt: skip
+    (2, "parse", (), "1 / 0", "ZeroDivisionError: division by zero"),
+    (2, "parse", (), "bytearray(2**62)", "error: the memory does not suffice ("),
+    (2, "decide", (1,), None, "ZeroDivisionError: division by zero"),
+], ids=["mistake", "GPU", "two", "all", "root", "early", "memory", "sent"])  # fmt: skip
 def test_an_error_on_some_ranks_ends_all(
     tmp_path, digits_file, size, where, ranks, error, expected
 ):
@@ -264,7 +275,7 @@ def test_an_error_on_some_ranks_ends_all(
     flags = [*to_flags(SMALL), "--quiet", f"--data={digits_file}", "--results", tmp_path]
     done = mpirun(size, tmp_path / "inject.py", *flags, timeout=IN_TIME)
     assert done.stderr.count(expected) == 1 and done.returncode != 0, done.stderr
-    assert where == "local_opt" or done.stderr.count("Traceback") == 1
+    assert expected.startswith("error") or done.stderr.count("Traceback") == 1
     assert "RootFailed" not in done.stderr
 
 
@@ -295,6 +306,21 @@ def test_a_rank_that_cannot_start_lets_root_speak_first(tmp_path):
     second |= {name: "1" for name in second if name.endswith("RANK")}
     done = ended(sys.executable, "-m", "dpfl_mpi", "--results", tmp_path, **second)
     assert (done.returncode, done.stderr) == (3, "") and time.monotonic() - begun > 5
+
+
+def test_settings_without_effect_are_named(capfd):
+    for words, named in (
+        ("fedavg --reach sites:2 --budget 3 --lr 0.1", "--budget, --reach"),
+        ("dpsgd --budget 2 --optimizer adam --momentum 0.5", "--budget, --momentum"),
+        ("dpfl --candidates 3 --codec none --send all", "--candidates"),
+        ("local --flip_share 0.1 --drift 0.2:1 --rounds 1",
+         "--flip_share (of 4 clients none)"),
+        ("local --budget 1 --tau_init 0 --momentum 0.9", ""),  # as a sweep writes them
+    ):  # fmt: skip
+        sentence = f"warning: without effect in this Run: {named}\n" if named else ""
+        for quiet in ([], ["--quiet"]):
+            parse(["--clients", "4", "--method", *words.split(), *quiet])
+            assert capfd.readouterr().err == ("" if quiet else sentence)
 
 
 def test_threads_are_a_number_whatever_the_site_sets(monkeypatch):

@@ -182,6 +182,9 @@ def graphs_in_text(path: str, n: int, rounds: int) -> tuple[list[CollaborationGr
     # rows of round, from, to; without rounds all are of round 0
     edges = np.unique(np.pad(edges, ((0, 0), (3 - edges.shape[1], 0))), axis=0)
     begins = np.unique(edges[:, 0])  # a graph holds until the next round in the file
+    if begins[0] > 1:
+        why = f"whose first graph is of round {begins[0]}; allowed is 0 or 1"
+        raise UserError(f"--graphs is {path}, {why}")
     parts = (edges[edges[:, 0] == t] for t in begins)
     graphs = [CollaborationGraph.from_edges(n, part[:, 2], part[:, 1]) for part in parts]
     of_round = np.searchsorted(begins, np.arange(rounds + 1), side="right") - 1

@@ -109,6 +109,7 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
     """Return the Run and the Job of a command line; a mistake ends the program with a sentence."""
     from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
     from dpfl_mpi.settings.fields import as_dict
+    from dpfl_mpi.settings.run import without_effect
 
     try:
         with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
@@ -125,6 +126,8 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
                 settings = as_dict(run) | as_dict(job) | empty
                 print(yaml.safe_dump(settings, sort_keys=False), end="")
                 sys.exit(0)
+        if (text := without_effect(given_run, run)) and launched(RANK, 0) == 0 and not job.quiet:
+            complain(f"warning: {text}")
         return run, job
     except UserError as error:
         if launched(RANK, 0) == 0:
@@ -141,6 +144,13 @@ def parse_or_code(arguments: Sequence[str], finished: Finished) -> tuple[Resolve
         return 0 if known and finished(*settings) else settings
     except SystemExit as end:
         return int(end.code or 0)
+    except UserError as error:
+        if launched(RANK, 0) == 0:
+            complain(f"error: {error}")
+        return 2
+    except MemoryError as error:
+        complain(f"error: {memory_full(error)}")
+        return 2
     except BrokenPipeError:
         return NO_READER
     except Exception as error:
@@ -151,13 +161,18 @@ def parse_or_code(arguments: Sequence[str], finished: Finished) -> tuple[Resolve
         return 1
 
 
+def memory_full(error: MemoryError) -> str:
+    how = "smaller numbers, as of clients, epochs and steps, or a larger machine"
+    return f"the memory does not suffice ({error}); allowed: {how}"
+
+
 def share_settings(
     world: World, read: Callable[[], tuple[Resolved, Job] | int]
-) -> tuple[Resolved, Job]:
-    """Return on every rank the settings that `read` returns on root. Collective.
+) -> tuple[Resolved, Job] | int:
+    """Return on every rank the settings, or the exit code, that `read` returns on root. Collective.
 
-    If it returns an exit code, all ranks end with it. Root keeps its own Run, which alone has the
-    contents of the files that settings name; the others receive the settings as text.
+    Root keeps its own Run, which alone has the contents of the files that settings name; the others
+    receive the settings as text.
     """
     on_root: list[tuple[Resolved, Job]] = []
 
@@ -174,7 +189,7 @@ def share_settings(
 
     received = world.decide(packed)
     if "exit" in received:
-        sys.exit(received["exit"])
+        return int(received["exit"])
     from dpfl_mpi.settings import Job, Resolved
 
     return on_root[0] if on_root else (Resolved(**received["run"]), Job(**received["job"]))
@@ -195,8 +210,11 @@ def start(arguments: Sequence[str], finished: Finished) -> tuple[World, Resolved
         end_before_mpi(traceback.format_exc(), 1)
     # MPI may number ranks otherwise than the launcher: then its root has not parsed yet
     read = partial(parse_or_code, arguments, finished)
-    with ends_with_mpi(world):
-        return world, *share_settings(world, read if settings is None else lambda: settings)
+    with all_or_none(world):
+        shared = share_settings(world, read if settings is None else lambda: settings)
+    if isinstance(shared, int):
+        sys.exit(shared)
+    return world, *shared
 
 
 class Singletons(UserError):
@@ -284,6 +302,8 @@ def all_or_none(world: World) -> Iterator[None]:
     except BaseException as error:
         if getattr(error, "errno", 0) == errno.ENOSPC:  # errors of its files are a `UserError`
             world.abort(2, f"error: {error}; make room, and {again}")
+        if isinstance(error, MemoryError):
+            world.abort(2, f"error: {memory_full(error)}")
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported yet
             full = f"the GPU's memory is full ({str(error).split('. ')[0]})"
             how = "more ranks on more GPUs, --kernels torch"

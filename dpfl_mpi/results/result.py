@@ -100,6 +100,8 @@ class Result(AbstractContextManager["Result"]):
             on_error.pop_all()  # all is well: the file stays open
 
     def __repr__(self) -> str:
+        if not self.file:
+            return f"<closed result {self.path}>"
         scored = np.isfinite(self.test_acc)
         accuracy = f"{100 * self.test_acc:.2f} %" if scored else "not known yet"
         return f"<{title(self)}: {self.state}, test accuracy {accuracy}, {self.path}>"
@@ -368,7 +370,7 @@ class Result(AbstractContextManager["Result"]):
         whose `/best/round` is -1.
         """
         if "model/best" not in self:
-            raise UserError(f"{self.path} holds no models; run with --save_models")
+            raise UserError(f"{self.path} holds no models; a run with --save_models ends with them")
         models = self.stored("model/best")  # one row of D parameters per client
         whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
         if not whole or client not in range(len(models)):

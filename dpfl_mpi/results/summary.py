@@ -45,7 +45,7 @@ def print_finished(run: Resolved, job: Job) -> bool:
     is for `engine.train`: it returns False.
     """
     path = Path(job.out or run.path(job.results))
-    if job.fresh or not path.is_file() or checkpoints_of(path).exists() or Lock(path).taken():
+    if job.fresh or not os.path.isfile(path) or checkpoints_of(path).exists() or Lock(path).taken():
         return False
     with contextlib.suppress(UserError):
         date = date_finished(run, run.key(), path, job, has_copy=False)

@@ -20,7 +20,7 @@ from dpfl_mpi.settings.fields import allowed, check, choices, field_types, field
 from dpfl_mpi.settings.job import Job
 from dpfl_mpi.settings.run import Run
 from dpfl_mpi.settings.values import number
-from dpfl_mpi.storage.foreign import UNREADABLE, read_text
+from dpfl_mpi.storage.foreign import UNREADABLE, read_text, refused_as
 from dpfl_mpi.version import VERSION
 
 # what --help shows in place of a value, by the type or the name of a field
@@ -106,7 +106,8 @@ def settings_of_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise UserError(f"--config is {path}: {what}") from None
     if not isinstance(settings, Mapping):
         raise UserError(f"--config is {path}: it must hold lines NAME: VALUE")
-    lines = {name: str(path) for name in settings} | lines_of(path, root)
+    with refused_as(f"--config is {path}: a value holds itself", (RecursionError,)):
+        lines = {name: str(path) for name in settings} | lines_of(path, root)
     for name in settings:
         if name not in SCHEMA:
             where = lines.get(str(name), str(path))
@@ -131,7 +132,7 @@ def unknown(name: str, text: str, before: str = "--") -> UserError:
     """Return the error `text` of a setting that does not exist, with the one that may be meant."""
     # `before` stands before a setting's name: nothing in a file or in Python
     known = [*SCHEMA, *(("config", "print_config") if before else ())]
-    close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
+    close = difflib.get_close_matches(name.replace("-", "_"), {*known} - {name}, 1)
     # or its help begins with the name
     words = re.compile(re.escape(re.sub("[-_]", " ", name)) + r"\b", re.IGNORECASE)
     for f in (*fields(Run), *fields(Job)):

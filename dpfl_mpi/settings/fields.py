@@ -87,6 +87,8 @@ def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
     Values of other types are returned as they are.
     """
     field_type = field_types(schema)[name]
+    if value == "" != next(f for f in fields(schema) if f.name == name).default:
+        raise UserError(f"--{prefix}{name} is empty; leave it out, or give it a value")
     if field_type in (float, str) and type(value) is int and abs(value) < 2**63:
         return field_type(value)
     if isinstance(value, str) and field_type in (int, float, bool):

@@ -24,7 +24,17 @@ from dpfl_mpi.plugins import FORMS, KINDS, admit, codes, find, parts, shipped, s
 from dpfl_mpi.settings import fields as schema
 from dpfl_mpi.settings.fields import as_dict, changed, check, field, fields
 from dpfl_mpi.settings.files import FILES, contents, no_data, own_defaults, partition_file
-from dpfl_mpi.settings.values import HONEST, PARSED, SHAPES, Text, add_file, is_file, parse, written
+from dpfl_mpi.settings.values import (
+    HONEST,
+    PARSED,
+    SHAPES,
+    Text,
+    add_file,
+    is_file,
+    nearest,
+    parse,
+    written,
+)
 
 NUMERICS = 1  # raised by hand when numbers change: it is part of each result's name
 HEX = 8  # digits at the end of a result's name: a hash of the key
@@ -33,6 +43,7 @@ REPEATED = ("seed", "partition_seed", "data", "preset")  # may differ between re
 UNREAD = {"budget": 1, "tau_init": 0}
 PREPARED = "prepared"  # stands for the hash of a data set's code where only `prepare` executes it
 NOTHING: Mapping[str, str] = MappingProxyType({})
+CONTENTS = ("preset", "data", "options", "model_options")  # their content decides, not their text
 # fields that are gone, with their value in older results that can still be read
 REMOVED = {"averaging": "synchronous", "missing_classes": 0, "beta1": 0.9, "beta2": 0.999}
 REMOVED |= {"ggc_repeats": 1, "lr_step": 30, "lr_gamma": 0.1, "lr_final": 0.0}
@@ -416,6 +427,25 @@ def reset_unread(filled: Mapping[str, Any]) -> dict[str, Any]:
     if filled["flip_share"] == 0 and not str(filled["attack"]).startswith("label_flip"):
         out["flipped_run_ggc"] = True
     return out
+
+
+def without_effect(given: Run, run: Resolved) -> str:
+    """Return a warning that names the given settings that change nothing in a Run, or ""."""
+    unread, found = set(run.declared["method"]["unread"]), []
+    if run.found("method").given:  # the given graph limits who averages with whom
+        unread.add("budget")
+    for f in fields(Run):
+        asked, used = getattr(given, f.name), written(getattr(run, f.name))
+        is_reset = used == f.default or f.name in unread
+        says_nothing = asked in (None, "none", "all", "layers=all") or f.name in CONTENTS
+        if is_reset and not says_nothing and str(written(asked)) != str(used):
+            found.append(f"--{f.name}")
+    shares = {"flip_share": run.flip_share, "newcomers": run.newcomers}
+    shares["drift"] = run.drift.share if run.drift else 0
+    for name, share in shares.items():
+        if share > 0 and nearest(share, run.clients) == 0:
+            found.append(f"--{name} (of {run.clients} clients none)")
+    return f"without effect in this Run: {', '.join(found)}" if found else ""
 
 
 def parse_texts(filled: Mapping[str, Any], gone: Mapping[str, str]) -> dict[str, Any]:

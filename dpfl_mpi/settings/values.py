@@ -235,7 +235,8 @@ def parse(name: str, value: Any, most: int | None = None) -> Any:
             kind = re.findall(r"\w+", form)[0]
             # 0.50 and 0.5 become one text, so that one setting has one key
             as_typed = name in ("reach", "checkpoint_every")
-            return setting.make(text if as_typed else form.format(**fields), kind, fields)
+            words = {name: decimals(value) for name, value in fields.items()}
+            return setting.make(text if as_typed else form.format(**words), kind, fields)
     path = text if name == "available" else file_of(text)
     if path and "FILE" in setting.forms:
         return setting.make(f"file:{path}" if name == "partition" else text, "file", path=path)
@@ -243,6 +244,13 @@ def parse(name: str, value: Any, most: int | None = None) -> Any:
     if most is not None:
         words = {"most": str(most), "last": str(most - 1)}
     raise UserError(f"--{name} is {value}; allowed {setting.allowed.format(**words)}")
+
+
+def decimals(value: Any) -> str:
+    """Return the text of a value; of a small number 0.00005, not 5e-05, which no form takes."""
+    text = str(value)
+    small = isinstance(value, float) and "e" in text
+    return np.format_float_positional(value) if small else text
 
 
 def fields_of(form: str, text: str, most: int | None) -> dict[str, Any] | None:
@@ -279,6 +287,8 @@ def written(value: Any) -> Any:
 # what a file may hold -----------------------------------------------------------------------------
 # Each check returns "" or the end of an error sentence. A table has a row per line of the file.
 def check_reach(edges: np.ndarray, clients: int, rounds: int) -> str:
+    if not len(edges):
+        return "; it has no line, allowed is at least one"
     high = edges.max(initial=0)
     return f"; it has client {high:g}, allowed are 0 to {clients - 1}" if high >= clients else ""
 
@@ -288,6 +298,8 @@ def check_available(table: np.ndarray, clients: int, rounds: int) -> str:
 
 
 def check_churn(events: np.ndarray, clients: int, rounds: int) -> str:
+    if not len(events):
+        return "; it has no line, allowed is at least one"
     time, client, joins = events.T  # joins is 1 where the client joins, 0 where it leaves
     if (client >= clients).any():
         return f"; it has client {client.max():g}, allowed are 0 to {clients - 1}"

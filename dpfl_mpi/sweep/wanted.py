@@ -86,7 +86,7 @@ def runs_of(file: Path) -> list[Run]:
         raise UserError(f"{file}, which fails: {failure(error, file, file)}") from None
     finally:
         sys.path.remove(folder)
-    if not isinstance(runs, list) or not all(isinstance(run, Run) for run in runs):
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, Run) for run in runs):
         raise UserError(f"{file} has no list RUNS of Run(...)")
     return runs
 

@@ -61,6 +61,8 @@ def test_what_limits_nothing_is_the_same_run(tmp_path):
     ("reach", "0 1 2", "lines of two client numbers from 0 to 8"),
     ("reach", "0 1 2 3\n1 0 2 3\n", "lines of two client numbers from 0 to 8: receiver sender"),
     ("reach", "0 9", "it has client 9, allowed are 0 to 8"),
+    ("reach", "\n", "it has no line, allowed is at least one"),
+    ("churn", "", "it has no line, allowed is at least one"),
     ("available", "1 1 1", "at least 2 lines"),
     ("available", ("1 " * N + "\n") + ("0 " * N), "round 2 has no client"),
     ("available", "2 " * N + "\n" + "1 " * N, "zeros or ones"),

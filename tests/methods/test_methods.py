@@ -326,6 +326,9 @@ def test_a_graph_of_ones_own(tmp_path):
         fields = small("dpsgd", graphs=text_file(tmp_path / "b.txt", text))
         with pytest.raises(UserError, match="which must hold lines 'from to'"), federation(fields):
             pass
+    late = small("dpsgd", graphs=text_file(tmp_path / "c.txt", "2 0 1\n"))
+    with pytest.raises(UserError, match="first graph is of round 2; allowed"), federation(late):
+        pass
     again = Run(**small("dpsgd", budget=3)), Run(**small("dpsgd", graphs="ring"))
     assert again[0].key() == again[1].key() != Run(**small("dpsgd", graphs="grid")).key()
     refused(

@@ -222,7 +222,7 @@ def test_a_running_file(tmp_path, monkeypatch):
     recorder.close("finished")
     with Result(tmp_path / "a" / "run.h5") as done:
         assert done.state == "finished" and done.finished and done.run == run
-        refused("no models; run with --save_models", done.state_dict, 0)
+        refused("no models; a run with --save_models ends with them", done.state_dict, 0)
         has = "has no round/nothing; it has graph/chosen/indptr"
         refused(has, done.__getitem__, "round/nothing")
     # an old file that is still open reads as it was then
@@ -286,7 +286,9 @@ def test_every_array_is_read_of_a_run_that_is_not_finished(unfinished, tmp_path,
                 del file[name]
                 file[name] = wrong
             if wrong is values:
-                Result(path).close()
+                with Result(path) as closed:
+                    pass
+                assert repr(closed) == f"<closed result {path}>"
                 continue
             if name == "meta/starts":
                 refused(f"{path} is ", Result, path)

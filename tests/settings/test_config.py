@@ -327,6 +327,7 @@ def test_a_number_of_another_command_is_in_the_digits_0_to_9(module, words, said
     ("\0", "", ": it is not YAML (unacceptable character"),
     ("rounds: !!bool foo", "", ": it is not YAML"),
     ("lr: 1\nrounds: 3\nlr: 2", "", ", line 3: lr stands in line 1 already"),
+    ("options: &a {x: *a}", "", ": a value holds itself"),
     ("options:\n  lam: 1\n  lam: 2", "--method=ditto", ", line 3: lam stands in line 2 already"),
     (None, "", ": {} is not a regular file"),
 ])  # fmt: skip

@@ -36,6 +36,15 @@ def folder(tmp_path_factory):
     return out
 
 
+@pytest.mark.parametrize(("field", "text"), [
+    ("churn", "0.00005:0.5"), ("codec", "topk:0.000001"), ("attack", "noise:0.00001"),
+])  # fmt: skip
+def test_a_small_share_is_written_as_it_is_read(field, text):
+    run = Run(**{field: text}).resolve()
+    assert str(getattr(run, field)) == text
+    assert getattr(Resolved.from_json(run.to_json()), field) == getattr(run, field)
+
+
 NAMED = {"data": "data.h5", "partition": "partition.json"}
 NAMED |= {name: f"{name}.txt" for name in ("budget", "reach", "available")}
 

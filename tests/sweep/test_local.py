@@ -165,6 +165,10 @@ def test_an_interrupted_sweep_names_a_command_that_goes_on(swept, monkeypatch):
     assert done.code == 130 and "a checkpoint; run the same command again to go on" in done.err
     done = swept("--seeds", "1", "--fresh")
     assert done.code == 2 and "--fresh is for one Run" in done.err
+    for flag, value in (("--nodes", "2"), ("--time", "60"), ("--sbatch", "partition=gpu")):
+        done = swept("--seeds", "1", flag, value)
+        assert done.code == 2
+        assert f"{flag} is for Slurm; allowed only with --cluster slurm" in done.err
 
 
 def test_on_a_full_disk_the_runs_are_told_to_leave(swept, mpirun, monkeypatch):
