@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from csv_files import core_hours, totals
+from csv_files import check_folder, core_hours, totals
 from standings import DEGREES
 
 from dpfl_mpi.engine.saved import source_of, with_code
@@ -201,12 +201,6 @@ def line_of(run: Run, result: Result) -> dict[str, Any]:
         "commit": result.starts()[-1]["commit"],
         "flags": shlex.join(to_flags(changed(run))),
     }
-
-
-def check_folder(folder: str) -> None:
-    """Raise `UserError` unless --collect names a folder."""
-    if not Path(folder).is_dir():
-        raise UserError(f"--collect is {folder}; allowed is a folder with results")
 
 
 def collect(

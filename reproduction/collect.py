@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from csv_files import TEXTS, core_hours, totals
+from csv_files import TEXTS, check_folder, core_hours, totals
 
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.figures import controls_table, frames, omega
@@ -216,6 +216,7 @@ def main() -> None:
     add("--results", type=Path, default=Path("results"), metavar="DIR")
     add("--out", type=Path, default=HERE, metavar="DIR")
     args = parser.parse_args()
+    check_folder(args.results, "--results")
     folders = defaultdict[str, Any](lambda: defaultdict(list))
     repeated = {}  # path of a DPFL control by seed and partition
     written = set()  # a Run may be in several files

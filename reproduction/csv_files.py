@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
 from dpfl_mpi.figures.frames import Frames, of_method
 from dpfl_mpi.figures.names import slug
@@ -97,6 +98,12 @@ def runs_of(folder: Path) -> pd.DataFrame:
         seed_text="seed " + runs["seed"].astype(str),
     )
     return runs.rename(columns={"partition_sha256": "partition"})
+
+
+def check_folder(folder: str | Path, flag: str = "--collect") -> None:
+    """Raise `UserError` unless a flag names a folder."""
+    if not Path(folder).is_dir():
+        raise UserError(f"{flag} is {folder}; allowed is a folder with results")
 
 
 def graph_of(lines: pd.DataFrame) -> CollaborationGraph:

@@ -29,8 +29,8 @@ from typing import NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from arena import GROUPS, check_folder, known
-from csv_files import core_hours, totals
+from arena import GROUPS, known
+from csv_files import check_folder, core_hours, totals
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from question import LEVEL, MARGIN, chance_within, tail
@@ -491,7 +491,7 @@ def draw_undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> Figure:
 
 
 @in_a_sentence
-def main() -> None:
+def main() -> int:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--prepare", metavar="CIFAR10", help="prepare the data from what `prepare cifar10` takes")
@@ -504,12 +504,14 @@ def main() -> None:
             flags = [f"--{name}={value}" for name, value in options.items()]
             source = Cell(MADE, share, degrees, images, "2", seed, PARTNER).source()
             out = ["--out", source["data"], *flags]
-            prepare.main([source["dataset"], "--source", args.prepare, *out])
+            if code := prepare.main([source["dataset"], "--source", args.prepare, *out]):
+                return code
     elif args.collect:
         collect(args.collect)
     else:
         for table in tables().values():
             print(markdown(table))
+    return 0
 
 
 if __name__ == "__main__":

@@ -22,10 +22,12 @@ from csv_files import of_folder
 from matplotlib.figure import Figure
 from recomputed import Lines
 
+from dpfl_mpi.errors import exit_with
 from dpfl_mpi.figures import omega
 from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.style import STYLE
 from dpfl_mpi.figures.tables import Parts, difference_text, interval, number
+from dpfl_mpi.settings.command_line import Parser
 
 HERE = Path(__file__).resolve().parent
 FRONT = HERE.parent / "README.md"
@@ -174,6 +176,7 @@ def pictures() -> Iterator[tuple[Path, Figure | None]]:
 
 
 def main() -> None:
+    Parser(description=__doc__).parse_args()
     for page, texts in tables().items():
         page.write_text(filled(page.read_text(), texts))
         print(page)
@@ -186,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(main)

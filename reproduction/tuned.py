@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from arena import check_folder
+from csv_files import check_folder
 from map import MADE, Cell
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
