@@ -431,9 +431,9 @@ def draw_map(runs: pd.DataFrame) -> Figure:
         for (share, degrees), of_place in of_oracle.groupby(["share", "degrees"]):
             point = of_place["measured"].mean(), of_seeds(of_place, model)[0]
             name = f"{degrees}°" if degrees else f"{share} %"
-            harm.annotate(
-                name, point, (-4, 2), textcoords="offset points", ha="right", size="small"
-            )
+            # 30 and 90 degrees are left of 60
+            at, side = ((-4, 2), "right") if degrees in (30, 90) else ((4, 2), "left")
+            harm.annotate(name, point, at, textcoords="offset points", ha=side, size="small")
         names.set_ylabel(f"the {model} model:\npoints over a random graph")
         harm.margins(x=0.15)  # for the names
     for axes, label in zip(
