@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpfl_mpi.engine.checks import kind
 from dpfl_mpi.engine.record import BEST, Record
 from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, Newcomer, State
+from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 
@@ -139,6 +141,11 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
     # where newcomers start: as the method says, from the server's model, or from the initial row
     if method.newcomer:
         plan = method.newcomer(parts.fed, state)
+        if not isinstance(plan, Newcomer):
+            must = "it must return a dpfl_mpi.methods.Newcomer"
+            name = short(parts.run.method)
+            raise UserError(f"newcomer of the method {name} returned {kind(plan)}; {must}")
+        parts.members.check_rows(plan.start, parts.backend.ensemble.width, "Newcomer")
     elif method.topology == "server":
         w_W = state["shared"].get("w")
         start = parts.fed.copies(parts.fed.mean(frozen) if w_W is None else w_W)

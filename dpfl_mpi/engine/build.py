@@ -19,7 +19,7 @@ from dpfl_mpi import streams
 from dpfl_mpi.data.partition import search_first, sharded
 from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import MOST_LISTED, Arrays, Source, load_arrays, open_source
-from dpfl_mpi.errors import complain
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.federation.attack import Attack
 from dpfl_mpi.federation.greedy import Greedy
@@ -85,6 +85,11 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
     module = make(run, source, own_init)
     ensemble = Ensemble(module, source.mean, source.std, device, run.precision, source.dtype)
     start = ensemble.initial_row(run.init, init)
+    if run.model not in shipped("model"):
+        numbers = [x.cpu().flatten().view(torch.uint8).numpy() for x in (start, *module.buffers())]
+        if world.unlike({"model": [x.tobytes() for x in numbers]}):
+            how = "draw by torch, numpy.random or random, whose global generators are seeded"
+            raise UserError(f"--model {short(run.model)}: build differs between ranks; {how}")
     provenance = {"data_sha256": source.sha256, "data_note": source.note, "dtype": source.dtype}
     for name in ("class_names", "mean", "std"):
         values = getattr(source, name)

@@ -5,6 +5,7 @@ client of this rank, and what is the same on all ranks. `check_own` finds, for t
 methods, numbers that would depend on the number of ranks.
 """
 
+import itertools
 import random
 from typing import Any
 
@@ -49,6 +50,7 @@ def check_state(
             allowed = f"{arrays}, a CollaborationGraph, a number, a text and None"
             got = f"{kind(value)}, which a checkpoint cannot hold"
             raise UserError(f"{what} {got}; allowed are {allowed}")
+    check_memory(who, state)
     for key in ("omega", "chosen"):
         if budgeted and key in state["shared"]:
             where = f'state["shared"]["{key}"] after {who}'
@@ -59,6 +61,21 @@ def check_state(
     if parts.round <= 1 and np.isnan(parts.log.notes["val_acc"][active]).any():
         must = f"it must call fed.evaluate(w) with the rows [K, W] of round {parts.round}"
         raise UserError(f"{who} has scored no models; {must}")
+
+
+def check_memory(who: str, state: State) -> None:
+    """Raise `UserError` where two values share memory: a checkpoint would bring back two copies."""
+    arrays = {}
+    for group, values in state.items():
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                value = value.detach().numpy()
+            if isinstance(value, np.ndarray):
+                arrays[f'state["{group}"]["{key}"]'] = value
+    for (one, a), (other, b) in itertools.combinations(arrays.items(), 2):
+        if np.shares_memory(a, b):
+            why = "they share their memory, which a checkpoint does not bring back"
+            raise UserError(f"{who} returned {one} and {other}; {why}: store a copy of one")
 
 
 def source_of_state(name: str, parts: Parts) -> str:
@@ -107,7 +124,7 @@ def global_generators() -> tuple[Any, ...]:
 def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:
     """Raise `UserError` where numbers would depend on the ranks. Collective in rounds 0 and 1."""
     # `generators` is what `global_generators` returned before this round
-    world, shared = parts.world, state["shared"]
+    world, shared, clients = parts.world, state["shared"], state["client"]
     who = source_of_state(short(parts.run.method), parts)
     if global_generators() != generators:
         how = "draw by fed.shuffle or dpfl_mpi.streams.stream(seed, purpose, client, round)"
@@ -115,6 +132,10 @@ def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:
         raise UserError(f"{who} draws from {which}, which differs with the number of ranks; {how}")
     if parts.round > 1:  # the rest takes time, and finds a mistake in the first rounds
         return
+    forms = [(key, str(clients[key].dtype), clients[key].shape[1:]) for key in sorted(clients)]
+    if world.unlike({"client": forms}):
+        what = f'state["client"] after {who} has other names, types or shapes on some ranks'
+        raise UserError(f"{what}; allowed are rows that are alike for every client")
     if world.unlike({"names": sorted(shared)}):
         what = f'state["shared"] after {who} has other names on some ranks'
         raise UserError(f"{what}; it must be the same on every rank")

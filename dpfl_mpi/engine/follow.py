@@ -86,8 +86,8 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
         for follower in [*self.followers]:
             flag = follower.flag
             try:
-                with limited(self.seconds), Result(self.path) as result:
-                    follower.tell(result, t)
+                with limited(self.seconds), contextlib.chdir("."), Result(self.path) as result:
+                    follower.tell(result, t)  # which may change the folder
                 continue
             except UserError as error:
                 why = str(error)

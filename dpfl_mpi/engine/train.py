@@ -6,6 +6,7 @@ method keeps from round to round. A checkpoint has all that a later start needs 
 is told to stop keeps one, and raises `Leave` on every rank.
 """
 
+import contextlib
 from pathlib import Path
 
 from dpfl_mpi import batch
@@ -165,10 +166,11 @@ def state_after(parts: Parts, method: Method, before: State | None) -> State:
     names = before and {group: dict.fromkeys(before[group]) for group in before}
     generators = global_generators() if parts.mail.mailroom.own_code else ()
     try:
-        if before is None:
-            state = method.init(parts.fed)
-        else:
-            state = method.round(parts.fed, before, parts.round)
+        with contextlib.chdir("."):  # comes back if the method changes the folder
+            if before is None:
+                state = method.init(parts.fed)
+            else:
+                state = method.round(parts.fed, before, parts.round)
     except Nobody:  # no client is left to train or average
         if before is None or not parts.members.participants.any():
             raise

@@ -193,6 +193,13 @@ def fact(part: str, name: str) -> Any:
     return property(lambda fed: getattr(getattr(fed._parts, part), name))
 
 
+def read_only(values: np.ndarray) -> np.ndarray:
+    """Return a view of an array that a method cannot write to: it would change the whole run."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
 class Federation:
     """What a method sees: facts of the run and its clients, and verbs."""
 
@@ -202,11 +209,13 @@ class Federation:
         # the method's options by name, also `added` ones at their default, which `run` lacks
         self.options = asdict(parts.run.found("method").options(**parts.run.options))
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
-        self.p = members.p  # the weight of every client in a mean [N]
-        self.budget = members.limits.most_senders  # B_c - 1 of every client, also diverged ones [N]
+        self.p = read_only(members.p)  # the weight of every client in a mean [N]
+        # B_c - 1 of every client, also diverged ones [N]
+        self.budget = read_only(members.limits.most_senders)
         self.reach = members.reach  # the senders that each client can reach; None: everyone
-        self.n_train = parts.backend.clients.n_train  # [K]
-        self.class_counts = parts.partition.class_counts  # training images of each class [N, C]
+        self.n_train = read_only(parts.backend.clients.n_train)  # [K]
+        # training images of each class [N, C]
+        self.class_counts = read_only(parts.partition.class_counts)
         # the group of each client, such as its domain, texts [N]; "" where the data have none
         self.groups = np.array(parts.named.get("group", [""] * self.n))
         self.graphs = parts.graphs  # of --graphs, for rounds 0 to T

@@ -181,6 +181,9 @@ class Members(Placement):
         if len(w_KW) and w_KW.stride(1) != 1:
             given = "rows whose numbers do not lie side by side in memory, as after .T"
             raise UserError(f"{verb} was given {given}; make them so by .contiguous()")
+        if len(w_KW) > 1 and w_KW.stride(0) < width:
+            given = "rows that share their memory, as after .expand"
+            raise UserError(f"{verb} was given {given}; make them so by .clone()")
 
     def check_graph(self, graph: CollaborationGraph, name: str) -> None:
         """Raise `UserError` unless this is a graph of all clients, without loops or repeats."""

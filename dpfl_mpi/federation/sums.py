@@ -181,7 +181,13 @@ class Sums:
         over the active clients of a group; a group without any keeps its row of `old_CW`. Each
         active client sends its row and receives `down` of the C rows.
         """
-        members = self.members
+        members, whole = self.members, np.issubdtype(group_N.dtype, np.integer)
+        if group_N.shape != (members.n,) or not whole or {*group_N} - {*range(len(old_CW))}:
+            allowed = f"{members.n} whole numbers from 0 to {len(old_CW) - 1}, one per client"
+            raise UserError(f"fed.means was given other groups than it takes: {allowed}")
+        if self.mail.mailroom.own_code and members.world.unlike({"groups": group_N.tobytes()}):
+            how = "fed.tell brings every rank what the clients of each choose"
+            raise UserError(f"the groups of fed.means are not the same on every rank; {how}")
         members.exclude_diverged(w_KW)
         if not members.active.any():
             why = "that takes part: those available come later or have stopped early (--patience)"

@@ -6,11 +6,13 @@ ranks), or that changes a buffer (a row holds parameters only). `models.make` ca
 """
 
 import copy
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,10 +27,18 @@ RANDOM = (*DROPOUTS, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from PyTorch's generator as from `seed`, and leave it as it was."""
+    """Draw from the global generators as from `seed`, and leave them as they were."""
+    # the legacy generator of NumPy, which a user's own build may draw from
+    before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        yield
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(before_numpy)  # noqa: NPY002
 
 
 def check_module(

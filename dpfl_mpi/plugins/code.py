@@ -273,7 +273,8 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     try:
         if not code.installed:
             ROOTS[package] = code.root
-        module = importlib.import_module(code.name)
+        with contextlib.chdir("."):  # comes back if the code changes the folder
+            module = importlib.import_module(code.name)
     except (Exception, SystemExit) as error:
         forget_modules(package)  # half executed
         raise UserError(f"{flag}, which fails: {failure(error, code.path, code.root)}") from None

@@ -458,9 +458,9 @@ def data_frame(columns: Mapping[str, Any], index: str) -> pd.DataFrame:
 
 
 def is_torn(path: Path) -> bool:
-    """Return whether an unreadable file begins as HDF5: so it is ours, torn by a kill."""
+    """Return whether an unreadable file is empty or begins as HDF5: it is ours, torn by a kill."""
     with suppress(UserError), open_regular(path) as file:
-        return file.read(8) == b"\x89HDF\r\n\x1a\n"
+        return file.read(8) in (b"", b"\x89HDF\r\n\x1a\n")
     return False
 
 

@@ -162,7 +162,7 @@ FIXTURE = [HealthCheck.function_scoped_fixture]
 )
 def test_theorem_1(fed, seed, number, most, twins, shares, spread):
     """Equal models (`twins`) make gains of nearly 0, where one rounding would decide."""
-    fed.p[:] = np.array(shares) / sum(shares)
+    fed.members.p[:] = np.array(shares) / sum(shares)
     w, _ = rows_of(fed, seed, spread=spread)
     w = w[[int(fed.row_of[twins[k]]) for k in fed.ids]]
     start(fed, number, most)

@@ -85,7 +85,7 @@ def same(a, b):
 def test_one_call_decides_as_python(fed, kind, most):
     for seed in range(4):
         rng = np.random.default_rng([seed, most])
-        fed.p[:] = np.full(N, 1 / N) if seed % 2 else rng.dirichlet(np.ones(N))
+        fed.members.p[:] = np.full(N, 1 / N) if seed % 2 else rng.dirichlet(np.ones(N))
         w = models_of(fed, kind, seed)
         order = [int(j) for j in rng.permutation(N) if j != fed.ids[0]]
         coins = np.where(rng.random(N) < 0.2, 0.0, rng.random(N))
@@ -100,7 +100,7 @@ def test_one_call_decides_as_python(fed, kind, most):
 
 
 def test_what_the_cases_are_for_happens(fed, monkeypatch):
-    fed.p[:] = 1 / N
+    fed.members.p[:] = 1 / N
     order = [j for j in range(N) if j != fed.ids[0]]
     for most, n in ((N, 8), (3, 3)):  # both gains are 0: added, whatever the coin
         zero = models_of(fed, "zero", 0)

@@ -538,6 +538,9 @@ SHARED = [
     ({"client": {}, "shared": {}, "a": 1}, "returned a dict of client, shared, a; a state must be"),
     ({"client": W, "shared": {}}, "both dicts"),
     ({}, "returned an empty dict; a state must be"),
+    ({"client": {"w": W, "last": W}, "shared": {}},
+     'returned state["client"]["w"] and state["client"]["last"]; they share their memory, which'),
+    ({"client": {"w": W}, "shared": {"phi": W[0]}}, "they share their memory"),
     ({"client": {"w": [1, 2]}, "shared": {}},
      "is a list; it must be a tensor or array of 2 rows, one per client of this rank"),
     *(({"client": {}, "shared": {name: value}}, sentence) for name, value, sentence in SHARED),
@@ -547,7 +550,7 @@ def test_a_state_that_breaks_the_contract_is_refused(state, sentence):
 
 
 def test_good_states_pass():
-    shared = {"omega": GRAPH, "chosen": GRAPH, "phi": W[0], "mask": np.ones(3, bool)}
+    shared = {"omega": GRAPH, "chosen": GRAPH, "phi": W[0].clone(), "mask": np.ones(3, bool)}
     shared |= {"step": 3, "name": "a", "x": None}
     check_state("mine", {"client": {"w": W, "a": np.zeros((2, 1))}, "shared": shared}, fed())
     empty = {"client": {}, "shared": {}}

@@ -134,11 +134,12 @@ def test_what_a_kill_leaves_at_the_beginning_and_at_the_end(tmp_path, undisturbe
     (folder / "notes.txt").write_text("not ours")
     starts.here(out)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-    out = tmp_path / "torn.h5"
-    starts.cut_after(0, out, checkpoint_every="never")
-    assert starts.checkpoint_rounds(out) == []
-    os.truncate(out, 3000)
-    assert starts.same(starts.here(out), undisturbed)
+    for size in (3000, 0):
+        out = tmp_path / f"torn-{size}.h5"
+        starts.cut_after(0, out, checkpoint_every="never")
+        assert starts.checkpoint_rounds(out) == []
+        os.truncate(out, size)
+        assert starts.same(starts.here(out), undisturbed)
 
 
 def test_a_later_version_is_neither_replaced_nor_gone_on_with(
