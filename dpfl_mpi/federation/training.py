@@ -79,6 +79,9 @@ class Training:
         if not whole or epochs < 0:
             allowed = "allowed is a whole number of at least 0"
             raise UserError(f"fed.local_opt was given epochs={epochs!r}; {allowed}")
+        if gradient is not None and not callable(gradient):
+            given = f"fed.local_opt was given a {type(gradient).__name__} as its gradient"
+            raise UserError(f"{given}; it takes a function, as fed.gradient_of returns")
         rows, count = {momentum: w_KW}, epochs if advance else 0
         for (block,) in self._blocks(rows, count, self.members.in_rounds):
             local = LocalEpochs(epochs, self.epochs, self.lr)

@@ -6,7 +6,7 @@ Each is one sentence on all of two ranks.
 import numpy as np
 import own
 import pytest
-from launch import differences, federation, run_here, run_many
+from launch import differences, federation, refused, run_here, run_many
 
 from dpfl_mpi.results import Result
 
@@ -123,3 +123,9 @@ def test_a_newcomer_that_returns_nothing_is_named(tmp_path):
     fields = SMALL | {"method": str(file / "mine.py"), "newcomers": 0.4}
     with pytest.raises(Exception, match="newcomer of the method mine returned a NoneType; it must"):
         run_here(tmp_path / "a.h5", fields)
+
+
+def test_a_gradient_that_is_no_function_is_named():
+    with federation(SMALL) as fed:
+        refused("was given a Tensor as its gradient; it takes a function, as fed.gradient_of",
+                fed.local_opt, fed.common_row(), 1, fed.common_row())  # fmt: skip
