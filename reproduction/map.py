@@ -226,7 +226,7 @@ def central(runs: pd.DataFrame) -> pd.Series:
     return (runs["data"] == MADE) & (runs["images"] == 100) & (runs["budget"] == "0.2N")
 
 
-def asked(runs: pd.DataFrame) -> pd.Series:
+def of_question(runs: pd.DataFrame) -> pd.Series:
     """Return which lines are of the six places that question.md names."""
     harm = pd.MultiIndex.from_frame(runs[["share", "degrees"]]).isin(PLACES_ASKED)
     return central(runs) & harm
@@ -303,7 +303,7 @@ def undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
     That is the last round that all of them have, on the mean over SEEDS.
     """
-    compared = runs[asked(runs) & (runs["degrees"] == 0) & runs["seed"].isin(SEEDS)]
+    compared = runs[of_question(runs) & (runs["degrees"] == 0) & runs["seed"].isin(SEEDS)]
     scored = rounds.merge(compared[["run", "share", "row"]], on="run")
     last = scored.groupby("row")["round"].max()[[RANDOM, ORACLE, "DPFL"]].min()
     columns = {
@@ -333,7 +333,7 @@ def goals(runs: pd.DataFrame, seeds: Iterable[int]) -> pd.DataFrame:
     of 0 within MARGIN. Verdicts are after Holm's correction over the places.
     """
     needed = runs["row"].isin(["Spectral", ORACLE]) & runs["seed"].isin(seeds)
-    runs = runs[needed & asked(runs)]
+    runs = runs[needed & of_question(runs)]
     lines, chances = [], []  # chances: p-values of "reached" and of "missed"
     for names, part in runs.groupby(PLACE, sort=False):
         gain = part.pivot(index="seed", columns="row", values="trained_gain").dropna()
@@ -364,7 +364,7 @@ def predictions(runs: pd.DataFrame) -> pd.DataFrame:
     prediction holds within two standard deviations of these places from that line. Where nobody
     knows the groups, `spectral` stands for the oracle.
     """
-    of_oracle = runs[asked(runs) & (runs["row"] == ORACLE)]
+    of_oracle = runs[of_question(runs) & (runs["row"] == ORACLE)]
     by_place = of_oracle.groupby(PLACE[:-1])["trained_gain"].mean()
     measured, out = harms(runs), []
     at_places = measured.reindex(by_place.index)

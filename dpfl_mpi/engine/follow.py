@@ -23,7 +23,7 @@ import torch
 from dpfl_mpi.errors import LONGEST, UserError, complain
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import failing_as
-from dpfl_mpi.plugins.code import code_in_file, execute
+from dpfl_mpi.plugins.code import code_in_file, execute, folder_kept
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Job
 from dpfl_mpi.settings.job import TENSORBOARD
@@ -86,8 +86,8 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
         for follower in [*self.followers]:
             flag = follower.flag
             try:
-                with limited(self.seconds), contextlib.chdir("."), Result(self.path) as result:
-                    follower.tell(result, t)  # which may change the folder
+                with limited(self.seconds), folder_kept(), Result(self.path) as result:
+                    follower.tell(result, t)
                 continue
             except UserError as error:
                 why = str(error)

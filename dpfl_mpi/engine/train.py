@@ -6,7 +6,6 @@ method keeps from round to round. A checkpoint has all that a later start needs 
 is told to stop keeps one, and raises `Leave` on every rank.
 """
 
-import contextlib
 from pathlib import Path
 
 from dpfl_mpi import batch
@@ -21,6 +20,7 @@ from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.node import remove_left
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.plugins import admit, codes, find, short
+from dpfl_mpi.plugins.code import folder_kept
 from dpfl_mpi.results.result import check_replaceable, date_finished
 from dpfl_mpi.results.summary import found
 from dpfl_mpi.settings import Job, Resolved, Run
@@ -166,7 +166,7 @@ def state_after(parts: Parts, method: Method, before: State | None) -> State:
     names = before and {group: dict.fromkeys(before[group]) for group in before}
     generators = global_generators() if parts.mail.mailroom.own_code else ()
     try:
-        with contextlib.chdir("."):  # comes back if the method changes the folder
+        with folder_kept():
             if before is None:
                 state = method.init(parts.fed)
             else:

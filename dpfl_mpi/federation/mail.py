@@ -52,10 +52,9 @@ class Mail:
         again where fed.note_received says what was received.
         """
         members, log = self.members, self.log
-        arrays = (graph.indptr.tobytes(), graph.senders.tobytes())
-        if self.mailroom.own_code and members.world.unlike({"graph": arrays}):
-            makes = "fed.collect makes one graph of what each rank chose"
-            raise UserError(f"the graph of fed.exchange is not the same on every rank; {makes}")
+        makes = "fed.collect makes one graph of what each rank chose"
+        arrays = graph.indptr, graph.senders
+        self.mailroom.check_alike("the graph of fed.exchange is", arrays, makes)
         graph = members.among_active(graph)
         if members.reach is not None and not graph.within(members.reach):
             whom = "its receiver; fed.reachable(k) names its candidates"

@@ -182,12 +182,12 @@ class Sums:
         active client sends its row and receives `down` of the C rows.
         """
         members, whole = self.members, np.issubdtype(group_N.dtype, np.integer)
-        if group_N.shape != (members.n,) or not whole or {*group_N} - {*range(len(old_CW))}:
+        right = group_N.shape == (members.n,) and whole
+        if not right or group_N.min() < 0 or group_N.max() >= len(old_CW):
             allowed = f"{members.n} whole numbers from 0 to {len(old_CW) - 1}, one per client"
             raise UserError(f"fed.means was given other groups than it takes: {allowed}")
-        if self.mail.mailroom.own_code and members.world.unlike({"groups": group_N.tobytes()}):
-            how = "fed.tell brings every rank what the clients of each choose"
-            raise UserError(f"the groups of fed.means are not the same on every rank; {how}")
+        how = "fed.tell brings every rank what the clients of each choose"
+        self.mail.mailroom.check_alike("the groups of fed.means are", [group_N], how)
         members.exclude_diverged(w_KW)
         if not members.active.any():
             why = "that takes part: those available come later or have stopped early (--patience)"

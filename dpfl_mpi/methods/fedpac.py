@@ -137,6 +137,7 @@ def aggregate(fed: Federation, w: Tensor, a: np.ndarray, phi: Tensor) -> tuple[T
     p = fed.p * fed.active / fed.p[fed.active].sum()
     lacking = a[:, ~fed.active].any(1)
     a = a * fed.active * fed.active[fed.ids][:, None]
+    # a row of zeros stays; no other sums to less than LEAST
     a[lacking] /= np.maximum(a[lacking].sum(1, keepdims=True), LEAST)
     rows, mean = w.double() * 0, phi.double() * 0
     for j, row in fed.every_row(w):

@@ -162,6 +162,7 @@ def parse_or_code(arguments: Sequence[str], finished: Finished) -> tuple[Resolve
 
 
 def memory_full(error: MemoryError) -> str:
+    """Return the sentence for memory that does not suffice, without "error: "."""
     how = "smaller numbers, as of clients, epochs and steps, or a larger machine"
     return f"the memory does not suffice ({error}); allowed: {how}"
 

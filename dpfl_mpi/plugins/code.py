@@ -14,10 +14,11 @@ import contextlib
 import hashlib
 import importlib
 import json
+import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -262,6 +263,17 @@ class OwnCodeFinder(MetaPathFinder):
 sys.meta_path.insert(0, OwnCodeFinder())
 
 
+@contextlib.contextmanager
+def folder_kept() -> Iterator[None]:
+    """Come back to the current folder after a block of code that may change it."""
+    here = os.open(".", os.O_RDONLY)  # works where the folder is deleted meanwhile, unlike its name
+    try:
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     """Return the module and the object that MODULE:OBJECT names, without one the module again."""
     # The module is executed once per content. A `UserError` begins with `flag`.
@@ -273,7 +285,7 @@ def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
     try:
         if not code.installed:
             ROOTS[package] = code.root
-        with contextlib.chdir("."):  # comes back if the code changes the folder
+        with folder_kept():
             module = importlib.import_module(code.name)
     except (Exception, SystemExit) as error:
         forget_modules(package)  # half executed

@@ -23,7 +23,7 @@ from dpfl_mpi.sweep.slurm import GRACE_S, flags_of, sbatch_text, submit
 from dpfl_mpi.sweep.table import Monitor, interrupts, table
 from dpfl_mpi.sweep.wanted import (
     GRID,
-    MINUTES,
+    SLURM,
     bases,
     grid,
     only,
@@ -34,7 +34,6 @@ from dpfl_mpi.sweep.wanted import (
 )
 
 # the smallest value of flags that take a whole number
-OF_SLURM = {"nodes": 1, "time": MINUTES, "sbatch": []}  # their defaults
 MINIMUM = {"ranks": 1, "nodes": 1, "cpus": 1, "time": 1, "max_parallel": 0}
 
 
@@ -111,7 +110,7 @@ def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
         if (value := getattr(args, flag)) < minimum:
             allowed = f"allowed is a whole number of at least {minimum}"
             raise UserError(f"--{flag} is {value}; {allowed}")
-    for_slurm = [flag for flag, default in OF_SLURM.items() if getattr(args, flag) != default]
+    for_slurm = [flag for flag, default in SLURM.items() if getattr(args, flag) != default]
     if for_slurm and args.cluster != "slurm":
         raise UserError(f"--{for_slurm[0]} is for Slurm; allowed only with --cluster slurm")
     for name in ("fresh", "out"):

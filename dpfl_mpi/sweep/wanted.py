@@ -26,7 +26,8 @@ from dpfl_mpi.sweep.entries import Entry
 
 # flags with several values, and the field of a Run that takes one of them
 GRID = {"seeds": "seed", "methods": "method", "datasets": "dataset", "budgets": "budget"}
-MINUTES = 720  # default time limit of a job on Slurm
+# flags for Slurm alone, and their defaults; `time` is in minutes
+SLURM: dict[str, Any] = {"nodes": 1, "time": 720, "sbatch": []}
 
 
 def words(text: str) -> list[Any]:
@@ -64,11 +65,11 @@ def parser(description: str) -> Parser:
     add("--cpus", type=int, default=1, metavar="N", help="threads per rank [1]")
     text = "GPUs per Run; on Slurm, per node [1 if there are any]"
     add("--gpus", type=int, metavar="N", help=text)
-    add("--nodes", type=int, default=1, metavar="N", help="Slurm: nodes per job [1]")
-    text = f"Slurm: time limit of a job in minutes [{MINUTES}]"
-    add("--time", type=int, default=MINUTES, metavar="N", help=text)
+    add("--nodes", type=int, default=SLURM["nodes"], metavar="N", help="Slurm: nodes per job [1]")
+    text = f"Slurm: time limit of a job in minutes [{SLURM['time']}]"
+    add("--time", type=int, default=SLURM["time"], metavar="N", help=text)
     text = "Slurm: an option of sbatch, such as partition or account, repeatable"
-    add("--sbatch", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--sbatch", action="append", default=SLURM["sbatch"], metavar="NAME=VALUE", help=text)
     add_flags(out)
     return out
 

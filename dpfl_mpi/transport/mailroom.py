@@ -64,6 +64,12 @@ class Mailroom:
             with self.log.clock("wait"):
                 self.placement.world.meet(place)
 
+    def check_alike(self, what: str, arrays: Sequence[np.ndarray], remedy: str) -> None:
+        """Raise `UserError` where a user's method has other arrays on some rank. Collective."""
+        world = self.placement.world
+        if self.own_code and world.unlike({what: [values.tobytes() for values in arrays]}):
+            raise UserError(f"{what} not the same on every rank; {remedy}")
+
     def begin(self) -> None:
         """Start a round."""
         self.bytes_put = 0
