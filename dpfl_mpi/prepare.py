@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,8 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     named = [name for name in arguments[:1] if not name.startswith("-")]
     for name in named:
         admit("dataset", name)
-        if not hasattr(find("dataset", name), "read"):
-            raise UserError(f"{name} has no read(source) and needs no file: run --dataset {name}")
+        if hasattr(find("dataset", name), "load"):
+            raise UserError(f"{name} has load() and needs no file: run --dataset {name}")
     args = vars(parser(named).parse_args(arguments))
     module = find("dataset", args["dataset"])
     given = {f.name: args[f.name] for f in fields(module.Options) if args[f.name] is not None}
@@ -102,7 +103,8 @@ def prepare(
         raise UserError(f"--source is {source}; there is no such file or folder")
     if not file_name(str(out)):
         raise UserError(f"--out is {str(out)!r}; allowed is {FILE_NAME}")
-    check_apart(out, source)
+    inside = source is not None and source.resolve() in out.resolve().parents
+    check_apart(out, source, dataset, out if inside and out.suffix != ".h5" else None)
     unwritable = f"--out is {out}; it cannot be written"
     with explained(unwritable):
         remove_leftovers(out)
@@ -130,7 +132,7 @@ def prepare(
     groups = len({*arrays.client_groups})
     facts += [f"{clients} clients" + (f" in {groups} groups" if groups else "")] if clients else []
     facts += [f"{out.stat().st_size / 1e6:.0f} MB", f"sha256 {sha[:12]}"]
-    how_to_run = "" if out == Path(module.DATA) else f"; run it with --data {out}"
+    how_to_run = "" if out == Path(module.DATA) else f"; run it with --data {shlex.quote(str(out))}"
     return f"{out}: {', '.join(facts)}{how_to_run}"
 
 

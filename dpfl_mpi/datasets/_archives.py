@@ -7,6 +7,7 @@ source, and a function that returns its bytes. `source` is the path that the use
 import functools
 import lzma
 import os
+import stat
 import tarfile
 import zipfile
 from collections import Counter
@@ -96,6 +97,9 @@ def in_tar(source: Path, file: BinaryIO) -> Iterator[Member]:
 def in_zip(source: Path, file: BinaryIO) -> Iterator[Member]:
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
+            if stat.S_ISLNK(info.external_attr >> 16):
+                link = f"{info.filename}, a link, which is not followed"
+                raise UserError(f"{source} holds {link}; pack it without zip's -y")
             if info.flag_bits & 1:
                 raise UserError(f"{source}: {info.filename} is encrypted; pack it without password")
             if not info.is_dir():

@@ -86,6 +86,11 @@ def layout(
     if has_splits:
         used = {"train", test_split, *map(split_of, needed)}
         places = {path: place for path, place in places.items() if splits[path] in used}
+        check_splits(source, {place[0] for place in places.values()})
+    elif len({not place[0] for place in places.values()}) > 1:
+        one, other = (min(p for p, place in places.items() if bool(place[0]) == b) for b in (0, 1))
+        both = f"{one} (CLASS/*) beside {other} (CLIENT/CLASS/*)"
+        raise UserError(f"{source} holds {both}; expected one of the two")
     order = sorted(places, key=lambda path: (*places[path][:2], path.name))
     label = np.array([places[path][1] for path in order], str)
     folder = np.array([places[path][0] for path in order], str)
@@ -94,7 +99,8 @@ def layout(
     if has_splits or needed:
         classes = tuple(sorted({*label[~test]}))
         in_splits = [(split, folder == split) for split in needed]
-        for split, in_split in in_splits or [("train", ~test), (test_split, test)]:
+        there = test_split if test_split in splits.values() else "test"
+        for split, in_split in in_splits or [("train", ~test), (there, test)]:
             check_classes(source, split, {*label[in_split]}, classes, what)
     elif not order:
         raise UserError(f"{source} holds no {what}; expected {LAYOUTS}")
@@ -107,6 +113,22 @@ def layout(
     if has_splits:
         return Layout(order, label, test, None)
     return Layout(order, label, None, folder if len({*folder}) > 1 else None)
+
+
+def check_splits(source: Path, folders: set[str]) -> None:
+    """Raise `UserError` if several folders are named after one split, or none after train."""
+    by_split: dict[str, list[str]] = {}
+    for folder in sorted(folders):
+        by_split.setdefault(split_of(folder), []).append(folder)
+    for split, names in by_split.items():
+        if len(names) > 1:
+            raise UserError(
+                f"{source} holds {', '.join(names)}, all named after {split}; leave one"
+            )
+    if "train" not in by_split:
+        named = f"{', '.join(sorted(folders))}, named after a part of data"
+        mend = "add train/CLASS/*, or rename what is a client"
+        raise UserError(f"{source} holds {named}, and no train; {mend}")
 
 
 def check_classes(

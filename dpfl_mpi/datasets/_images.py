@@ -6,6 +6,7 @@
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -114,6 +115,14 @@ def stacked(pixels: Sequence[np.ndarray], channels: int) -> np.ndarray:
     return out
 
 
+def has_16_bits(image: Any) -> bool:
+    """Return whether an image in colour has more than 8 bits, which Pillow cuts off."""
+    return any(
+        ";16" in str(arguments) or (codec.startswith("ppm") and arguments[1] > 255)
+        for codec, _, _, arguments in image.tile
+    )
+
+
 def decode(data: bytes, where: str, colour: bool | None, side: int = 0) -> np.ndarray:
     """Return an image's pixels, uint8 `[H, W, C]`, with `colour` or grey; None: as the image is."""
     # With a `side` it is scaled to a square. `where` begins the sentence of an error.
@@ -130,6 +139,8 @@ def decode(data: bytes, where: str, colour: bool | None, side: int = 0) -> np.nd
             raise UserError(f"{where} has {frames} frames; a sample is one image")
         if image.mode not in MODES:
             raise UserError(f"{where} is {image.mode}; allowed are grey, RGB and palettes")
+        if has_16_bits(image):
+            raise UserError(f"{where} has 16 bits per channel; allowed are 8")
         grey = image.mode in ("1", "L", "LA") if colour is None else not colour
         eight_bits = image.convert("L" if grey else "RGB")
         if side:

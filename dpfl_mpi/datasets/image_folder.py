@@ -16,7 +16,9 @@ NO_DOWNLOAD = "these are your own images: name them with --source PATH"
 
 @dataclass(frozen=True)
 class Options:
-    size: int = option(0, "scale images to SIZE x SIZE pixels; 0: all are of one size", low=0)
+    size: int = option(
+        0, "scale images to SIZE x SIZE pixels; 0: all are of one size", low=0, high=8192
+    )
     clients_per_folder: int = option(
         1, "clients that the images of each folder CLIENT are dealt to", low=1
     )

@@ -1,15 +1,17 @@
 """Your own texts: `{train,test}/CLASS/*`, `CLIENT/CLASS/*`, or `{train,test}.csv`.
 
-A line of a CSV file is a class and a text, in one or several columns, as in AG News. A text becomes
+A line of a CSV file is a class and a text, in one or several columns, as in AG News; val.csv is the
+test part where test.csv is missing. A text becomes
 the numbers of its first words. The number of a word is its rank by frequency in the training part,
 from 2 on; 0 fills up short texts, and 1 is any word outside the vocabulary.
 """
 
+import codecs
 import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -17,9 +19,9 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of, fixed_fifth
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._archives import check_one, entries, is_hidden
-from dpfl_mpi.datasets._folders import LAYOUTS, layout
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.datasets._archives import check_one, entries, first_five, is_hidden, warn_of_unread
+from dpfl_mpi.datasets._folders import LAYOUTS, layout, split_of
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.settings import option
 from dpfl_mpi.storage.foreign import memory, refused_as
 
@@ -28,6 +30,7 @@ SOURCE = f"a folder {LAYOUTS} of texts, as 20 Newsgroups, or {{train,test}}.csv,
 SOURCE += "or a tar or zip archive of one"
 NO_DOWNLOAD = "these are your own texts: name them with --source PATH"
 FIRST = 2  # the number of the most frequent word
+CLASS = {"class", "label", "target", "category"}  # names of a column of classes
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,7 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
                 raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
     # the texts, their classes, and which are the test part, from CSV files or from folders
     columns: dict[str, np.ndarray] = {}
-    if tables := {p: data for p, data in files.items() if p.name in ("train.csv", "test.csv")}:
-        check_one(source, (path.parent for path in tables))
+    if tables := tables_of(source, files):
         texts, y, test = of_tables(source, tables)
         lists = [data for path, data in files.items() if path.name == "classes.txt"]
         y = named(y, text_of(lists[0]).split("\n") if lists else [])
@@ -76,6 +78,23 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
     return arrays_of(x, y, test=test, where=str(source), note=note, **columns)
 
 
+def tables_of(source: Path, files: Mapping[PurePosixPath, bytes]) -> dict[PurePosixPath, bytes]:
+    """Return the training table and the test table by their paths, {} if there is no table."""
+    found = {path: split_of(path.stem) for path in files if path.suffix.lower() == ".csv"}
+    if "train" not in found.values():
+        return {}
+    used = "train", "test" if "test" in found.values() else "val"
+    tables = sorted(path for path in found if found[path] in used)
+    tables.sort(key=lambda path: found[path] != "train")
+    if len(tables) > 2 or len({found[path] for path in tables}) < len(tables):
+        names = first_five(list(map(str, tables)))
+        raise UserError(f"{source} holds several tables of one part: {names}; leave one of each")
+    check_one(source, (path.parent for path in tables))
+    unread = Counter(str(path) for path in found if path not in tables)
+    warn_of_unread(source, unread, "tables train.csv and test.csv")
+    return {path: files[path] for path in tables}
+
+
 def of_tables(
     source: Path, tables: dict[PurePosixPath, bytes]
 ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
@@ -83,12 +102,17 @@ def of_tables(
     texts: list[str] = []
     y: list[str] = []
     sizes, heads = [], None  # lines of each table, and the names of its columns
-    for path in sorted(tables, key=lambda path: path.name, reverse=True):  # train first
-        with refused_as(f"{source}: {path} is no table of a class and a text", (csv.Error,)):
-            rows = [row for row in csv.reader(io.StringIO(text_of(tables[path]))) if row]
+    csv.field_size_limit(2**31 - 1)  # a text may be longer than Python's 131,072 characters
+    for path in tables:
+        with refused_as(
+            f"{source}: {path} is no table of a class and a text, with closed quotes", (csv.Error,)
+        ):
+            text = io.StringIO(text_of(tables[path]))
+            rows = [row for row in csv.reader(text, strict=True) if row]
         # the first line has names of columns if its first word is no class of other lines
         if heads is None and rows and not rows[0][0].isdigit():
             heads = rows[0] if rows[0][0] not in {row[0] for row in rows[1:]} else []
+            check_heads(f"{source}: {path}", heads)
         if rows and rows[0] == heads:
             del rows[0]
         if not rows or min(map(len, rows)) < 2:
@@ -99,6 +123,17 @@ def of_tables(
         sizes.append(len(rows))
     test = np.repeat([False, True], sizes) if len(sizes) == 2 else None
     return texts, np.array(y), test
+
+
+def check_heads(where: str, heads: Sequence[str]) -> None:
+    """Say that a line is taken for names of columns; `UserError` if the class is not the first."""
+    if not heads:
+        return
+    line = ",".join(heads)
+    if not heads[0].strip() or CLASS & {name.strip().lower() for name in heads[1:]}:
+        mend = "the first must be the class, the others text (no row numbers)"
+        raise UserError(f"{where} has the columns {line}; {mend}")
+    complain(f"{where}: the line {line[:60]!r} is taken for the names of columns")
 
 
 def named(y: np.ndarray, names: Sequence[str]) -> np.ndarray:
@@ -114,8 +149,9 @@ def words(text: str) -> list[str]:
 
 
 def text_of(data: bytes) -> str:
-    """Return a text in UTF-8, or else in Latin-1, as 20 Newsgroups has some."""
+    """Return a text in UTF-8, UTF-16, or else in Latin-1, as 20 Newsgroups has some."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Excel writes some
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
         return data.decode("latin-1")

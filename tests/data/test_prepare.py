@@ -6,12 +6,16 @@ import http.server
 import json
 import os
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import tarfile
 import tempfile
 import threading
 import time
+import zipfile
+import zlib
 from pathlib import Path
 
 import h5py
@@ -30,6 +34,7 @@ from dpfl_mpi.datasets import (
     image_folder,
     text_folder,
 )
+from dpfl_mpi.datasets._images import decode
 from dpfl_mpi.plugins import find
 from dpfl_mpi.prepare import default_out, main, prepare
 from dpfl_mpi.settings import Run
@@ -179,6 +184,7 @@ def test_second_run_is_instant_and_other_content_is_never_replaced(tmp_path):
     assert "is there already" in stage("image_folder", archive, tmp_path / "b.h5")
     lost = "which is read here and would be lost; name another file"
     refused(lost, prepare, "image_folder", archive, archive, {}, force=True)
+    refused(lost, prepare, "image_folder", source, source / "train/a/more.png", {}, force=True)
     leaves = folder(tmp_path / "leaf", leaf())
     stage("femnist", leaves, tmp_path / "f.h5")
     other = "made with other options"
@@ -250,7 +256,20 @@ def test_truncated_archive(tmp_path, mode, share):
         unstaged(tmp_path, "cinic10", path, "truncated or not a tar or zip archive")
 
 
+def png(bits):
+    """Return a PNG of 32x32 pixels in colour, of 8 or 16 bits per channel, which Pillow cuts."""
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", 32, 32, bits, 2, 0, 0, 0)}
+    chunks |= {b"IDAT": zlib.compress((b"\0" + bytes(32 * 3 * bits // 8)) * 32), b"IEND": b""}
+    out = b"\x89PNG\r\n\x1a\n"
+    for kind, data in chunks.items():
+        end = struct.pack(">I", zlib.crc32(kind + data))
+        out += struct.pack(">I", len(data)) + kind + data + end
+    return out
+
+
 def test_what_does_not_fit(tmp_path):
+    assert decode(png(8), "", None).shape == (32, 32, 3)
+    ppm = b"P6 32 32 65535\n" + bytes(32 * 32 * 6)
     three = ("train", "valid", "test")
     files, two = images(three, NAMES, each=1), images(("train", "test"), ("a", "b"))
     one, more = images(("train",), ("a", "b")), images(("test",), "abcdefghi")
@@ -272,6 +291,17 @@ def test_what_does_not_fit(tmp_path):
         ("image_folder", two | old, "holds several data sets, in ., old; name one"),
         ("image_folder", two | {"train/a/1.png": b"no"}, "train/a/1.png is not a readable image"),
         ("image_folder", two | {"train/a/1.png": two["train/a/1.png"][:300]}, "not a readable"),
+        ("image_folder", {"a/0.png": pcx, "b/c/0.png": pcx}, "not a readable"),
+        ("image_folder", one | {f"old_{k}": v for k, v in one.items()}, "all named after train"),
+        ("image_folder", images(("x", "x-val"), ("a", "b")), "holds x-val, named after a part"),
+        ("image_folder", one, "test holds no image of the class a; expected test/CLASS/*"),
+        ("image_folder", images(("a", "b/c"), ("",)), "beside b/c/0.png (CLIENT/CLASS/*)"),
+        ("image_folder", two | {"train/a/1.png": png(16)}, "has 16 bits per channel; allowed"),
+        ("image_folder", two | {"train/a/1.ppm": ppm}, "has 16 bits per channel; allowed"),
+        ("text_folder", {"train.csv": b'a,x\nb,"y\na,z\nb,y'}, "with closed quotes"),
+        ("text_folder", {"train.csv": b",label,text\n0,a,x\n1,b,y"}, "has the columns ,label,text"),
+        ("text_folder", {"train.csv": b"text,label\nx,a\ny,b\nz,b"}, "the first must be the class"),
+        ("text_folder", {"train.csv": b"a,x", "d/train.csv": b"a,x"}, "several tables of one part"),
     ):  # fmt: skip
         unstaged(tmp_path, dataset, source, text)
     np.save(tmp_path / "x.npy", np.zeros((20, 3)))
@@ -326,6 +356,26 @@ def test_tiny_imagenet(tmp_path, capsys):
     assert np.array_equal(out.test_images[2], out.train_images[0])
     left = "files of tiny/test/images (4) are not read"
     assert left in capsys.readouterr().err
+
+
+def test_tables_of_texts(tmp_path, capsys):
+    """Long texts, UTF-16, and the names that people give to their tables; y is 2, x is 3."""
+    train, val = b"a,x y\nb,y\na,x\nb,y", b"a,y\nb,x"
+    for i, (files, training, test) in enumerate([
+        ({"train.csv": train, "val.csv": val}, [[3, 2], [2, 0], [3, 0], [2, 0]], [[2, 0], [3, 0]]),
+        ({"my_Train.CSV": train, "Test.csv": val}, None, [[2, 0], [3, 0]]),
+        ({"train.csv": train, "test.csv": val, "valid.csv": b"a,z"}, None, [[2, 0], [3, 0]]),
+        ({"train.csv": b"kind,words\n" + train, "test.csv": val}, None, [[2, 0], [3, 0]]),
+        ({"train.csv": train.decode().encode("utf-16"), "test.csv": val}, None, [[2, 0], [3, 0]]),
+    ]):  # fmt: skip
+        out = text_folder.read(folder(tmp_path / str(i), files), vocabulary=9, length=2)
+        assert out.test_images.tolist() == test
+        assert out.train_images.tolist() == training or training is None
+    unread, head = capsys.readouterr().err.splitlines()
+    assert "files of valid.csv (1) are not read; read are tables train.csv" in unread
+    assert head.endswith("train.csv: the line 'kind,words' is taken for the names of columns")
+    long = {"train.csv": b"a," + b"x " * 70_000 + b"\nb,y\n" + b"a,x\nb,y\n" * 8}
+    assert text_folder.read(folder(tmp_path / "l", long), 9, 3).train_images.max() == 3
 
 
 def test_texts(tmp_path):
@@ -385,6 +435,10 @@ def test_links_and_what_is_twice_are_refused(tmp_path, monkeypatch):
     not_followed = "train/a/9.png, a link, which is not followed; pack it with tar --dereference"
     refuse(tmp_path / "linked.tar", not_followed)
     (source / "train/a/9.png").unlink()
+    with zipfile.ZipFile(tmp_path / "linked.zip", "w") as archive:
+        archive.writestr(link := zipfile.ZipInfo("train/a/9.png"), "0.png")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    refuse(tmp_path / "linked.zip", "train/a/9.png, a link, which is not followed; pack it without")
     for name in ("", "train/a/0.png"):
         with tarfile.open(tmp_path / "twice.tar", "a") as archive:
             archive.add(source / name, name)
@@ -527,7 +581,7 @@ def test_command_line_prints_one_sentence(tmp_path, said):
     for mistake, sentence in {
         f"cinic10 --source {tmp_path}/none": f"--source is {tmp_path}/none; there is no such file",
         "femnist --classes greek": "--classes is 'greek'; allowed are all, digits, letters, a-j",
-        "image_folder --size q": "--size is q; allowed is a whole number of at least 0",
+        "image_folder --size q": "--size is q; allowed is a whole number from 0 to 8192",
         "cifar10 --classes zz": "unrecognized arguments: --classes zz",
         f"{tmp_path}/odd.py": "Options of the data set odd has out, a flag of prepare; rename it",
         f"{tmp_path}/plain.py": "Options of the data set plain must be a dataclass; its fields are",

@@ -399,5 +399,9 @@ def test_prepare_takes_a_file(tmp_path, monkeypatch, said, result_of):
     assert Run(dataset="trees.py", **own.SMALL).resolve().key() == key
     monkeypatch.setattr(plugins, "ADMITTED", {})
     assert result.source.sha256 == key["data"]  # its code is not needed
-    sentence = "error: digits has no read(source) and needs no file: run --dataset digits\n"
+    sentence = "error: digits has load() and needs no file: run --dataset digits\n"
     assert said(prepare.main, "digits", code=2) == sentence
+    both = "def read(source):\n    return load()\n\n\ndef load():\n    pass\n"
+    (tmp_path / "both.py").write_text(both)
+    sentence = "error: both.py has load() and needs no file: run --dataset both.py\n"
+    assert said(prepare.main, "both.py", "--source=helper.py", code=2) == sentence
