@@ -34,7 +34,9 @@ METHOD = Method(
 class Options:
     # lambda, K and beta are those of its published commands for MNIST
     lam: float = option(15.0, "lambda, the weight of the pull of theta_i to w_i", above=0)
-    steps: int = option(5, "K, steps of theta_i per mini-batch: each is a gradient", low=1)
+    steps: int = option(
+        5, "K, steps of theta_i per mini-batch: each is a gradient", low=1, high=1000
+    )
     personal_lr: float = option(0.01, "rate of theta_i's steps", above=0)
     beta: float = option(1.0, "beta, how far the server goes to the clients' mean", above=0)
 

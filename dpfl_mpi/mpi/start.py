@@ -120,6 +120,11 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
             if flags.get("print_config"):
                 import yaml
 
+                own = getattr(run.found("dataset"), "OWN_DATA", False)
+                if own and not os.path.isfile(str(run.data)):
+                    usual = "the model, partition and clients below are those of unknown data"
+                    if launched(RANK, 0) == 0:
+                        complain(f"warning: there is no {run.data} yet; {usual}")
                 # printed empty: values that depend on the seed or that the method does not read
                 names = ("partition_seed", *run.found("method").unread)
                 empty = dict.fromkeys(n for n in names if getattr(given_run, n) is None)

@@ -357,6 +357,16 @@ def test_help(said, monkeypatch):
         assert symbol in text, symbol
 
 
+def test_print_config_says_that_the_data_could_change_it(capsys, tmp_path):
+    for data, warned in ((tmp_path / "a.h5", True), ("", False)):
+        flags = [f"--data={data}", "--dataset=arrays"] if data else []
+        with pytest.raises(SystemExit):
+            parse([*flags, "--print_config"])
+        out, err = capsys.readouterr()
+        assert "partition: pathological" in out
+        assert (f"warning: there is no {data} yet; the model" in err) == warned
+
+
 def test_print_config_and_help_are_for_one_rank_and_refuses_what_a_run_would(said, monkeypatch):
     monkeypatch.setenv("PMI_RANK", "1")
     assert said(parse, "--print_config") == said(parse, "--help") == ""
