@@ -28,9 +28,9 @@ import torch
 from _samples import CIFAR, PAPER_SGD, S, clients_of
 from torch import nn
 
+from dpfl_mpi.data.source import BORDER
 from dpfl_mpi.datasets.cifar10 import MEAN, STD
 from dpfl_mpi.models import cnn, mlp, resnet, text
-from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs
 from dpfl_mpi.numerics.cpu import Cpu, forms
 from dpfl_mpi.numerics.ensemble import Block, Ensemble

@@ -26,8 +26,9 @@ from dpfl_mpi.results.result import limit_text
 from dpfl_mpi.results.summary import MOST_GROUPS, WIDTH, fitted, listed, name_columns
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.command_line import Parser
-from dpfl_mpi.settings.files import FILES
+from dpfl_mpi.settings.files import FILES, partition_file
 from dpfl_mpi.storage.files import check_apart
+from dpfl_mpi.storage.foreign import refused_as
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,6 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(f"--{name} is {value}; {allowed}")
     read = [getattr(value, "path", value) for value in map(vars(run).get, FILES)]
     check_apart(args.save, *read, flag="--save")  # else it would overwrite what the run reads
+    if args.save and args.save.exists():
+        lost = f"--save is {args.save}, which is no partition and would be lost; name another file"
+        with refused_as(lost, (UserError,)):
+            partition_file(str(args.save))
     source = open_source(run)
     partition = deal(run, source)
     print(fitted(data_text(run, source, partition)))
@@ -95,7 +100,7 @@ def data_text(run: Resolved, source: Source, partition: Partition) -> str:
         f"data       {short(run.dataset)}: {data}",
         f"partition  {recipe(run)}; {partition.n} clients, {dealt}",
     ]
-    notes = (source.note, partition.note(), source.left_out)
+    notes = (source.note, partition.note(), source.warning)
     lines += [f"note       {text}" for text in notes if text]
     for part in PARTS:
         sizes = partition.sizes(part)

@@ -84,7 +84,8 @@ def samples_of(where: str, x: np.ndarray) -> np.ndarray:
     # the shape if they are images
     image = {2: (len(x), 1, x.shape[1], 1), 3: (*x.shape, 1), 4: x.shape}[x.ndim]
     _, h, w, c = image
-    if c > 4 and (h == 3 or (h == 1 and w == c)):  # [M, 1, W, C] is a series of W moments
+    # [M, 1, W, C] of other types is a series of W moments
+    if c > 4 and (h == 3 or (h == 1 and w == c) or (h <= 4 and x.dtype == np.uint8)):
         mend = "images are [M, H, W, C]: save x.transpose(0, 2, 3, 1)"
         raise UserError(f"{where} is {x.shape}, channels first; {mend}")
     if x.dtype.kind in "fb":

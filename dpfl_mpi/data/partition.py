@@ -8,6 +8,7 @@ validation samples by which clients choose their collaborators.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -78,15 +79,19 @@ class Partition:
         return hashlib.sha256(b"".join(arrays)).hexdigest()
 
     def note(self) -> str:
-        """Return what share of test samples other clients train on, in words; "" unless pooled."""
-        if not self.pooled:
-            return ""
-        used = np.concatenate([self.indices["train"], self.indices["val"]])
-        share = np.isin(self.indices["test"], used).mean()
-        if share == 0:
-            return "clients share no image"
+        """Return what a reader of the results must know of it, in words; "" for nothing."""
+        notes = []
         training = "are in the training data of other clients"
-        return f"clients share images: {100 * share:.0f} % of the test images {training}"
+        if self.pooled:
+            used = np.concatenate([self.indices["train"], self.indices["val"]])
+            share = np.isin(self.indices["test"], used).mean()
+            test = f"clients share images: {100 * share:.0f} % of the test images {training}"
+            notes.append(test if share else "clients share no image")
+        elif shared := np.isin(self.indices["val"], self.indices["train"]).mean():
+            notes.append(f"{100 * shared:.0f} % of the validation samples {training}")
+        if empty := int((self.class_counts.sum(0) == 0).sum()):
+            notes.append(f"{empty} of {self.class_counts.shape[1]} classes are with no client")
+        return "; ".join(notes)
 
     def arrays(self) -> ByName:
         """Return the partition as plain arrays by name; `from_arrays` is the inverse."""
@@ -259,8 +264,8 @@ def from_file(run: Resolved, labels: ByName, classes: int, data_sha256: str) -> 
         raise UserError(f"{where} was changed since it was written: {edit}")
     if p is None:
         return partition
-    if not (np.isfinite(p).all() and (p > 0).all()):
-        raise UserError(f"{where} holds a p that is not positive")
+    if not (math.isfinite(sum(p.tolist())) and (p > 0).all()):
+        raise UserError(f"{where} holds a p that is not positive, or too large")
     # a p that was written by `save` is kept to the bit
     return replace(partition, p=p if abs(p.sum() - 1) < 1e-9 else p / p.sum())
 

@@ -103,7 +103,12 @@ def dirichlet(y: np.ndarray, run: Resolved, classes: int, rng: Rng) -> Samples:
         totals = np.zeros((batch, n), np.int64)
         sizes = np.zeros((batch, classes, n), np.int64)
         for c in range(classes):
-            q = rng.dirichlet(np.full(n, run.dirichlet_alpha), batch) * (totals < mean_size)
+            is_open = totals < mean_size
+            q = rng.dirichlet(np.full(n, run.dirichlet_alpha), batch) * is_open
+            # with a small alpha all shares of those that are open may be too small for a float
+            for draw in np.flatnonzero((q.sum(1) == 0) & is_open.any(1)):
+                alphas = np.full(is_open[draw].sum(), run.dirichlet_alpha)
+                q[draw, is_open[draw]] = rng.dirichlet(alphas)
             sums = q.sum(1, keepdims=True)
             q = np.where(sums > 0, q / np.where(sums > 0, sums, 1), 1 / n)  # shares that sum to 1
             sizes[:, c] = cut(q, class_sizes[c])

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.plugins import short
+from dpfl_mpi.plugins import admitted, short
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.settings.files import no_data, prepare_command, who_can_take_part
 from dpfl_mpi.storage.foreign import Hdf5, Unreadable, encodable, refused_as
 
+BORDER = 4  # pixels around an image before a random crop
 PIECE_ROWS = 4096  # most samples that are read or hashed at once
 GAP_ROWS = 64  # reading so many unwanted samples costs less than another call of HDF5
 FORMAT = "dpfl_mpi data 1"  # of prepared files
@@ -100,7 +101,7 @@ class Source:
     dtype: str = "uint8"  # of samples: uint8, float32 or int32
     vocabulary: int = 0  # one more than the largest token
     path: Path | None = None  # of the prepared file
-    left_out: str = ""  # a warning about clients of the data that the Run leaves out
+    warning: str = ""  # that the Run leaves out clients of the data, or that their code changed
     pooled: bool = False  # both halves are one pool: the training samples, then the test samples
 
     @property
@@ -139,7 +140,8 @@ def open_source(
     else:
         source = in_file(run.data or "", run.dataset, labelled or run.deals_test, verified)
     check_images(run, source)
-    return as_dealt(run, replace(source, left_out=left_out_clients(run, source)))
+    warning = left_out_clients(run, source) or changed_code(run, source)
+    return as_dealt(run, replace(source, warning=warning))
 
 
 def load_arrays(run: Resolved) -> Arrays:
@@ -209,6 +211,9 @@ def check_images(run: Resolved, source: Source) -> None:
     images = len(source.shape) == 3
     if run.augment and not images:
         raise UserError("--augment crops and flips images; these data have none: use --no-augment")
+    if run.augment and min(source.shape[:2]) <= BORDER:
+        low = f"these of {source.size} could vanish: use --no-augment"
+        raise UserError(f"--augment moves images by up to {BORDER} pixels; {low}")
     if run.attack and run.attack.kind == "backdoor" and not (images and source.dtype == "uint8"):
         raise UserError("--attack backdoor needs images of 8 bits; use another kind of attack")
 
@@ -230,6 +235,17 @@ def left_out_clients(run: Resolved, source: Source) -> str:
         return ""
     unread = f"the data name each sample's client, which --partition {run.partition} does not read"
     return f"{unread}; --partition natural does"
+
+
+def changed_code(run: Resolved, source: Source) -> str:
+    """Return a warning if the user's code is not that which made the prepared file, else ""."""
+    code = admitted("dataset", run.dataset)
+    if not (code and source.path):
+        return ""
+    with Hdf5(source.path, "an HDF5 file") as file:
+        if file.attribute("code", str, default=code) == code:
+            return ""
+    return f"{source.path} was made before {run.dataset} was changed; prepare it again"
 
 
 def as_dealt(run: Resolved, source: Source) -> Source:

@@ -60,7 +60,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         advice += f", or mend what {short(run.method)} computes beside the verbs"
     # the data, and what limits each client: budget, reach, attacks, who takes part
     source = open_on_ranks(run, world)
-    warn(source.left_out, job, world)
+    warn(source.warning, job, world)
     if world.root:  # which alone has read a file of budgets
         warn(budget_of_one(run), job, world)
     limits, graphs = limits_of(run, world), graphs_of(run, world)

@@ -1,3 +1,1 @@
 """Models as rows of a tensor: their training and scores, and the samples of a rank's clients."""
-
-BORDER = 4  # pixels around an image before a random crop

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfl_mpi.data.partition import PARTS, Partition
-from dpfl_mpi.data.source import Source
-from dpfl_mpi.numerics import BORDER
+from dpfl_mpi.data.source import BORDER, Source
 from dpfl_mpi.numerics.draws import Schedules, dropout_keys, schedules
 from dpfl_mpi.numerics.ensemble import Ensemble, Rows
 
@@ -32,6 +31,16 @@ class Batch(NamedTuple):
     y: Tensor  # [S] int64
     key: Tensor | None = None  # int64, of the model's dropout, if it has any
     k: int = 1  # clients that still train
+
+
+def bordered(images: np.ndarray, mean: tuple[float, ...]) -> np.ndarray:
+    """Return images `[M, H, W, C]` with a border for crops: 0, of floats each channel's mean."""
+    m, h, w, c = images.shape
+    border = 0 if images.dtype == np.uint8 else mean
+    out = np.empty((m, h + 2 * BORDER, w + 2 * BORDER, c), images.dtype)
+    out[:] = border
+    out[:, BORDER:-BORDER, BORDER:-BORDER] = images
+    return out
 
 
 class Clients:
@@ -81,8 +90,7 @@ class Clients:
             images[poisoned] = mark(images[poisoned])
             labels = labels.copy()
             labels[poisoned] = TARGET
-        border = (BORDER, BORDER)
-        x = np.pad(images[:n], ((0, 0), border, border, (0, 0))) if augment else images[:n]
+        x = bordered(images[:n], source.mean) if augment else images[:n]
         owners = [np.repeat(np.arange(len(ids)), m) for m in (self.n_val, self.n_test)]
         by_client = np.argsort(np.concatenate(owners), kind="stable")
         score_x = np.concatenate([images[n:], source.images("test", test)])[by_client]

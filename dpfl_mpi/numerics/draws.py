@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpfl_mpi.data.source import BORDER
 from dpfl_mpi.errors import UserError
-from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.cpu import load
 from dpfl_mpi.numerics.lanes.declared import DRAWS
 from dpfl_mpi.streams import AUGMENT, DROPOUT, ORDER, stream

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 
 from dpfl_mpi.data.partition import PARTS, Partition, assemble
-from dpfl_mpi.data.source import Source
+from dpfl_mpi.data.source import BORDER, Source
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.models import make
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.node import node_memory
 from dpfl_mpi.mpi.placement import MAX_ROWS_PER_PASS, place
-from dpfl_mpi.numerics import BORDER
 from dpfl_mpi.numerics.backend import LocalEpochs
 from dpfl_mpi.numerics.clients import Clients
 from dpfl_mpi.numerics.ensemble import Block, Ensemble

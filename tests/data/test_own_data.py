@@ -19,6 +19,7 @@ from dpfl_mpi.data.own import arrays_of, numbered
 from dpfl_mpi.data.source import ARRAYS, NAMES, check, in_file, in_memory, made_by, open_source
 from dpfl_mpi.datasets import pfllib
 from dpfl_mpi.datasets._pickles import unpickle
+from dpfl_mpi.numerics.clients import bordered
 from dpfl_mpi.plugins import admit, find
 from dpfl_mpi.prepare import write
 from dpfl_mpi.settings import Run
@@ -287,6 +288,24 @@ def test_prepare_sees_that_the_code_was_edited(tmp_path):
     admit("dataset", path)
     sentence = "which was made with other code (...); choose another --out, or overwrite it"
     refused(sentence, stage, path, source, out)
+    warning = open_source(Run(dataset=path, data=str(out)).resolve()).warning
+    assert warning == f"{out} was made before {path} was changed; prepare it again"
+
+
+def test_crops_reach_beyond_an_image_of_floats_into_its_mean():
+    x = np.arange(2 * 5 * 6 * 2, dtype=np.float32).reshape(2, 5, 6, 2) + 100
+    out = bordered(x, (150.0, 160.0))
+    assert np.array_equal(out[:, 4:-4, 4:-4], x) and out.shape == (2, 13, 14, 2)
+    assert (out[:, :4] == (150, 160)).all() and (out[:, :, -4:] == (150, 160)).all()
+    black = np.pad(x.astype(np.uint8), ((0, 0), (4, 4), (4, 4), (0, 0)))
+    assert np.array_equal(bordered(x.astype(np.uint8), (0.5, 0.5)), black)
+
+
+def test_images_that_crops_could_leave_are_refused(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 4, 9, 1)), np.arange(60) % 3
+    write(arrays_of(x, y), "arrays", tmp_path / "a.h5", own=True)
+    run = Run(dataset="arrays", data=str(tmp_path / "a.h5"), augment=True).resolve()
+    refused("--augment moves images by up to 4 pixels; these of 4x9x1 could", open_source, run)
 
 
 @pytest.mark.parametrize("first", [0, 1])

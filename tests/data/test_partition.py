@@ -167,7 +167,30 @@ def test_a_class_without_holders_is_left_out():
     assert 1 <= len(classes) <= 2
     assert set(y["test"][dealt.indices["test"]]) == set(classes)
     assert len(dealt.indices["test"]) == 50 * len(classes)
+    assert dealt.note() == f"{CLASSES - len(classes)} of 10 classes are with no client"
     refused("client ... would hold 0 test samples", dealt_of, labels(test=20), **PATHO)
+
+
+def test_the_smallest_alpha_gives_each_class_to_few():
+    """Where all shares but those of full clients are 0 in floats, a class goes to one of them."""
+    y = labels()["train"]
+    alone = DIR | {"dirichlet_alpha": 0.003, "clients": 8, "min_samples": 2}
+    for seed in range(5):
+        pools = recipes.dirichlet(y, run(**alone), CLASSES, np.random.default_rng(seed))
+        holders = [sum(c in y[pool] for pool in pools) for c in range(CLASSES)]
+        assert max(holders) <= 3 and sum(map(len, pools)) == 2000
+
+
+def test_validation_samples_that_others_train_on_are_counted(tmp_path):
+    y, path = labels(), tmp_path / "p.json"
+    clients = [
+        {"train": [4, 5], "val": [0, 1], "test": [0]},
+        {"train": [0], "val": [9], "test": [1]},
+    ]
+    path.write_text(json.dumps({"clients": clients}))
+    read = partition.from_file(run(partition=f"file:{path}", clients=2), y, CLASSES, "")
+    note = read.note().split(";")[0]
+    assert note == "33 % of the validation samples are in the training data of other clients"
 
 
 @pytest.mark.parametrize("fields, flag", [
@@ -388,6 +411,7 @@ ODD = "is not a partition"
     (lambda d: d.update(data_sha256="0" * 64), "was made for other data"),
     (lambda d: d["clients"][1]["test"].pop(), "was changed since it was written"),
     (lambda d: d.update(p=[0.5, 0.5, 0]), "holds a p that is not positive"),
+    (lambda d: d.update(p=[1e308, 1e308, 1]), "or too large"),
     (lambda d: d.update(p=[1]), ODD), (lambda d: d.update(p=[]), ODD),
 ])  # fmt: skip
 def test_an_edited_partition_file(tmp_path, edit, text):

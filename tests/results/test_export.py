@@ -131,6 +131,10 @@ def test_what_a_run_reads_is_never_overwritten(made, tmp_path, said):
     lost = "which is read here and would be lost"
     error = said(describe.main, "--clients=4", f"--budget={budget}", "--save", budget, code=2)
     assert f"--save is {budget}, {lost}" in error
+    mine = text_file(tmp_path / "mine.py", "x = 1\n")
+    error = said(describe.main, "--clients=4", "--save", mine, code=2)
+    assert "which is no partition and would be lost; name another file" in error
+    assert (tmp_path / "mine.py").read_text() == "x = 1\n"
     replay = "--method=replay", "--clients=4", "--rounds=2", f"--graphs={graphs}"
     error = said(main, *replay, f"--out={graphs}", "--fresh", code=2)
     assert f"--out is {graphs}, {lost}" in error
