@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from dpfl_mpi.results.result import data_frame
 from dpfl_mpi.results.summary import print_finished
 from dpfl_mpi.results.table import of_runs, opened
 from dpfl_mpi.settings import Job, Resolved
-from dpfl_mpi.settings.command_line import SCHEMA, run_and_job, unknown
+from dpfl_mpi.settings.command_line import SCHEMA, Parser, run_and_job, unknown
 from dpfl_mpi.settings.fields import to_flags
 from dpfl_mpi.survival.signals import handled
 
@@ -67,6 +68,8 @@ class Result(results.Result):
         """
         from dpfl_mpi.engine.saved import fill, network_of, with_code
 
+        if not find_spec("torch"):
+            raise UserError("a model needs torch: pip install torch")
         self.state_dict(client)  # refuses a result without models, or without this client
         if self["best/round"][client] < 0:
             raise UserError(f"client {client} of {self.path} has no model: it was never scored")
@@ -148,17 +151,32 @@ def plot(result: results.Result, figure: str = "learning_curves", **flags: Any) 
         needs = "a figure needs matplotlib, pandas and more"
         raise UserError(f"{needs}: pip install 'dpfl_mpi[analysis]'") from None
     try:
-        draw = importlib.import_module(f"dpfl_mpi.figures.{figure}").draw
+        module = importlib.import_module(f"dpfl_mpi.figures.{figure}")
+        draw = module.draw
     except (ImportError, AttributeError):
         allowed = "allowed are the names of analysis/, such as graph_evolution"
         raise UserError(f"there is no figure {figure}; {allowed}") from None
+    parser = Parser(prog=figure)
+    for name, keywords in getattr(module, "OPTIONS", {}).items():
+        parser.add_argument(f"--{name}", **keywords)
+    chosen = vars(parser.parse_args(words_of(flags)))
     with plt.rc_context(STYLE):
-        drawn: Figure | None = draw(of_results([result]), **flags).figure
+        drawn: Figure | None = draw(of_results([result]), **chosen).figure
     if drawn is None:
         how = f"python analysis/{figure}.py {result.path}"
         raise UserError(f"{figure} is a table or a page: {how}")
     plt.close(drawn)  # a notebook would show it twice
     return drawn
+
+
+def words_of(flags: Mapping[str, Any]) -> list[str]:
+    """Return keywords as the words of a command line, lists with commas."""
+    out = []
+    for name, value in flags.items():
+        several = isinstance(value, list | tuple | range)
+        text = ",".join(map(str, value)) if several else str(value)
+        out += [f"--{name}"] if value is True else [f"--{name}={text}"] * (value is not False)
+    return out
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:

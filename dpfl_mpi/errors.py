@@ -33,6 +33,8 @@ def printable(text: str) -> str:
 
 def spell_out(stream: Any) -> None:
     """Let a stream print texts as `printable` returns them."""
+    if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows a code instead
+        stream.reconfigure(errors="backslashreplace")
     write = stream.write
     stream.write = lambda text: write(printable(text))
 

@@ -149,8 +149,10 @@ def parser() -> Parser:
 
 @in_a_sentence
 def main(arguments: list[str] | None = None) -> None:
-    from dpfl_mpi.numerics.device import pick_device
-
+    try:
+        from dpfl_mpi.numerics.device import pick_device
+    except ImportError:
+        raise UserError("scoring a model needs torch: pip install torch") from None
     args = parser().parse_args(arguments)
     with Result(args.result) as result:
         check_apart(args.out, args.result, args.data or result.run.data)

@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
         result.check_begun()
     paths = [result.path for result in results]
     stem = paths[0] if len(paths) == 1 else paths[0].with_name("runs")
-    out = args.out or stem.with_suffix(ENDINGS[args.format])
+    out = args.out or stem.with_name(stem.name.removesuffix(".h5") + ENDINGS[args.format])
     check_apart(out, *paths)
     replaced = out.exists()
     columns = table(results, args.format)

@@ -99,6 +99,7 @@ def clients(result: Result, room: int) -> str:
         "last %": percent(result["last/test_acc"], 1),
         "train": result["client/n_train"],
         "test": result["client/n_test"],
+        **({} if result.benign.all() else {"counts": np.where(result.benign, "yes", "no")}),
         "collaborators": result.chosen(result.last_round).degrees(),
         "classes (samples)": classes,
     }
@@ -141,7 +142,9 @@ def origin(result: Result) -> str:
 def show(result: Result, room: int = WIDTH) -> str:
     """Return all that is printed of one result."""
     run, state = result.run, result.state
-    progress = f"finished, {run.rounds} rounds" if result.finished else f"{state} of {run.rounds}"
+    early = f"{result.last_round} of " if result.last_round < run.rounds else ""
+    finished = f"finished, {early}{run.rounds} rounds"
+    progress = finished if result.finished else f"{state} of {run.rounds}"
     lines = [f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}"]
     if state.startswith("stopped"):
         has_checkpoint = manifests(checkpoints_of(result.path))

@@ -77,7 +77,10 @@ def make(path, method="dpfl", seed=42, clients=4, best=None, graphs=None, **more
         recorder.append({f"traffic/{name}": values for name, values in traffic.items()})
         for i, phase in enumerate(("train", "exchange", "wait", "graph", "evaluate", "write")):
             recorder.append({f"seconds/{phase}": np.array([0.5, 0.75, 1.0]) * (i + 1)})
-        recorder.flush(t, float(best.mean()))
+        counts = np.isfinite(best) & ~np.array(
+            flipped if flipped is not None else [False] * clients
+        )
+        recorder.flush(t, float(best[counts].mean()) if counts.any() else np.nan)
     recorder.write({name: best for name in ("best/val_acc", "best/test_acc", "last/test_acc")})
     recorder.write({"best/round": 2 * full.astype(np.int32), "client/diverged_round": -ones})
     recorder.close("finished" if finished else "running")

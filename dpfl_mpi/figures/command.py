@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import io
 import itertools
+import re
 import shlex
 import sys
 from collections import defaultdict
@@ -44,7 +45,7 @@ def fitted_page(text: str) -> str:
     out = []
     for is_table, lines in itertools.groupby(text.split("\n"), lambda line: line.startswith("|")):
         if is_table:
-            out.append(fitted_table([line.strip("|").split("|") for line in lines]))
+            out.append(fitted_table([re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]))
         else:
             out.append(fitted("\n".join(lines)))
     return "\n".join(out)

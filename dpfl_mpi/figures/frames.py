@@ -100,7 +100,11 @@ def clients(result: Result) -> pd.DataFrame:
 
 
 def scores(result: Result) -> pd.DataFrame:
-    columns = {metric: accuracy(result, metric) for metric in METRICS}
+    known = METRICS if "best/confusion" in result else ["accuracy"]  # the others come at the end
+    columns = {metric: accuracy(result, metric) for metric in known}
+    columns |= {
+        metric: np.full(len(columns["accuracy"]), np.nan) for metric in {*METRICS} - {*known}
+    }
     return pd.DataFrame(columns | result.named()).reset_index(names="client")
 
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures.command import Drawing, cifar10, limit_panels
 from dpfl_mpi.figures.frames import Frames, client_order, with_graphs
-from dpfl_mpi.figures.names import labels, wrapped
+from dpfl_mpi.figures.names import labels, text_label, wrapped
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, patches
 from dpfl_mpi.graph import asymmetry, sparsity, within
 from dpfl_mpi.results import Result
@@ -83,8 +83,9 @@ def squares(
     for line in lines:
         axes.axhline(line, color=GREY, lw=0.25)
         axes.axvline(line, color=GREY, lw=0.25)
-    axes.set_xticks(list(names), list(names.values()))
-    axes.set_yticks(list(names), list(names.values()))
+    texts = list(map(text_label, names.values()))
+    axes.set_xticks(list(names), texts)
+    axes.set_yticks(list(names), texts)
     axes.tick_params(length=0, labelsize=5, pad=1.5)
     for spine in axes.spines.values():
         spine.set(visible=True, linewidth=0.5)
@@ -194,13 +195,13 @@ def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
     patches(figure, MEANING)
     # the numbers and the text of each Run and round drawn
     data = []
-    for r, drawn, name in zip(lines, shown, names, strict=True):
+    for r, drawn in zip(lines, shown, strict=True):
         sets = [set(classes.split()) for classes in clients[r.run]["classes"]]
         shared = np.array([[bool(a & b) for b in sets] for a in sets])
         shared &= ~np.eye(len(sets), dtype=bool)
         groups = clients[r.run].get("group")
         columns_of_run = {key: getattr(r, key) for key in ("method", "setting", "budget", "seed")}
-        text.append(f"{name} on {r.setting}, seed {r.seed}")
+        text.append(f"{r.row} on {r.setting}, {r.seed_text}")
         for t in drawn:
             values = measure(graphs[r.run][t]().matrix(), shared)
             data.append({"run": Path(r.run).stem} | columns_of_run | {"round": t} | values)

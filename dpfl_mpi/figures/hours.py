@@ -33,8 +33,6 @@ def measure(result: Result) -> pd.DataFrame:
     There are as many times as rounds; the first is when every client has ended round 0. At a time,
     a client that waits for nobody may be rounds ahead of others.
     """
-    if "network/end" not in result:
-        raise UserError(f"{result.path} has no simulated time; compute it with --network")
     rounds = slice(0, result.last_round + 1)
     end = np.maximum.accumulate(result["network/end"][rounds], 0) / SECONDS_PER_HOUR
     hours = np.linspace(end[0].max(), end.max(), len(end))
@@ -77,6 +75,10 @@ def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float
 
 
 def draw(frames: Frames, reach: float = 80.0) -> Drawing:
+    timed = ["network/end" in result for result in frames.runs["result"]]
+    if not any(timed):
+        raise UserError("none of these results has a simulated time; compute some with --network")
+    frames = frames.where(timed)
     figure, panels = plt.subplots(1, 3, figsize=(TEXT, 2.2))
     parts, table = [], []
     rows = zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True)
@@ -113,6 +115,8 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
         "waiting: share of all clients' time. longest: share of all waiting that is for one "
         "client. critical: share of the critical path's rounds that are one client's."
     )
+    if others := len(timed) - sum(timed):
+        text += f" Left out, without --network: {others}."
     if any(result.run.finetune_epochs for result in frames.runs["result"]):
         text += " Rows +FT end before fine-tuning, which is not timed."
     data = pd.concat(parts, ignore_index=True)

@@ -1,4 +1,6 @@
-"""Test accuracy and validation loss over local epochs: the mean over clients of every method.
+"""Test accuracy and validation loss over local epochs, of every method.
+
+A round is the mean over the clients that took part in it; one that stopped early keeps its last.
 
 CIFAR-10, Patho(3).
 """
@@ -76,7 +78,7 @@ def draw(frames: Frames) -> Drawing:
             handles[text_label(line.row)] = panels[0].lines[-1]
     for panels, where in zip(grid, settings, strict=True):
         for axes, (name, _) in zip(panels, MEASURES.values(), strict=True):
-            axes.set(xlabel="local epochs", ylabel=name, title=where)
+            axes.set(xlabel="local epochs", ylabel=name, title=text_label(where))
             axes.locator_params(axis="x", integer=True)
     legend(figure, handles, "outside lower center")
     data = pd.concat(rows, ignore_index=True)

@@ -19,6 +19,7 @@ from dpfl_mpi.figures import paper
 from dpfl_mpi.plugins import CODE, find, shipped, short
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import declared, limit_text
+from dpfl_mpi.results.summary import NBSP
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
@@ -104,12 +105,14 @@ def rank(run: Run) -> tuple[float, float, int]:
 def text_label(name: str) -> str:
     """Return a name with its budget as mathtext, in which a line cannot break."""
     budget = r"B_c = (inf|[\d.]+N?)"
+    name = name.replace("$", r"\$")  # the data's own names are no mathtext
     return re.sub(budget, lambda m: f"$B_c={m[1]}$".replace("inf", r"\infty"), name)
 
 
 def wrapped(name: str, width: int) -> str:
     """Return `text_label(name)` in lines of at most `width` characters."""
-    return "\n".join(textwrap.wrap(text_label(name), width))
+    budget = re.sub(r"B_c = \S+", lambda found: found[0].replace(" ", NBSP), name)
+    return text_label("\n".join(textwrap.wrap(budget, width)).replace(NBSP, " "))
 
 
 def fields(result: Result) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Accuracy against its cost: models received and evaluated, gradient steps, seconds.
 
 docs/experiments.md says how they are counted; with a server, each round counts one model down and
-one up. Seconds are those of the slowest rank: compare only runs of one machine. Fine-tuning adds
+one up. Seconds are the mean of the ranks: compare only runs of one machine. Fine-tuning adds
 gradient steps; its seconds are not recorded.
 """
 
@@ -90,7 +90,9 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     panels[0].set_ylim(max(low, lowest), min(high, 101, ends.max() + data["std"].max() + 1))
     panels[0].set_ylabel("test accuracy, %")
     legend(figure, panels[0], "outside upper center")
-    text = "Accuracy in percent (number of seeds); costs per client, seconds of a rank. "
+    text = (
+        "Accuracy in percent (number of seeds); costs per client, seconds the mean of the ranks. "
+    )
     text += "-: not reached by all seeds."
     if below := [f"{row} ({end:.1f} %)" for (_, row), end in ends.items() if end < lowest]:
         text += f" Too low for the picture: {', '.join(below)}."

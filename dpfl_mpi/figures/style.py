@@ -12,6 +12,7 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import get_font_names
 from matplotlib.patches import Patch
 
 from dpfl_mpi.figures.names import text_label
@@ -26,11 +27,13 @@ SKY, RED = "#56B4E9", "#D55E00"
 COLOURS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, "#000000")
 DARK, GREY, PALE = "#333333", "#8A8A8A", "#D9D9D9"
 LINES = ("-", "--", "-.", ":")
-MARKS = "oosDv^<>pPX*d"
+MARKS = "osDv^<>pPX*d"
 PALEST = 0.55  # share of white in the last of several curves of one method
 
+CJK = {f"Noto Sans CJK {kind}" for kind in ("SC", "TC", "JP", "KR")}  # Chinese, Japanese, Korean
 STYLE: Any = {
-    "font.family": "STIXGeneral",  # like Times, and part of matplotlib: the same on every machine
+    # like Times, and part of matplotlib: the same on every machine; then for letters it lacks
+    "font.family": ["STIXGeneral", "DejaVu Sans", *(CJK & {*get_font_names()})],
     "mathtext.fontset": "stix",
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),

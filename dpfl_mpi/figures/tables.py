@@ -101,6 +101,8 @@ def unbeaten(lines: pd.DataFrame, rows: Sequence[str], score: str = "test_acc") 
 def markdown(table: pd.DataFrame) -> str:
     """Return a table of texts as aligned markdown, the first column flush left."""
     aligned = ("left", *("right",) * (len(table.columns) - 1))
+    escaped = lambda text: str(text).replace("|", "\\|")  # noqa: E731
+    table = table.map(escaped).rename(columns=escaped)
     return str(table.to_markdown(index=False, disable_numparse=True, colalign=aligned))
 
 
@@ -108,7 +110,9 @@ def latex(table: pd.DataFrame) -> str:
     """Return a table of texts as LaTeX (package booktabs); **bold** becomes \\textbf."""
 
     def tex(text: str) -> str:
-        text = re.sub(r"[%&#]", r"\\\g<0>", text).replace(" ± ", " $\\pm$ ")
+        words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+        text = re.sub(r"[%&#$\\{}~^]", lambda found: words.get(found[0], f"\\{found[0]}"), text)
+        text = text.replace(" ± ", " $\\pm$ ")
         budget = r"B_c = (inf|[\d.]+N?)"
         text = re.sub(budget, lambda m: f"$B_c = {m[1]}$".replace("inf", "\\infty"), text)
         text = text.replace("tau_init", r"$\tau_{\mathrm{init}}$")
@@ -126,7 +130,8 @@ def cell_text(text: str, bold: bool, published: str) -> str:
 
 
 def number(value: float, form: str = ".2f") -> str:
-    return "-" if np.isnan(value) else format(value, form)
+    text = "-" if np.isnan(value) else format(value, form)
+    return text.lstrip("-") or "-" if text.strip("-0.") == "" else text  # no -0.00
 
 
 def by_budget(

@@ -80,8 +80,7 @@ def draw(frames: Frames) -> Drawing:
     runs = frames.files.assign(ranks=ranks)
     runs = runs.sort_values(["setting", "method", "order", "seed"], kind="stable")
     groups = list(runs.groupby(["setting", "row", "ranks"], sort=False))
-    size = (TEXT, 0.32 * len(groups) + 1.3)
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=size, sharey=True)
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(TEXT, 1.3), sharey=True)
     parts, names, text = [], [], []
     for y, ((where, row, rank_count), group) in enumerate(groups):
         measured = [measure(result, where, row) for result in group["result"]]
@@ -97,6 +96,8 @@ def draw(frames: Frames) -> Drawing:
         names.append(wrapped(", ".join(name), 30))
         seeds = ", ".join(map(str, group["seed"]))
         text.append(f"{where}, {row}, seed {seeds}: {costs} on {rank_count} ranks")
+    lines = max(name.count("\n") + 1 for name in names)
+    figure.set_figheight(max(0.32, 0.13 * lines) * len(groups) + 1.3)
     left.set_yticks(range(len(groups)), names)
     left.invert_yaxis()
     left.set_xlabel("models received\nper client and round")

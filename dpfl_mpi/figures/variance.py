@@ -55,7 +55,7 @@ def table(data: pd.DataFrame, published: str = "") -> str:
         "method": [f"{row} ({n})" for row, n in zip(data["method"], data["n"], strict=True)],
         "accuracy, %": data["accuracy"].map(number),
         "variance, squared points": data["variance"].map(lambda v: number(v, ".0f")),
-        "of which sampling": data["sampling_variance"].map(lambda v: number(v, ".0f")),
+        "expected of sampling": data["sampling_variance"].map(lambda v: number(v, ".0f")),
     }
     if published:
         theirs = dict(zip(paper.TABLE_1, published.split(), strict=True))
@@ -80,7 +80,7 @@ def draw(frames: Frames) -> Drawing:
             axes.plot(r.accuracy, rest, marker="_", color=colour, ms=4, mew=0.8, zorder=1)
             point = {"color": colour, "mec": "white", "mew": 0.3, "zorder": 2}
             (handles[r.method],) = axes.plot(r.accuracy, r.variance, mark, **point)
-        axes.set(title=where, xlabel="test accuracy, %")
+        axes.set(title=text_label(where), xlabel="test accuracy, %")
         axes.margins(0.12)
         axes.set_ylim(bottom=0)
     panels[0].set_ylabel("variance over clients, points$^2$")

@@ -136,6 +136,9 @@ class Result(AbstractContextManager["Result"]):
         for name in ("client/flipped", "client/liars", "client/newcomers"):
             if name in self:
                 out &= ~self[name].astype(bool)
+        # the names of arrays have no checksum: without one of these the mean would be another
+        if self.finished and abs(mean(self["best/test_acc"][out]) - self.test_acc) > 1e-6:
+            raise self.hdf5.damaged("best/test_acc", "has another mean than the one stored")
         return out
 
     def benign_percentages(self, name: str = "best/test_acc") -> np.ndarray:
@@ -223,7 +226,7 @@ class Result(AbstractContextManager["Result"]):
         """Return the graph of round t; round 0 is Omega. Only that round is read."""
         indptr_of_rounds = self.stored("graph/chosen/indptr")  # [T+1, N+1]
         senders_of_rounds = self.stored("graph/chosen/senders")  # of all rounds, one after another
-        if t not in range(len(indptr_of_rounds)):
+        if not isinstance(t, int | np.integer) or t not in range(len(indptr_of_rounds)):
             allowed = f"allowed are 0 to {len(indptr_of_rounds) - 1}"
             raise UserError(f"round {t!r} is not in {self.path}; {allowed}")
         with self.hdf5.reading("graph/chosen"):
@@ -265,8 +268,16 @@ class Result(AbstractContextManager["Result"]):
             raise UserError(f"{self.path} {state}: no round is recorded yet")
 
     def mean(self, name: str) -> np.ndarray:
-        """Return the mean of an array `[T+1, N]` over benign clients' finite values, `[T+1]`."""
-        return mean(self[name][: self.last_round + 1].compress(self.benign, 1))
+        """Return the mean of an array `[T+1, N]` over benign clients' finite values, `[T+1]`.
+
+        A client that stopped early keeps the value of its last round.
+        """
+        values = self[name][: self.last_round + 1]
+        if "client/stopped_round" in self:
+            for k, stopped in enumerate(self["client/stopped_round"].tolist()):
+                if stopped >= 0:
+                    values[stopped + 1 :, k] = values[stopped, k]
+        return mean(values.compress(self.benign, 1))
 
     def local_epochs(self) -> np.ndarray:
         """Return a client's local epochs up to each round, of all its models together, `[T+1]`."""
@@ -286,7 +297,8 @@ class Result(AbstractContextManager["Result"]):
         out = {"epochs": self.local_epochs()[:rows]}
         out |= {name: self.mean(f"round/{name}") for name in means}
         out["edges"] = np.diff(self["graph/chosen/indptr"][:rows], axis=1).sum(1)
-        out["models_received"] = self["traffic/models_received"][:rows].mean(1)
+        counted = self.benign if self.benign.any() else ~self.benign
+        out["models_received"] = self["traffic/models_received"][:rows, counted].mean(1)
         # column 1 is the mean of the ranks
         out["seconds"] = sum(self[f"seconds/{phase}"][:rows, 1] for phase in PHASES)
         if "network/end" in self:  # a round ends with its last client
@@ -299,9 +311,10 @@ class Result(AbstractContextManager["Result"]):
     def curves(self) -> pd.DataFrame:
         """Return one row per round; round 0 is after preprocessing.
 
-        Losses and accuracies (0 to 1) are means over benign clients, models_received and
-        bytes_sent over all clients. epochs are those of all models of a client, edges those of
-        the round's graph. seconds are a rank's, waiting included; hours (--network) are simulated.
+        Losses and accuracies (0 to 1) are means over the benign clients that took part, those that
+        stopped early included; models_received over all benign clients, bytes_sent over all.
+        epochs are the most of any client, of all its models; edges those of the round's graph.
+        seconds are the mean of the ranks, waiting included; hours (--network) are simulated.
         """
         return data_frame(self.by_round(), "round")
 
@@ -438,7 +451,10 @@ def title(result: Result) -> str:
     """Return the settings that matter most, as one line."""
     run, limit = result.run, limit_text(result.run)
     what = f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients"
-    return f"{what}, {limit and f'{limit}, '}{run.rounds} rounds, seed {run.seed}"
+    rounds = f"{run.rounds} rounds"
+    if result.finished and result.last_round < run.rounds:  # all clients stopped early
+        rounds = f"{result.last_round} of {rounds}"
+    return f"{what}, {limit and f'{limit}, '}{rounds}, seed {run.seed}"
 
 
 def limit_text(run: Resolved) -> str:

@@ -29,6 +29,12 @@ from dpfl_mpi.storage.lock import Lock
 WIDTH = 80  # columns of a terminal
 MOST_GROUPS = 12  # of clients that are listed one by one
 MOST_NAME = 20  # columns of a client's name
+# clients that do not count in averages
+EXCLUDED = {
+    "flipped": "with flipped labels",
+    "liars": "that attack",
+    "newcomers": "that came later",
+}
 NBSP = "\xa0"  # a blank at which no line is broken
 
 
@@ -140,18 +146,17 @@ def groups(result: Result) -> list[str]:
 
 
 def coverage(result: Result) -> str:
-    """Return which benign clients were scored: "7 of 8 clients, 1 diverged"; "" if all were."""
-    unscored = result.benign & ~np.isfinite(result["best/test_acc"])
-    missing, clients = int(unscored.sum()), int(result.benign.sum())
-    if not missing:
+    """Return over which clients a mean is: "7 of 8 clients, 1 diverged"; "" if over all."""
+    benign, scored = result.benign, np.isfinite(result["best/test_acc"])
+    if (benign & scored).all():
         return ""
-    diverged = int((result["client/diverged_round"][unscored] >= 0).sum())
-    parts = [f"{clients - missing} of {clients} clients"]
-    if diverged:
-        parts.append(f"{diverged} diverged")
-    if missing > diverged:
-        parts.append(f"{missing - diverged} took no part")
-    return ", ".join(parts)
+    others = {name: result[f"client/{name}"] for name in EXCLUDED if f"client/{name}" in result}
+    others["diverged"] = benign & ~scored & (result["client/diverged_round"] >= 0)
+    counts = {name: int(are.sum()) for name, are in others.items()}
+    counts["absent"] = int((benign & ~scored).sum()) - counts["diverged"]
+    parts = [f"{(benign & scored).sum()} of {len(benign)} clients"]
+    words = EXCLUDED | {"diverged": "diverged", "absent": "took no part"}
+    return ", ".join(parts + [f"{counts[name]} {words[name]}" for name in counts if counts[name]])
 
 
 def sent(result: Result, rounds: Mapping[str, np.ndarray]) -> list[str]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.plugins import KINDS, short
 from dpfl_mpi.results.result import METRICS, Result, mean
 from dpfl_mpi.settings.fields import as_dict
@@ -40,8 +39,12 @@ def in_folder(folder: Path) -> list[Result]:
     """Return the results in a folder that have recorded a round, by their names."""
     out = []
     for path in sorted(folder.glob("*.h5")):
-        with suppress(UserError):
-            out += [result for result in [Result(path)] if result.last_round >= 0]
+        try:
+            result = Result(path)
+            result.check_begun()
+            out.append(result)
+        except UserError as error:
+            complain(f"left out: {error}")
     if not out:
         raise UserError(f"{folder} has no results with a round in it (*.h5)")
     return out

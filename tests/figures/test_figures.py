@@ -1,6 +1,7 @@
 """Figures and tables on numbers worked out by hand for `tiny_result`."""
 
 import argparse
+import io
 import re
 import resource
 import sys
@@ -16,6 +17,7 @@ from launch import ROOT, ended, refused, text_file
 from tiny_result import NAMED, draw, module, tiny
 
 from dpfl_mpi.figures import command, names, paper, style, tables
+from dpfl_mpi.figures.command import fitted_page
 from dpfl_mpi.figures.frames import of_results
 from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import find, shipped
@@ -433,6 +435,24 @@ def test_groups_of_clients(tmp_path):
         and '"inside":[40.0,100.0,66.7]' in page
     )
     assert '"names":["site-1","home","site-2","\\u00e9"],"by":"group"' in page
+
+
+def test_names_of_the_data_are_shown_as_they_are(tmp_path):
+    groups = ["$a_b$", "5|6", "{x}^2", "5|6"]
+    result = tiny(tmp_path, "a", named={"group": groups})
+    figure = draw("graph_evolution", [result]).figure
+    figure.savefig(io.BytesIO())  # reads mathtext
+    ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert [tick for tick in ticks if tick] == [r"\$a_b\$", "5|6", "{x}^2"]
+    assert names.text_label("$1 (B_c = 3)") == r"\$1 ($B_c=3$)"
+    assert names.wrapped("Abcdef (B_c = 3)", 12) == "Abcdef\n($B_c=3$)"
+    table = draw("accuracy_table", [result])
+    assert r" 5\|6 |" in table.text
+    text = tables.latex(pd.DataFrame({"a": [r"$a_b$ {x}^2 \ 5 %"]}))
+    assert r"\$a\_b\$ \{x\}\textasciicircum{}2 \textbackslash{} 5 \%" in text
+    folded = fitted_page(table.text)  # by its columns, of which a bar in a name is no end
+    heads = [line.split(" | ") for line in folded.splitlines() if r"5\|6" in line]
+    assert len(heads) == 1 and max(map(len, folded.splitlines())) <= 80
 
 
 def test_omega(tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import shutil
 
+import h5py
 import numpy as np
 import pytest
 import tiny_result
@@ -275,6 +276,42 @@ def test_a_run_in_which_nobody_was_scored_says_so(why, result_of, said):
     assert "B - A: no client was scored in both; B is better for 0" in " ".join(out.split())
     nobody = "no client is scored on their own test samples" in said(evaluate.main, path)
     assert nobody == (why == "flipped")
+
+
+def test_who_does_not_count_is_told(tmp_path, said):
+    path = tiny_result.make(tmp_path / "a.h5", flipped=[False, True, False, True])
+    out = " ".join(said(show.main, path).split())
+    assert "in round 0), of 2 of 4 clients, 2 with flipped labels" in out
+    assert "models received 1.25 per client and round, 4.0 to build Omega" in out  # of 0 and 2
+    no = [line.split() for line in said(show.main, path).splitlines() if " no " in line]
+    assert [line[0] for line in no] == ["1", "3"]
+    # without the array that says who is flipped, the mean would be over all
+    with h5py.File(path, "a") as file:
+        del file["client/flipped"]
+    why = "is damaged: best/test_acc has another mean than the one stored"
+    assert why in said(show.main, path, code=2)
+
+
+def test_a_client_that_stopped_keeps_its_last_round(tmp_path, said):
+    # three rows, of rounds 0 to 2, before all have stopped
+    path = tiny_result.make(tmp_path / "a.h5", rounds=5, patience=1)
+    with h5py.File(path, "a") as file:
+        file["client/stopped_round"] = np.array([1, 2, 2, 2])
+        file["round/test_acc"][2, 0] = np.nan
+    result = Result(path)  # round 1: 0.7, 0.5, 0.9, 0.3; round 2: the others have 0.1 more
+    assert result.mean("round/test_acc")[2] == pytest.approx((0.7 + 0.6 + 1.0 + 0.4) / 4)
+    assert f"{path}: dpfl on digits, finished, 2 of 5 rounds" in said(show.main, path)
+    assert ", 2 of 5 rounds, seed 42" in summary(path)
+
+
+def test_what_is_left_out_of_a_folder_is_named(tmp_path, capfd):
+    tiny_result.make(tmp_path / "a.h5")
+    (tmp_path / "b.h5").write_bytes((tmp_path / "a.h5").read_bytes()[:3000])
+    show.main([str(tmp_path)])
+    out, err = capfd.readouterr()
+    assert "1 Run" in out and err.startswith(
+        f"left out: {tmp_path / 'b.h5'} is not a result of dpfl_mpi"
+    )
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
