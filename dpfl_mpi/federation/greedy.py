@@ -39,20 +39,14 @@ class Greedy:
         # where they exceed the window) brings models for all blocks
         groups = [list(starts)] if received.arrived is None else ([start] for start in starts)
         for group in groups:
-            chosen += self._chosen_from(received, group, w_KW, losses)
+            searches = self.searches(group, w_KW, self.members.most_senders)  # line 1
+            orders = self._candidate_orders(searches, received.graph, losses)
+            candidates = [order.next(len(received.graph.of(order.k))) for order in orders]
+            for arrived, batch in received.passes(candidates):
+                consider(searches, arrived, batch)  # lines 2-15
+            chosen += [senders for search in searches for senders in search.chosen]
+            del group, searches  # frees the sums before those of the next block are made
         return self.members.collect(chosen)
-
-    def _chosen_from(
-        self, received: Received, starts: list[Start], w_KW: Tensor, losses_KN: Losses
-    ) -> list[list[int]]:
-        """Return C_k of the clients of these blocks. Collective if models come in passes."""
-        graph = received.graph
-        searches = self.searches(starts, w_KW, self.members.most_senders)  # line 1
-        orders = self._candidate_orders(searches, graph, losses_KN)
-        candidates = [order.next(len(graph.of(order.k))) for order in orders]
-        for arrived, batch in received.passes(candidates):
-            consider(searches, arrived, batch)  # lines 2-15
-        return [senders for search in searches for senders in search.chosen]
 
     def bggc(self, w_KW: Tensor, candidates: Candidates | None = None) -> CollaborationGraph:
         """Return Omega_k of every client, among candidates (Algorithm 3). Collective.
@@ -69,13 +63,31 @@ class Greedy:
         # --network simulates that all clients ask at once
         groups = 1 if self.mail.ledger.counts else waves(self.members.per_rank)
         chosen: list[list[int]] = []
-        receive = self.mail.exchange
+        # `exchange` stages the rows, i.e. copies them to be sent, and `send` sends staged rows
+        receive: Callable[..., Received] = self.mail.exchange
         for group in np.array_split(np.arange(len(self.blocks)), groups):
             blocks = [self.blocks[i] for i in group]
             starts = ((b, y_KW[b], p_y[b]) for b in blocks)
             searches = self.searches(starts, w_KW, candidates.room)  # line 8
             orders = self._candidate_orders(searches, candidates, losses)  # line 9
-            receive = self._in_phases(searches, orders, w_KW, candidates, receive)
+            # clients of this rank before the group and after it ask for nothing
+            first = int(searches[0].block.start) if searches else 0
+            nothing: list[np.ndarray] = [np.zeros(0, np.int64)]
+            before, after = nothing * first, nothing * (len(self.members.ids) - first - len(orders))
+            while True:  # line 10
+                full = [search.is_full(i) for search in searches for i in range(len(search.ids))]
+                batch = [
+                    order.next(0 if is_full else int(candidates.room[order.k]))
+                    for order, is_full in zip(orders, full, strict=True)
+                ]
+                batch = before + batch + after
+                graph = self.members.collect(batch)  # line 11
+                if len(graph.senders) == 0:  # on all ranks
+                    break
+                self.mail.ask(candidates)
+                for arrived, senders in receive(w_KW, graph).passes(batch):
+                    consider(searches, arrived, senders[first:])  # lines 12-25
+                receive = self.mail.send
             chosen += [senders for search in searches for senders in search.chosen]
             del searches  # frees the sums before those of the next group are made
         self.mail.ask(candidates)  # --network: line 4 of Algorithm 1 asks for models once more
@@ -91,38 +103,6 @@ class Greedy:
                 losses = None if losses_KN is None else losses_KN[i]
                 orders.append(Order(self.draws, candidates, k, losses))
         return orders
-
-    def _in_phases(
-        self,
-        searches: list[Search],
-        orders: list[Order],
-        w_KW: Tensor,
-        candidates: Candidates,
-        receive: Callable[..., Received],
-    ) -> Callable[..., Received]:
-        """Let these searches decide on all candidates, phase by phase. Collective.
-
-        `receive` is the verb that brings the first models: `exchange` stages the rows, i.e. copies
-        them to be sent, and `send` sends staged rows. Returns the verb for the next group.
-        """
-        # clients of this rank before the group and after it ask for nothing
-        first = int(searches[0].block.start) if searches else 0
-        nothing: list[np.ndarray] = [np.zeros(0, np.int64)]
-        before, after = nothing * first, nothing * (len(self.members.ids) - first - len(orders))
-        while True:  # line 10
-            full = [search.is_full(i) for search in searches for i in range(len(search.ids))]
-            batch = [
-                order.next(0 if is_full else int(candidates.room[order.k]))
-                for order, is_full in zip(orders, full, strict=True)
-            ]
-            batch = before + batch + after
-            graph = self.members.collect(batch)  # line 11
-            if len(graph.senders) == 0:  # on all ranks
-                return receive
-            self.mail.ask(candidates)
-            for arrived, senders in receive(w_KW, graph).passes(batch):
-                consider(searches, arrived, senders[first:])  # lines 12-25
-            receive = self.mail.send
 
     def searches(self, starts: Iterable[Start], w_KW: Tensor, room: np.ndarray) -> list[Search]:
         """Return a search for each block; `room` `[N]`: how many models each client may choose."""
