@@ -27,21 +27,23 @@ Member = tuple[str, Callable[[], bytes]]  # name in an archive, and what reads i
 
 
 def entries(source: Path, inside: bytes | None = None) -> Iterator[Entry]:
-    """Yield every regular file of a folder, tar (gz, bz2, xz) or zip archive.
+    """Yield every regular file of a folder, tar (gz, bz2, xz) or zip archive that is not hidden.
 
     A tar's file must be read before the next one is asked for. A `UserError` names what is wrong.
     An archive that lies in another one is given as its bytes `inside`, and `source` is its name.
     """
     if source.is_dir():
-        for path in files_in(source):
-            name = path.relative_to(source).as_posix()
-            yield PurePosixPath(name), functools.partial(read_bytes, path)
+        for file_path in files_in(source):
+            path = PurePosixPath(file_path.relative_to(source).as_posix())
+            if not is_hidden(path):
+                yield path, functools.partial(read_bytes, file_path)
         return
     with refuse_broken(source), open_regular(source) if inside is None else BytesIO(inside) as file:
         members = in_zip if zipfile.is_zipfile(file) else in_tar
         file.seek(0)
         for name, read in members(source, file):
-            yield PurePosixPath(name), functools.partial(unpacked, source, read)
+            if not is_hidden(path := PurePosixPath(name)):
+                yield path, functools.partial(unpacked, source, read)
 
 
 def files_in(

@@ -3,7 +3,7 @@
 `placed` is for the user's own images, `published` for the data sets of 32x32 that this package has.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._archives import entries, is_hidden
+from dpfl_mpi.datasets._archives import entries
 from dpfl_mpi.datasets._folders import LISTS, Layout, check_classes, class_list, layout
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.storage.foreign import UNREADABLE, memory, refused_as
@@ -32,27 +32,43 @@ def placed(
 ) -> tuple[np.ndarray, Layout]:
     """Return the images of a folder or archive, `[M, H, W, C]`, and what they are.
 
-    They are in colour if `shape`, or else any image, has colour. `shape` and `side` are those of
-    `decoded`; `needed` are the splits that must be there.
+    They are in colour if `shape`, or else any image, has colour. All have the size of `shape`, or
+    that of the first image, or are scaled to `side` x `side`. `needed` are the splits that must be
+    there.
     """
+    from tqdm import tqdm
+
+    images: dict[PurePosixPath, np.ndarray] = {}
     listed: dict[PurePosixPath, str] = {}
     others = []
-
-    def is_read(path: PurePosixPath, read: Callable[[], bytes]) -> bool:
-        if is_hidden(path):
-            return False
-        if path.suffix.lower() in SUFFIXES:
-            return True
-        if path.name.endswith(LISTS):
-            listed.update(class_list(read(), path))
-        else:
-            others.append(path)
-        return False
-
-    images = decoded(source, is_read, shape, side)
+    size, total = shape, 0
+    with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
+        for path, read in entries(source):
+            if path.name.endswith(LISTS):
+                listed |= class_list(read(), path)
+                continue
+            if path.suffix.lower() not in SUFFIXES:
+                others.append(path)
+                continue
+            if path in images:
+                raise UserError(f"{source} holds {path} twice; pack it anew")
+            colour = None if shape is None else shape[2] == 3
+            pixels = decode(read(), f"{source}: {path}", colour, side)
+            size = size or pixels.shape
+            if pixels.shape[:2] != size[:2]:
+                wanted = f"{size[0]}x{size[1]}"
+                mend = f", the first image {wanted}; --size {min(size[:2])} scales all"
+                mend = f"; allowed is {wanted}" if shape else mend
+                raise UserError(f"{source}: {path} is {pixels.shape[0]}x{pixels.shape[1]}{mend}")
+            images[path] = pixels
+            total += pixels.nbytes
+            if 2 * total > memory():
+                raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
+            bar.update()
     found = layout(source, images, listed, others, needed=needed)
-    channels = max(images[path].shape[2] for path in found.files)
-    return stacked([images.pop(path) for path in found.files], channels), found
+    # where one has colour, a grey one gets equal channels
+    of_all = np.broadcast_shapes(*(images[path].shape for path in found.files))
+    return np.stack([np.broadcast_to(images[path], of_all) for path in found.files]), found
 
 
 def published(
@@ -68,51 +84,6 @@ def published(
     parts = ~found.test, found.test
     train, test = ((x[part], y[part].astype(np.int64)) for part in parts)
     return Arrays(*train, *test, tuple(names.tolist()), mean, std)
-
-
-def decoded(
-    source: Path,
-    is_read: Callable[[PurePosixPath, Callable[[], bytes]], bool],
-    shape: tuple[int, ...] | None = None,
-    side: int = 0,
-) -> dict[PurePosixPath, np.ndarray]:
-    """Return the images of a folder or archive by their paths.
-
-    `is_read(path, read)` says whether a file is one of them; `read()` returns its bytes. All have
-    the size of `shape`, or that of the first image, or are scaled to `side` x `side`.
-    """
-    from tqdm import tqdm
-
-    found: dict[PurePosixPath, np.ndarray] = {}
-    size, total = shape, 0
-    with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
-        for path, read in entries(source):
-            if not is_read(path, read):
-                continue
-            if path in found:
-                raise UserError(f"{source} holds {path} twice; pack it anew")
-            colour = None if shape is None else shape[2] == 3
-            pixels = decode(read(), f"{source}: {path}", colour, side)
-            size = size or pixels.shape
-            if pixels.shape[:2] != size[:2]:
-                wanted = f"{size[0]}x{size[1]}"
-                mend = f", the first image {wanted}; --size {min(size[:2])} scales all"
-                mend = f"; allowed is {wanted}" if shape else mend
-                raise UserError(f"{source}: {path} is {pixels.shape[0]}x{pixels.shape[1]}{mend}")
-            found[path] = pixels
-            total += pixels.nbytes
-            if 2 * total > memory():
-                raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
-            bar.update()
-    return found
-
-
-def stacked(pixels: Sequence[np.ndarray], channels: int) -> np.ndarray:
-    """Return images `[M, H, W, channels]`; a grey one gets equal channels if there are three."""
-    out = np.empty((len(pixels), *pixels[0].shape[:2], channels), np.uint8)
-    for image, values in zip(out, pixels, strict=True):
-        image[:] = values
-    return out
 
 
 def has_16_bits(image: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._archives import entries, is_hidden, warn_of_unread
+from dpfl_mpi.datasets._archives import entries, warn_of_unread
 from dpfl_mpi.datasets.cifar10 import DECAY
 from dpfl_mpi.datasets.cifar10 import PAPER as CIFAR10
 from dpfl_mpi.errors import UserError
@@ -57,8 +57,6 @@ def read(source: Path, classes: str = "all") -> Arrays:
         for path, read_bytes in entries(source):
             part = path.parent.name
             is_json, in_split = path.suffix == ".json", part in ("train", "test")
-            if is_hidden(path):
-                continue
             if is_json and in_split:
                 of_shard = read_shard(f"{source}: {path}", part == "test", read_bytes())
                 writers += of_shard

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpfl_mpi.data.own import arrays_of, fixed_fifth
 from dpfl_mpi.data.source import Arrays
-from dpfl_mpi.datasets._archives import check_one, entries, first_five, is_hidden, warn_of_unread
+from dpfl_mpi.datasets._archives import check_one, entries, first_five, warn_of_unread
 from dpfl_mpi.datasets._folders import LAYOUTS, layout, split_of
 from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.settings import option
@@ -46,11 +46,10 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
     """Return the first words of each text, as numbers in the vocabulary of the training part."""
     files, total = {}, 0
     for path, read_bytes in entries(source):
-        if not is_hidden(path):
-            files[path] = read_bytes()
-            total += len(files[path])
-            if 4 * total > memory():
-                raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
+        files[path] = read_bytes()
+        total += len(files[path])
+        if 4 * total > memory():
+            raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
     # the texts, their classes, and which are the test part, from CSV files or from folders
     columns: dict[str, np.ndarray] = {}
     if tables := tables_of(source, files):
@@ -64,7 +63,7 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
     if test is None:
         test = fixed_fifth(y, columns.get("client", y))
     # the vocabulary: the most frequent words of the training part
-    words_of_texts = [words(text)[:length] for text in texts]
+    words_of_texts = [re.findall(r"\w+", text.lower())[:length] for text in texts]
     counts = Counter[str]()
     for of_text, in_test in zip(words_of_texts, test, strict=True):
         if not in_test:
@@ -142,10 +141,6 @@ def named(y: np.ndarray, names: Sequence[str]) -> np.ndarray:
     if {*y} != {str(1 + i) for i in range(len(names))}:
         return y
     return np.array(names)[y.astype(int) - 1]
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
 
 
 def text_of(data: bytes) -> str:
