@@ -1,7 +1,7 @@
 """A partition says which client has which samples.
 
 Each client has three sets, called parts: train, val and test. Rank 0 makes the whole partition
-(`recipes.deal`), from which each rank gets a `Shard` with the samples of its own clients. A JSON
+(`recipes.deal`), from which each rank gets the samples of its own clients (`sharded`). A JSON
 file can hold a partition (`save`, `from_file`). With --search_share, `search_first` tells apart the
 validation samples by which clients choose their collaborators.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class Partition:
     pooled: bool = False
     # int64 [N]: which of the data's own clients each client is; None if clients were made up
     of_data: np.ndarray | None = None
+    # of a rank's share, which has only its own clients' samples: what the whole partition returns
+    whole: dict[str, Any] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -60,7 +62,7 @@ class Partition:
 
     def sizes(self, part: str) -> np.ndarray:
         """Return how many samples every client has in one part, int64 `[N]`."""
-        return np.diff(self.indptr[part])
+        return self.whole["sizes"][part] if self.whole else np.diff(self.indptr[part])
 
     def names_and_groups(self, source: Source) -> dict[str, list[str]]:
         """Return the clients' "name" and "group", `[N]` each, as far as the data have them."""
@@ -75,11 +77,15 @@ class Partition:
 
     def sha256(self) -> str:
         """Return the hash that names this partition."""
+        if self.whole:
+            return str(self.whole["sha256"])
         arrays = (self.indptr[part].tobytes() + self.indices[part].tobytes() for part in PARTS)
         return hashlib.sha256(b"".join(arrays)).hexdigest()
 
     def note(self) -> str:
         """Return what a reader of the results must know of it, in words; "" for nothing."""
+        if self.whole:
+            return str(self.whole["note"])
         notes = []
         training = "are in the training data of other clients"
         if self.pooled:
@@ -93,45 +99,12 @@ class Partition:
             notes.append(f"{empty} of {self.class_counts.shape[1]} classes are with no client")
         return "; ".join(notes)
 
-    def arrays(self) -> ByName:
-        """Return the partition as plain arrays by name; `from_arrays` is the inverse."""
-        out = {f"indptr/{part}": self.indptr[part] for part in PARTS}
-        out |= {f"indices/{part}": self.indices[part] for part in PARTS}
-        out |= {"class_counts": self.class_counts, "p": self.p, "pooled": np.asarray(self.pooled)}
-        return out if self.of_data is None else out | {"of_data": self.of_data}
-
-    @classmethod
-    def from_arrays(cls, arrays: ByName, **fields: Any) -> Self:
-        indptr, indices = (
-            {part: arrays[f"{name}/{part}"] for part in PARTS} for name in ("indptr", "indices")
-        )
-        counts, p, pooled = arrays["class_counts"], arrays["p"], bool(arrays["pooled"])
-        return cls(indptr, indices, counts, p, pooled, arrays.get("of_data"), **fields)
-
-
-@dataclass(frozen=True)
-class Shard(Partition):
-    """A rank's share of a partition: it has the samples of its own clients, and all sizes."""
-
-    whole_sizes: ByName = field(default_factory=dict)  # by part, int64 [N]
-    whole_sha256: str = ""
-    whole_note: str = ""
-
-    def sizes(self, part: str) -> np.ndarray:
-        return self.whole_sizes[part]
-
-    def sha256(self) -> str:
-        return self.whole_sha256
-
-    def note(self) -> str:
-        return self.whole_note
-
 
 def sharded(
     whole: Partition | None,
     share: Callable[[Callable[[], ByName]], ByName],
     choose_own: Callable[[np.ndarray], np.ndarray],
-) -> Shard:
+) -> Partition:
     """Return this rank's share of a partition that rank 0 alone has. Collective.
 
     Args:
@@ -142,16 +115,18 @@ def sharded(
 
     def all_but_samples() -> ByName:  # on rank 0
         assert whole is not None
-        texts = json.dumps({"whole_sha256": whole.sha256(), "whole_note": whole.note()}).encode()
-        arrays = {n: a for n, a in whole.arrays().items() if not n.startswith("indices/")}
-        return arrays | {"texts": np.frombuffer(texts, np.uint8)}
+        facts = {"sha256": whole.sha256(), "note": whole.note(), "pooled": whole.pooled}
+        out = {f"indptr/{part}": whole.indptr[part] for part in PARTS}
+        out |= {"class_counts": whole.class_counts, "p": whole.p}
+        out["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        return out if whole.of_data is None else out | {"of_data": whole.of_data}
 
     def samples(part: str, rows: slice) -> np.ndarray:
         return share(lambda: {"rows": whole.indices[part][rows]})["rows"]  # type: ignore[union-attr]
 
     arrays = share(all_but_samples)
     sizes = {part: np.diff(arrays[f"indptr/{part}"]) for part in PARTS}
-    own, out = choose_own(sizes["train"]), dict(arrays)
+    own, indptr, indices = choose_own(sizes["train"]), {}, {}
     for part in PARTS:
         starts = arrays[f"indptr/{part}"]
         pieces = []
@@ -161,9 +136,11 @@ def sharded(
             is_own = np.repeat(own[first:last], sizes[part][first:last])
             of_slice = samples(part, slice(starts[first], starts[last]))
             pieces.append(of_slice[is_own])
-        out[f"indices/{part}"] = np.concatenate(pieces)
-        out[f"indptr/{part}"] = np.concatenate([[0], np.cumsum(np.where(own, sizes[part], 0))])
-    return Shard.from_arrays(out, whole_sizes=sizes, **json.loads(arrays["texts"].tobytes()))
+        indices[part] = np.concatenate(pieces)
+        indptr[part] = np.concatenate([[0], np.cumsum(np.where(own, sizes[part], 0))])
+    counts, p, of_data = arrays["class_counts"], arrays["p"], arrays.get("of_data")
+    facts: Any = json.loads(arrays["facts"].tobytes()) | {"sizes": sizes}
+    return Partition(indptr, indices, counts, p, facts["pooled"], of_data, facts)
 
 
 def assemble(
