@@ -332,7 +332,8 @@ def arrays_in(file: Hdf5, labelled: bool) -> Arrays:
     for name in ("mean", "std"):
         fields[name] = tuple(file.array(name, "f", (None,)).tolist())
     for name in NAMES:
-        fields[name] = tuple(file.texts(name)) if name in file or name == "class_names" else ()
+        listed = name in file or name == "class_names"
+        fields[name] = tuple(file.array(name, "OS", (None,)).tolist()) if listed else ()
     return Arrays(**fields, note=file.attribute("note", str))
 
 

@@ -30,10 +30,9 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import paper
 from dpfl_mpi.figures.names import budget_order, named, own_data, rank, repetitions, setting
 from dpfl_mpi.figures.style import method_look
-from dpfl_mpi.methods import Method
 from dpfl_mpi.plugins import short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import METRICS, Declared, mean
+from dpfl_mpi.results.result import METRICS, mean
 
 KEYS = ["run", "setting", "row", "seed", "partition"]  # columns with which every frame begins
 
@@ -209,7 +208,7 @@ def line_of(result: Result) -> dict[str, Any]:
     }
 
 
-def of_method(method: Method | Declared) -> dict[str, Any]:
+def of_method(method: Any) -> dict[str, Any]:
     """Return the columns of `runs` that describe a method, and how its curves look."""
     look = dict(zip(("colour", "line", "marker"), method_look(method), strict=True))
     return {name: getattr(method, name) for name in ("topology", "searches", "models")} | look

@@ -16,8 +16,6 @@ from matplotlib.font_manager import get_font_names
 from matplotlib.patches import Patch
 
 from dpfl_mpi.figures.names import text_label
-from dpfl_mpi.methods import Method
-from dpfl_mpi.results.result import Declared
 
 COLUMN, TEXT = 3.25, 6.75  # inches: width of a column and of the text
 
@@ -50,7 +48,7 @@ STYLE: Any = {
 }
 
 
-def method_look(method: Method | Declared) -> tuple[str, str, str]:
+def method_look(method: Any) -> tuple[str, str, str]:
     """Return colour, line style and marker of a method, the same in every figure.
 
     If it declares no `look`, they follow from a hash of its title. The line is then never solid:

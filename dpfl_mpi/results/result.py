@@ -17,8 +17,8 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,27 +44,9 @@ METRICS |= {"auc": "AUC"}
 ARRAY_OF_FLAG = {"save_models": "model/best", "mixed": "mixed/test_acc"}
 
 
-@dataclass(frozen=True)
-class Declared:
-    """What a method says of itself, stored in the result so that readers import no method."""
-
-    title: str = ""  # in tables
-    look: str = ""  # of its curve in figures: colour, line and marker
-    citation: str = ""  # BibTeX
-    topology: str = "graph"  # between whom models move: "none", "server" or "graph"
-    searches: bool = True  # the greedy search chooses the graph
-    finetunes: bool = True  # its models may be fine-tuned after the last round
-    given: bool = False  # the user gives the graph (--graphs)
-    models: int = 1  # that each client trains in a round
-    unread: list[str] = field(default_factory=list)  # settings that it does not read
-
-
-def declared(run: Any) -> Declared:
-    """Return what the method of a resolved Run declares."""
-    stored = run.declared["method"]
-    if "look" not in stored:  # older results store the parts of a look one by one
-        stored = stored | {"look": f"{stored['colour']} {stored['line']} {stored['marker']}"}
-    return Declared(**{name: stored[name] for name in vars(Declared()) if name in stored})
+def declared(run: Any) -> SimpleNamespace:
+    """Return what the method of a Run says of itself (`methods.Method`), without importing it."""
+    return SimpleNamespace(**run.declared["method"])
 
 
 class Result(AbstractContextManager["Result"]):
@@ -92,11 +74,13 @@ class Result(AbstractContextManager["Result"]):
             if version > SCHEMA:
                 reads = f"this version of dpfl_mpi reads up to {SCHEMA}"
                 raise UserError(f"{self.path} has schema {version}; {reads}")
-            checksum = schema.checksum(self.file, self.hdf5.texts("meta/starts"))
+            checksum = schema.checksum(
+                self.file, self.hdf5.array("meta/starts", "OS", (None,)).tolist()
+            )
             if self.file.attrs["checksum"] != checksum:
                 raise ValueError
             self.run, self.key = stored_run(self.file.attrs)
-            self.method: Declared = declared(self.run)
+            self.method = declared(self.run)
             on_error.pop_all()  # all is well: the file stays open
 
     def __repr__(self) -> str:
@@ -211,10 +195,7 @@ class Result(AbstractContextManager["Result"]):
             return str(self.file["meta"].attrs[name])
 
     def listed(self, name: str) -> list[Any]:
-        """Return `class_names`, `mean` or `std` of the data, which are lists in /meta, or []."""
-        with self.hdf5.reading(f"the attribute {name} of meta"):
-            if name not in self.file["meta"].attrs:
-                return []
+        """Return `class_names`, `mean` or `std` of the data, which are lists in /meta."""
         return list(self.hdf5.json(name, list, "meta"))
 
     @without_inner_frames
@@ -412,7 +393,7 @@ class Result(AbstractContextManager["Result"]):
     @without_inner_frames
     def starts(self) -> list[dict[str, Any]]:
         """Return one description per start of the run: time, hosts, ranks, devices, versions."""
-        texts = self.hdf5.texts("meta/starts")
+        texts = self.hdf5.array("meta/starts", "OS", (None,))
         with self.hdf5.reading("meta/starts"):
             return [dict(json.loads(text)) for text in texts]
 

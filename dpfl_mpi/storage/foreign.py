@@ -191,12 +191,6 @@ class Hdf5(AbstractContextManager["Hdf5"]):
             raise self.damaged(name, f"has values beyond {low:g} to {high:g}")
         return values
 
-    def texts(self, name: str) -> list[str]:
-        """Return the texts of an array `[n]`."""
-        item = self.dataset(name, "OS", (None,))
-        with self.reading(name):
-            return [str(text) for text in item.asstr()[:]]
-
     def attribute(self, name: str, kind: type, group: str = "/", default: Any = None) -> Any:
         """Return an attribute as `kind`: str, int, float, bool, or tuple for a list."""
         with self.reading(f"the attribute {name}"):
