@@ -170,8 +170,8 @@ def test_a_run_that_is_stopped_waits_less_long(tmp_path, monkeypatch, capsys):
     code = "import time\ndef on_round(result, t):\n    time.sleep(100)\n"
     callback = text_file(tmp_path / "mine.py", code)
     leaving = followers(tiny_result.make(tmp_path / "a.h5"), callback=callback)
-    begin = leaving.followers[0].begin
-    leaving.followers[0].begin = lambda result, _: begin(result, 2)  # still to be told
+    ((flag, begin),) = leaving.begins.items()
+    leaving.begins[flag] = lambda result, _: begin(result, 2)  # still to be told
     with pytest.raises(RuntimeError), leaving:
         raise RuntimeError
     assert "took more than 0.2 s; the run goes on without it" in capsys.readouterr().err

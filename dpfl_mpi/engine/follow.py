@@ -38,22 +38,6 @@ Add = Callable[[Result, range], object]  # reports these rounds of a result
 Begin = Callable[[Result, int], tuple[int, Add]]
 
 
-class Follower:
-    """A log or a callback, which is told of each round once."""
-
-    def __init__(self, flag: str, begin: Begin):
-        self.flag, self.begin = flag, begin  # `flag` is how warnings name it
-        self.last: int | None = None  # the last round that it was told of
-
-    def tell(self, result: Result, t: int) -> None:
-        if self.last is None:
-            self.last, self.add = self.begin(result, t)
-        rounds = range(self.last + 1, result.last_round + 1)
-        self.last = max(self.last, result.last_round)
-        if rounds:
-            self.add(result, rounds)
-
-
 class Followers(contextlib.AbstractContextManager["Followers"]):
     """The log and the callback of a Job, on root. Making it is collective.
 
@@ -62,7 +46,9 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
 
     def __init__(self, path: Path, job: Job, world: World):
         self.path, self.job = path, job
-        self.followers: list[Follower] = []
+        self.begins: dict[str, Begin] = {}  # by the flag, as warnings name it
+        # of those that have begun, the last round that each was told of, and what reports more
+        self.told: dict[str, tuple[int, Add]] = {}
         self.seconds = CALL_S
         if job.log or job.callback:
             world.decide(self._start)
@@ -73,21 +59,23 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
             how = f"pip install 'dpfl_mpi[{TENSORBOARD}]'"
             with refused_as(f"--log is {log}, which cannot be imported: {how}", (ImportError,)):
                 importlib.import_module(TENSORBOARD)
-            self.followers.append(Follower(f"--log={log}", tensorboard))
+            self.begins[f"--log={log}"] = tensorboard
         elif log:
-            self.followers.append(Follower(f"--log={log}", partial(json_lines, Path(log))))
+            self.begins[f"--log={log}"] = partial(json_lines, Path(log))
         if callback:
-            self.followers.append(Follower(f"--callback={callback}", on_round_of(callback)))
+            self.begins[f"--callback={callback}"] = on_round_of(callback)
 
     def tell(self, t: int) -> None:
         """Tell each follower the rounds that are new in the results file. Round t is the last."""
-        if not self.followers or not self.path.exists():
+        if not self.begins or not self.path.exists():
             return
-        for follower in [*self.followers]:
-            flag = follower.flag
+        for flag, begin in [*self.begins.items()]:
             try:
                 with limited(self.seconds), folder_kept(), Result(self.path) as result:
-                    follower.tell(result, t)
+                    last, add = self.told.get(flag) or begin(result, t)
+                    self.told[flag] = max(last, result.last_round), add
+                    if rounds := range(last + 1, result.last_round + 1):
+                        add(result, rounds)
                 continue
             except UserError as error:
                 why = str(error)
@@ -95,7 +83,7 @@ class Followers(contextlib.AbstractContextManager["Followers"]):
                 why = f"{flag} took more than {self.seconds:g} s"
             except BaseException as error:  # also SystemExit: the run must not end by it
                 why = f"{flag}: {type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
-            self.followers.remove(follower)
+            del self.begins[flag]
             complain(f"warning: {why}; the run goes on without it")
 
     def __exit__(self, kind: object, *_: object) -> None:
