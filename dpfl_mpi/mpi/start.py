@@ -106,38 +106,32 @@ def check_shm() -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
-    """Return the Run and the Job of a command line; a mistake ends the program with a sentence."""
+    """Return the Run and the Job of a command line; a mistake is a `UserError`."""
     from dpfl_mpi.settings.command_line import given, naming_lines, parser, run_and_job
     from dpfl_mpi.settings.fields import as_dict
     from dpfl_mpi.settings.run import without_effect
 
-    try:
-        with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
-            flags = given(arguments, parser())
-            with naming_lines(flags):
-                given_run, job = run_and_job(flags)
-                run = given_run.resolve()
-            if flags.get("print_config"):
-                import yaml
+    with contextlib.redirect_stdout(sys.stdout if launched(RANK, 0) == 0 else io.StringIO()):
+        flags = given(arguments, parser())
+        with naming_lines(flags):
+            given_run, job = run_and_job(flags)
+            run = given_run.resolve()
+        if flags.get("print_config"):
+            import yaml
 
-                own = getattr(run.found("dataset"), "OWN_DATA", False)
-                if own and not os.path.isfile(str(run.data)):
-                    usual = "the model, partition and clients below are those of unknown data"
-                    if launched(RANK, 0) == 0:
-                        complain(f"warning: there is no {run.data} yet; {usual}")
-                # printed empty: values that depend on the seed or that the method does not read
-                names = ("partition_seed", *run.found("method").unread)
-                empty = dict.fromkeys(n for n in names if getattr(given_run, n) is None)
-                settings = as_dict(run) | as_dict(job) | empty
-                print(yaml.safe_dump(settings, sort_keys=False), end="")
-                sys.exit(0)
-        if (text := without_effect(given_run, run)) and launched(RANK, 0) == 0 and not job.quiet:
-            complain(f"warning: {text}")
-        return run, job
-    except UserError as error:
-        if launched(RANK, 0) == 0:
-            complain(f"error: {error}")
-        sys.exit(2)
+            own = getattr(run.found("dataset"), "OWN_DATA", False)
+            if own and not os.path.isfile(str(run.data)) and launched(RANK, 0) == 0:
+                usual = "the model, partition and clients below are those of unknown data"
+                complain(f"warning: there is no {run.data} yet; {usual}")
+            # printed empty: values that depend on the seed or that the method does not read
+            names = ("partition_seed", *run.found("method").unread)
+            empty = dict.fromkeys(n for n in names if getattr(given_run, n) is None)
+            settings = as_dict(run) | as_dict(job) | empty
+            print(yaml.safe_dump(settings, sort_keys=False), end="")
+            sys.exit(0)
+    if (text := without_effect(given_run, run)) and launched(RANK, 0) == 0 and not job.quiet:
+        complain(f"warning: {text}")
+    return run, job
 
 
 def parse_or_code(arguments: Sequence[str], finished: Finished) -> tuple[Resolved, Job] | int:
@@ -277,23 +271,15 @@ def open_world() -> World:
 
 
 @contextlib.contextmanager
-def ends_with_mpi(world: World) -> Iterator[None]:
-    """End all ranks at an error of MPI in the block."""
+def all_or_none(world: World) -> Iterator[None]:
+    """End all ranks if only some leave the block by an error, as others would wait for ever."""
     from mpi4py import MPI
 
+    again = "the same command, without --fresh, goes on from the last checkpoint"
     try:
         yield
     except MPI.Exception as error:
         world.abort_for(error)
-
-
-@contextlib.contextmanager
-def all_or_none(world: World) -> Iterator[None]:
-    """End all ranks if only some leave the block by an error, as others would wait for ever."""
-    again = "the same command, without --fresh, goes on from the last checkpoint"
-    try:
-        with ends_with_mpi(world):
-            yield
     except Leave:  # raised on all ranks
         raise
     except UserError as error:

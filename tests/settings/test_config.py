@@ -1,6 +1,5 @@
 """Run and Job: defaults, budgets, the name of a result, the command line and YAML."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -16,6 +15,7 @@ from launch import refused
 
 from dpfl_mpi import describe, plugins
 from dpfl_mpi.__main__ import main
+from dpfl_mpi.errors import UserError, in_a_sentence
 from dpfl_mpi.mpi.start import parse
 from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.settings import Job, Resolved, Run
@@ -250,21 +250,22 @@ FIELDS = "seed lr budget omega_period candidates checkpoint_every results attack
 
 
 @pytest.mark.parametrize("name", [*FIELDS.split(), "options.mu", "options.finetune_prox"])
-def test_a_word_in_a_config_is_read_as_after_its_flag(name, tmp_path, capfd, monkeypatch):
+def test_a_word_in_a_config_is_read_as_after_its_flag(name, tmp_path, monkeypatch):
     """The same settings or the same sentence, whatever YAML 1.1 would have made of the word."""
     monkeypatch.setattr(command, "parser", functools.cache(command.parser))
     path, first, option = tmp_path / "run.yaml", *name.rpartition(".")[::2]
 
     def outcome(flag):
-        with contextlib.suppress(SystemExit):
+        try:
             return parse(["--method=fedprox", flag])
-        return capfd.readouterr().err
+        except UserError as error:
+            return str(error)
 
     for word in WORDS.split():
         path.write_text(f"{first}: {{{option}: {word}}}\n" if first else f"{name}: {word}\n")
         want, found = outcome(f"--{name}={word.strip(chr(39))}"), outcome(f"--config={path}")
         if isinstance(want, str):
-            want = want.replace("error: ", f"error: --config is {path}, line 1: ", 1)
+            want = f"--config is {path}, line 1: {want}"
         assert found == want, word
 
 
@@ -280,7 +281,7 @@ NUMBERS = {
 def test_a_number_is_in_the_digits_0_to_9(name, digits, said):
     network = ["--network=phones"] * (name == "churn")
     parse([*network, f"--{name}={NUMBERS[name].format(3)}"])
-    error = said(parse, *network, f"--{name}={NUMBERS[name].format(digits)}", code=2)
+    error = said(in_a_sentence(parse), *network, f"--{name}={NUMBERS[name].format(digits)}", code=2)
     assert error.startswith(f"error: --{name} is ") and "; allowed " in error
 
 
@@ -334,7 +335,7 @@ def test_a_number_of_another_command_is_in_the_digits_0_to_9(module, words, said
 def test_a_mistake_in_a_config_is_told_with_its_line(text, words, sentence, tmp_path, said):
     path = tmp_path / "run.yaml"
     path.write_text(text) if text else os.mkfifo(path)
-    error = said(parse, f"--config={path}", *words.split(), code=2)
+    error = said(in_a_sentence(parse), f"--config={path}", *words.split(), code=2)
     place = "" if sentence[0] == "-" else f"--config is {path}"
     assert error.startswith(f"error: {place}{sentence.format(path)}") and error.count("\n") == 1
 
@@ -371,6 +372,6 @@ def test_print_config_and_help_are_for_one_rank_and_refuses_what_a_run_would(sai
     monkeypatch.setenv("PMI_RANK", "1")
     assert said(parse, "--print_config") == said(parse, "--help") == ""
     monkeypatch.setenv("PMI_RANK", "0")
-    error = said(parse, "--print_config", "--budget=0", code=2)
+    error = said(in_a_sentence(parse), "--print_config", "--budget=0", code=2)
     assert error.startswith("error: --budget is 0; allowed")
     assert yaml.safe_load(said(parse, "--print_config", "--method=local"))["rounds"] == 22

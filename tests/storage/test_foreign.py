@@ -19,6 +19,7 @@ from dpfl_mpi import describe, export, prepare
 from dpfl_mpi.data.source import open_source
 from dpfl_mpi.datasets import _images, arrays, image_folder
 from dpfl_mpi.datasets._images import decode
+from dpfl_mpi.errors import in_a_sentence
 from dpfl_mpi.mpi import start
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
@@ -159,7 +160,7 @@ NAMES = ["/", ".", "..", "a/..", "", "x" * 247 + ".h5", "a\0b", "a\udcff.h5"]
 @pytest.mark.parametrize("out", NAMES)
 def test_names_that_no_result_can_have(tmp_path, monkeypatch, said, out):
     monkeypatch.chdir(tmp_path)
-    assert said(start.parse, f"--out={out}", code=2).startswith("error: --out is ")
+    assert said(in_a_sentence(start.parse), f"--out={out}", code=2).startswith("error: --out is ")
     said(prepare.main, "image_folder", "--source", tmp_path, f"--out={out}", code=2)
 
 
