@@ -22,7 +22,7 @@ def choose_transfer(job: Job, world: World, width: int) -> tuple[Transfer, str]:
     in its thread, and the world is `stuck`: MPI cannot be finalized.
     """
     exchange = "rma" if job.exchange == "auto" else job.exchange
-    transfer = Transfer(exchange, job.window, job.check_rows)
+    transfer = Transfer(exchange, job.window)
     if job.exchange != "auto" or world.size == 1:
         return transfer, ""
     world.agree(False)  # the clock of the trial starts with the last rank
@@ -35,7 +35,7 @@ def choose_transfer(job: Job, world: World, width: int) -> tuple[Transfer, str]:
     thread.join(TRIAL_S if MPI.Query_thread() == MPI.THREAD_MULTIPLE else None)
     world.stuck = world.agree(thread.is_alive())
     if failed := world.first(why[-1] and f"on rank {world.rank} it {why[-1]}"):
-        took = Transfer("sendrecv", job.window, job.check_rows)
+        took = Transfer("sendrecv", job.window)
         why_not = f"{took}, as {transfer} of {LIBRARY} fails here: {failed}"
         return took, f"{why_not}; --exchange sendrecv spares the trial"
     trial.free()

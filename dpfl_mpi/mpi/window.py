@@ -70,11 +70,10 @@ def route(
 
 @dataclass(frozen=True)
 class Transfer:
-    """How rows travel: what --exchange, --window and --check_rows say."""
+    """How rows travel: what --exchange and --window say."""
 
     exchange: str = "rma"
     window: str = "allocate"
-    check_rows: bool = True
 
     def __str__(self) -> str:
         call = f"a window of MPI_Win_{self.window}"
@@ -118,17 +117,14 @@ class Inbox:
         self.view: np.ndarray = np.ndarray((slots, staging.shape[1]), np.float32, memory)
         self.sums: np.ndarray = np.ndarray(slots, np.uint64, memory, size - 8 * slots)
         self._sent = np.zeros(len(staging), np.uint64)  # checksums of the rows that are staged
-        if self.transfer.check_rows:
-            # where the checksums begin in the memory of each rank, in bytes
-            self._sums_start = list(map(int, world.texts(str(size - 8 * slots))))
+        # where the checksums begin in the memory of each rank, in bytes
+        self._sums_start = list(map(int, world.texts(str(size - 8 * slots))))
 
     def exchange(self, route: Route) -> float:
         """Send the staged rows along the route; return the seconds of waiting for other ranks.
 
         Collective. If a row arrives wrong, all are sent again; then every rank raises `Damaged`.
         """
-        if self.closed:
-            raise ValueError("this Inbox is closed")
         need = int(route.need[self.world.rank])
         if need > self.slots:
             raise ValueError(f"the graph needs {need} slots, the window has {self.slots}")
@@ -136,8 +132,6 @@ class Inbox:
         wrong = np.zeros(0, np.int64)
         for _ in range(2):
             waited = self._move(route)
-            if not self.transfer.check_rows:
-                return waited
             arrived = zip(self.view, route.arriving.tolist(), strict=False)
             expected = [checksum(row, sender, self.exchanges) for row, sender in arrived]
             wrong = np.flatnonzero(np.array(expected, np.uint64) != self.sums[:need])
@@ -159,9 +153,9 @@ class Inbox:
         else:
             self.world.comm.Barrier()
         waited = time.perf_counter() - start
-        if self.transfer.check_rows:  # one checksum for each row, to however many ranks it goes
-            for row, sender in {row: sender for row, _, _, sender in route.puts}.items():
-                self._sent[row] = checksum(self.staging[row], sender, self.exchanges)
+        # one checksum for each row, to however many ranks it goes
+        for row, sender in {row: sender for row, _, _, sender in route.puts}.items():
+            self._sent[row] = checksum(self.staging[row], sender, self.exchanges)
         if self.window:
             self._put(route)
         else:
@@ -174,9 +168,8 @@ class Inbox:
         for row, rank, slot, _ in route.puts:
             target = [slot * self.row_bytes, width, MPI.FLOAT]
             self.window.Put([self.staging[row], MPI.FLOAT], rank, target)
-            if self.transfer.check_rows:
-                target = [self._sums_start[rank] + 8 * slot, 1, MPI.UINT64_T]
-                self.window.Put([self._sent[row:], 1, MPI.UINT64_T], rank, target)
+            target = [self._sums_start[rank] + 8 * slot, 1, MPI.UINT64_T]
+            self.window.Put([self._sent[row:], 1, MPI.UINT64_T], rank, target)
         self.window.Fence()
 
     def _send(self, route: Route) -> None:
@@ -184,12 +177,10 @@ class Inbox:
         comm, requests = self.world.comm, []
         for slot, rank in enumerate(route.source.tolist()):
             requests.append(comm.Irecv(self.view[slot], rank, ROW))
-            if self.transfer.check_rows:
-                requests.append(comm.Irecv(self.sums[slot : slot + 1], rank, SUM))
+            requests.append(comm.Irecv(self.sums[slot : slot + 1], rank, SUM))
         for row, rank, _, _ in route.puts:
             requests.append(comm.Isend(self.staging[row], rank, ROW))
-            if self.transfer.check_rows:
-                requests.append(comm.Isend(self._sent[row : row + 1], rank, SUM))
+            requests.append(comm.Isend(self._sent[row : row + 1], rank, SUM))
         MPI.Request.Waitall(requests)
 
     def take(self, slot: int) -> np.ndarray:

@@ -61,7 +61,6 @@ class Job:
         "auto: rma if a trial passes")
     window: Literal["allocate", "create"] = JOB(
         "allocate", "which call of MPI makes the windows: MPI_Win_allocate or MPI_Win_create")
-    check_rows: bool = JOB(True, "compare a checksum of each model that arrives")
     checkpoint_every: Any = JOB("5min", "rounds (3), time (90s, 5min, 2h) or never")
     grace: float = JOB(25.0, "seconds to end the round in after USR1, USR2, TERM or INT", **SECONDS)
     watchdog: float = JOB(

@@ -23,7 +23,7 @@ KINDS = {
     "inf": {"budget": "inf", "rounds": 2, "window_gb": NARROW, "exchange": "sendrecv"},
     "wide": {"budget": "inf", "rounds": 2, "window_gb": 1.0},  # all at once
     "eight": {"budget": 8, "rounds": 2, "ggc_period": 2, "window_gb": NARROW},
-    "groups": {"rounds": 2, "window_gb": NARROW, "window": "create", "check_rows": False},
+    "groups": {"rounds": 2, "window_gb": NARROW, "window": "create"},
     "few": {"clients": 2, "rounds": 2},  # of three ranks one has none
 }
 SMALL = {"clients": 6, "rounds": 4, "tau_init": 1, "budget": 3}
