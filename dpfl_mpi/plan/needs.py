@@ -7,7 +7,6 @@ one model in it. A pass is one filling and reading of all windows: wide graphs t
 """
 
 import timeit
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -240,24 +239,25 @@ def step_seconds(run: Resolved, backend: Any, steps: int) -> float:
     row = ensemble.initial_row(run.init, np.random.default_rng(0))[None].clone()
     block = Block(ensemble, row, backend.zero_momentum(1), slice(0, 1))
     first = np.zeros(1, np.int64)
-    epoch = lambda: backend.train_epochs(block, LocalEpochs(1, first, LR))  # noqa: E731
-    return fastest(epoch, TIMED_S) / steps
+    timer = timeit.Timer(lambda: backend.train_epochs(block, LocalEpochs(1, first, LR)))
+    timer.timeit(1)  # the first time is longer
+    return min(timer.repeat(max(3, int(TIMED_S / timer.timeit(1))), 1)) / steps
 
 
 def one_client(
-    run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int, scored: int = 1
+    run: Resolved, job: Job, source: Source, ensemble: Ensemble, n: int
 ) -> tuple[Any, int]:
     """Return a backend with one client of random samples, and the steps of its epoch.
 
-    It has up to n samples to train, but at most `TIMED_IMAGES` or one mini-batch, and `scored` ones
-    to validate. A `UserError` if --kernels asks for native kernels that are not available here.
+    It has up to n samples to train, but at most `TIMED_IMAGES` or one mini-batch, and one to
+    validate. A `UserError` if --kernels asks for native kernels that are not available here.
     """
     n = max(1, min(n, max(1, TIMED_IMAGES // run.batch_size) * run.batch_size))
     rng = np.random.default_rng(0)
-    images = rng.integers(0, source.vocabulary or 256, (n + scored, *source.shape))
+    images = rng.integers(0, source.vocabulary or 256, (n + 1, *source.shape))
     images = images.astype(source.dtype)
-    labels = rng.integers(0, source.classes, n + scored)
-    samples = {"train": [np.arange(n)], "val": [np.arange(n, n + scored)], "test": [np.arange(0)]}
+    labels = rng.integers(0, source.classes, n + 1)
+    samples = {"train": [np.arange(n)], "val": [np.arange(n, n + 1)], "test": [np.arange(0)]}
     counts = np.zeros((1, source.classes), np.int64)
     partition = assemble(samples, counts, np.ones(1), False)
     both = {"train": labels, "test": labels}
@@ -267,13 +267,6 @@ def one_client(
     native, why = native_or_why(job.kernels, ensemble, clients, sgd)
     backend = native or pytorch_instead(job.kernels, why, ensemble, clients, sgd)
     return backend, -(-n // run.batch_size)
-
-
-def fastest(action: Callable[[], object], seconds: float) -> float:
-    """Return the shortest time of an action in seconds, repeated for about so many `seconds`."""
-    timer = timeit.Timer(action)
-    timer.timeit(1)  # the first time is longer
-    return min(timer.repeat(max(3, int(seconds / timer.timeit(1))), 1))
 
 
 # texts ------------------------------------------------------------------------------------------
