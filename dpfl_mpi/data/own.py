@@ -68,9 +68,13 @@ def arrays_of(
 
 
 def fixed_fifth(labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Return the test part: a fifth of each owner's samples, bool `[M]`."""
+    """Return the test part: a fifth of each owner's samples, at least one of three, bool `[M]`."""
+    out, rng = np.zeros(len(owners), bool), np.random.default_rng(0)
+    _, counts = np.unique(owners, return_counts=True)
+    for rows in np.split(np.argsort(owners, kind="stable"), np.cumsum(counts)[:-1]):
+        order = rng.permutation(rows)
+        out[order[: len(order) // 5 or len(order) // 3]] = True
     # a class that would have test samples alone stays in training
-    out = choose_a_fifth(np.unique(owners, return_inverse=True)[1])
     return out & np.isin(labels, labels[~out])
 
 
@@ -175,17 +179,6 @@ def flags(where: str, test: np.ndarray, length: int) -> np.ndarray:
     if len(wrong):
         raise UserError(f"{where}: test holds {text(wrong[0])}; allowed are true, false, 1, 0")
     return test.astype(bool)
-
-
-def choose_a_fifth(groups: np.ndarray) -> np.ndarray:
-    """Return a fixed fifth of every group's samples, at least one of three, bool `[M]`."""
-    chosen = np.zeros(len(groups), bool)
-    rng = np.random.default_rng(0)
-    ends = np.cumsum(np.bincount(groups))
-    for rows in np.split(np.argsort(groups, kind="stable"), ends[:-1]):
-        order = rng.permutation(rows)
-        chosen[order[: len(order) // 5 or len(order) // 3]] = True
-    return chosen
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
