@@ -153,7 +153,7 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
         plan = Newcomer(start, make_gradient(parts.fed, start.clone()) if make_gradient else None)
     else:
         plan = Newcomer(parts.fed.common_row())
-    parts.meet("the end of newcomer")
+    parts.mail.mailroom.meet("the end of newcomer")
     members.begin_after(newcomers)
     device = parts.backend.ensemble.device
     joins = torch.from_numpy(newcomers[parts.ids]).to(device)[:, None]

@@ -48,12 +48,8 @@ def train(run: Run, job: Job, world: World) -> Path:
             world.decide(lambda: check_replaceable(path))
             checkpoints.clear(sure=True)
         else:
-
-            def date_of_result() -> str | None:
-                has_copy = checkpoints.folder.is_dir()
-                return date_finished(resolved, checkpoints.key, path, job, has_copy)
-
-            date = world.decide(date_of_result)
+            key, folder = checkpoints.key, checkpoints.folder
+            date = world.decide(lambda: date_finished(resolved, key, path, job, folder.is_dir()))
         if date is None:
             compute(path, resolved, job, checkpoints, lock)
         elif world.root and not job.quiet:
@@ -175,7 +171,7 @@ def state_after(parts: Parts, method: Method, before: State | None) -> State:
         if before is None or not parts.members.participants.any():
             raise
         return before  # all that take part have diverged, others have not
-    parts.meet(f"the end of {'round' if parts.round else 'init'}")
+    parts.mail.mailroom.meet(f"the end of {'round' if parts.round else 'init'}")
     check_state(short(parts.run.method), state, parts, names, method.topology == "graph")
     if parts.mail.mailroom.own_code:
         check_own(parts, state, generators)

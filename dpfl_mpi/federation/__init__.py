@@ -107,10 +107,6 @@ class Parts:
             self.scoring.forget_best(self.members.alive)
             self.scoring.stale[:] = 0
 
-    def meet(self, place: str) -> None:
-        """Wait for all ranks of a user's method; `UserError` on all if one is elsewhere."""
-        self.mail.mailroom.meet(place)
-
     def close(self) -> None:
         self.mail.mailroom.close()
 
@@ -179,7 +175,7 @@ def verb(
     def call(fed: Federation, *args: P.args, **kwargs: P.kwargs) -> T:
         parts = fed._parts
         if collective:
-            parts.meet(f"fed.{name}")
+            parts.mail.mailroom.meet(f"fed.{name}")
         by_name = (kwargs[argument] for argument in names_of_rows if argument in kwargs)
         for w_KW in (*args[:rows], *by_name):
             parts.members.check_rows(w_KW, parts.backend.ensemble.width, f"fed.{name}")
