@@ -18,9 +18,9 @@ from dpfl_mpi.data.partition import Partition
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.limits import Limits
 from dpfl_mpi.graph import CollaborationGraph, Senders
+from dpfl_mpi.mpi.placement import Placement
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.ensemble import LARGEST, largest
-from dpfl_mpi.transport.placement import Placement
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,6 @@ class Candidates:
         if not self.receives[k]:
             return np.zeros(0, np.int64)
         graph = self.nearest or self.reach
-        if graph is None and self.stays is None:  # the usual case, without a search per sender
-            if not self.sends[k]:
-                return self._senders.copy()
-            return np.delete(self._senders, self._senders.searchsorted(k))
         found = self._senders if graph is None else graph.of(k)
         if self.stays is not None:
             found = np.setdiff1d(found, self.stays.of(k))
@@ -51,11 +47,6 @@ class Candidates:
     def asked_by(self, k: int) -> np.ndarray:
         """Return the candidates of client k, ascending; none where it has no room."""
         return self.of(k) if self.room[k] > 0 else np.zeros(0, np.int64)
-
-    @property
-    def unrestricted(self) -> bool:
-        """Whether every receiver may ask every sender."""
-        return self.reach is None and self.stays is None and self.nearest is None
 
     @functools.cached_property
     def _senders(self) -> np.ndarray:

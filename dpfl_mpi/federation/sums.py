@@ -237,7 +237,8 @@ class Sums:
     def over_candidates(self, w_KW: Tensor, candidates: Candidates) -> tuple[Tensor, np.ndarray]:
         """Return sum p_i w_i and sum p_i over each client and its candidates. Collective."""
         members, received = self.members, self.log.notes["models_received"]
-        if candidates.unrestricted and members.joined[members.present].all():
+        restricted = candidates.reach or candidates.stays or candidates.nearest
+        if restricted is None and members.joined[members.present].all():
             # all clients ask all others: the same sum serves them
             wants = (candidates.room > 0)[members.ids] & members.learners[members.ids]
             received += np.where(wants, int(members.active.sum()) - 1, 0)

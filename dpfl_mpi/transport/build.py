@@ -4,6 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from dpfl_mpi.errors import UserError
+from dpfl_mpi.mpi.placement import Placement
 from dpfl_mpi.mpi.window import Transfer
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.plugins import shipped, short
@@ -15,7 +16,6 @@ from dpfl_mpi.transport.links import Ages
 from dpfl_mpi.transport.log import Log
 from dpfl_mpi.transport.mailroom import Mailroom
 from dpfl_mpi.transport.packing import Encoded, Packing
-from dpfl_mpi.transport.placement import Placement
 
 
 def transport_of(

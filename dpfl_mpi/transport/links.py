@@ -6,7 +6,7 @@ A row is one client's model. `to` and `of` `[E]` are the receivers and the sende
 import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
-from dpfl_mpi.transport.placement import Placement
+from dpfl_mpi.mpi.placement import Placement
 
 
 class Links:
