@@ -136,12 +136,8 @@ class Scoring:
 
     def validation_losses(self, i: int, w_mW: Tensor) -> np.ndarray:
         """Count and return losses of m models on client i's search images, float64 `[m]`."""
-        return -self.rewards(i, w_mW)
-
-    def rewards(self, i: int, w_mW: Tensor) -> np.ndarray:
-        """Count and return R = -validation loss (equation 6) of m models for client i, `[m]`."""
         self.count(slice(i, i + 1), len(w_mW))
-        return -self._search_losses(slice(i, i + 1), w_mW[None])[0]
+        return self._search_losses(slice(i, i + 1), w_mW[None])[0]
 
     def count(self, rows: slice, models: int | np.ndarray) -> None:
         """Count so many evaluations, one number or `[k]`, of these local clients."""

@@ -130,8 +130,8 @@ class Search:
     def _rewards(self, i: int) -> list[float]:
         """Return R of the client's averages of X and Y; a forward search has no Y: its R is 0."""
         scored = self.averages[i, : self.models].contiguous()
-        r = self.scoring.rewards(self.block.start + i, scored).tolist()
-        return [*r, 0.0][:2]
+        r = -self.scoring.validation_losses(self.block.start + i, scored)  # equation 6
+        return [*r.tolist(), 0.0][:2]
 
     def _consider_at_once(self, arrived: Arrived, candidates: list[Senders]) -> None:
         """Do what `consider` does by one call of the kernels for all clients of the block."""

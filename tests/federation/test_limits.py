@@ -301,14 +301,14 @@ def test_the_search_has_the_same_mean(kernels):
         for i, n in enumerate(fed.clients.n_val):
             pair = torch.stack([w[i], 0.5 * w[i]])
             fed.scoring.metric_batch = 7
-            batched = fed.scoring.rewards(i, pair)
+            batched = -fed.scoring.validation_losses(i, pair)
             losses = fed.backend.score(slice(i, i + 1), pair[1:])[0][0]
             batches = [losses[at : min(at + 7, n)].mean() for at in range(0, n, 7)]
             assert batched[1] == pytest.approx(-np.mean(batches), rel=1e-12)
             fed.scoring.metric_batch = 10**6
-            whole = fed.scoring.rewards(i, pair)
+            whole = -fed.scoring.validation_losses(i, pair)
             fed.scoring.metric_batch = 0
-            np.testing.assert_allclose(whole, fed.scoring.rewards(i, pair), rtol=1e-6)
+            np.testing.assert_allclose(-whole, fed.scoring.validation_losses(i, pair), rtol=1e-6)
     with federation(SMALL) as fed:
         right = np.array([True, True, True, False, False])
         means = {0: 3 / 5, 2: (1.0 + 0.5 + 0.0) / 3, 4: (0.75 + 0.0) / 2, 5: 3 / 5}
