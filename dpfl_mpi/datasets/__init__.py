@@ -44,7 +44,13 @@ SMALL = {
 def load(name: str, module: ModuleType) -> ModuleType:
     """Return a data set's file with its defaults; a `UserError` names what breaks the contract."""
     what = f"the data set {name}"
-    check_functions(what, module)
+    loads = callable(getattr(module, "load", None))
+    if not loads and not callable(getattr(module, "read", None)):
+        must = "one of them must return the data"
+        raise UserError(f"{what} has neither load() nor read(source); {must}")
+    for a in signature(module.load).parameters.values() if loads else ():
+        if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD):
+            raise UserError(f"load of {what} wants {a.name}; allowed is load(), or read(source)")
     if not isinstance(title := getattr(module, "TITLE", ""), str):
         raise UserError(f"TITLE of {what} is {title!r}; it must be a text")
     if (weights := getattr(module, "WEIGHTS", "pool")) not in ("pool", "train"):
@@ -67,16 +73,6 @@ def load(name: str, module: ModuleType) -> ModuleType:
             found[field] = getattr(module, field)
     vars(module).update(found, PAPER={**SMALL, **paper}, Options=options_of(what, module))
     return module
-
-
-def check_functions(what: str, module: ModuleType) -> None:
-    loads = callable(getattr(module, "load", None))
-    if not loads and not callable(getattr(module, "read", None)):
-        must = "one of them must return the data"
-        raise UserError(f"{what} has neither load() nor read(source); {must}")
-    for a in signature(module.load).parameters.values() if loads else ():
-        if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD):
-            raise UserError(f"load of {what} wants {a.name}; allowed is load(), or read(source)")
 
 
 def check_settings(what: str, settings: Any) -> None:
