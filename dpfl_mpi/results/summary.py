@@ -6,7 +6,6 @@ after preprocessing, before round 1. Benign clients are those that count in aver
 """
 
 import contextlib
-import itertools
 import math
 import os
 import re
@@ -224,11 +223,9 @@ def fold(text: str, indent: str = "  ", first: str | None = None) -> str:
 
 def listed(words: Sequence[str], room: int) -> str:
     """Return as many whole words as fit into `room` columns, and "..." for the others."""
-    ends = list(itertools.accumulate(len(word) + 1 for word in words))  # with a blank behind each
-    if not words or ends[-1] - 1 <= room:
-        return " ".join(words)
-    n_fit = sum(end + len("...") <= room for end in ends)
-    return " ".join([*words[:n_fit], "..."])
+    text = " ".join(word.replace(" ", NBSP) for word in words)
+    how: Any = {"break_long_words": False, "break_on_hyphens": False, "placeholder": " ..."}
+    return textwrap.fill(text, max(room, 3), max_lines=1, **how).replace(NBSP, " ")
 
 
 def name_columns(named: Mapping[str, Any]) -> dict[str, list[str]]:
