@@ -98,11 +98,10 @@ class Recorder:
         """Write the file to disk, with all that is new."""
         start = time.monotonic()
         with self.explained():
-            if self.file:
-                self._give()
-                starts = self.file["meta/starts"].asstr()[:].tolist()
-                self._set(checksum=checksum(self.file, starts))
-                self.file.flush()
+            self._give()
+            starts = self.file["meta/starts"].asstr()[:].tolist()
+            self._set(checksum=checksum(self.file, starts))
+            self.file.flush()
             self.still_ours()
             with self.image.getbuffer() as data:  # no second copy in memory
                 write(self.path, data)
