@@ -167,7 +167,7 @@ def tuning_report(values: Mapping[str, Sequence[Run]], job: Job, tune: str) -> s
     """
     name, tables = tune.partition("=")[0], []
     methods = dict.fromkeys(run.method for runs in values.values() for run in runs)
-    for method in methods or [""]:  # without Runs, one empty table
+    for method in methods:
         of_method = {v: [run for run in runs if run.method == method] for v, runs in values.items()}
         shown_name = name if len(methods) < 2 else f"{short(method)}.{name}"
         tables.append(report_of_method(of_method, job, shown_name))
@@ -195,7 +195,7 @@ def report_of_method(values: Mapping[str, Sequence[Run]], job: Job, name: str) -
             unscored[value] += int(np.isnan(of_clients).sum())
         means[value] = float(np.mean(scores))
     percent = {value: f"{100 * accuracy:.2f} %" for value, accuracy in means.items()}
-    count = len(next(iter(values.values()), ()))
+    count = len(next(iter(values.values())))
     lines = [f"{name}  validation accuracy, mean over {count} runs"]
     for value in means:
         clients = f"  without {unscored[value]} clients that were never scored"
