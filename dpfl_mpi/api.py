@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from dpfl_mpi.numerics.raw import RawImages
+    from dpfl_mpi.numerics.normalising import NormalisingModel
 
 
 class Result(results.Result):
@@ -57,7 +57,7 @@ class Result(results.Result):
             self.run = with_code(self.run, code)
 
     @without_inner_frames
-    def model(self, client: int) -> "RawImages":
+    def model(self, client: int) -> "NormalisingModel":
         """Return a client's best model by validation, a `torch.nn.Module`.
 
         It takes raw images, uint8 `[S, H, W, C]`, normalises them itself, and returns logits. On
