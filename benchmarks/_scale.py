@@ -1,4 +1,4 @@
-"""What benchmarks of many clients and ranks share: data, watched runs, fits and a picture."""
+"""What benchmarks of many clients and ranks share: data, watched runs and fits."""
 
 import argparse
 import dataclasses
@@ -7,9 +7,9 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -127,41 +127,3 @@ def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     """Return b of the least squares fit log y = a + b log x: 1 is linear, 0 constant."""
     return slope(np.log(x), np.log(y))[1] if min(y) > 0 else math.nan
-
-
-class Line(NamedTuple):
-    x: Sequence[float]
-    y: Sequence[float]
-    colour: int  # its number among the colours of figures; -1: grey
-    label: str | None = None
-    form: str = "o-"
-
-
-def draw(
-    name: str,
-    folder: Path,
-    table: list[dict[str, Any]],
-    x_label: str,
-    panels: Mapping[str, list[Line]],
-    titles: Sequence[str | None] = (None, None),
-) -> list[Path]:
-    """Draw log-log panels side by side, by their y labels; return the files written.
-
-    `table` becomes the CSV file. `titles` are those of the legends.
-    """
-    import matplotlib.pyplot as plt
-    import pandas as pd
-
-    from dpfl_mpi.figures.command import Drawing, save
-    from dpfl_mpi.figures.style import COLOURS, GREY, STYLE, TEXT
-
-    with plt.rc_context(STYLE):
-        figure, places = plt.subplots(1, len(panels), figsize=(TEXT, 2.4))
-        for axes, (y_label, lines), title in zip(places, panels.items(), titles, strict=True):
-            for x, y, colour, label, form in lines:
-                axes.plot(x, y, form, color=[*COLOURS, GREY][colour], label=label)
-            axes.set(xscale="log", yscale="log", xlabel=x_label, ylabel=y_label)
-            axes.set_xticks(lines[0].x, [str(value) for value in lines[0].x])
-            axes.minorticks_off()
-            axes.legend(title=title)
-        return save(Drawing(pd.DataFrame(table), figure), name, folder)

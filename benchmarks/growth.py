@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import _scale
-from _scale import MB, PHASES, Line, Watched, numbers
+from _scale import MB, PHASES, Watched, numbers
 
 from dpfl_mpi.results import Result
 
@@ -90,15 +90,28 @@ def fits(points: list[dict[str, Any]]) -> str:
 
 def picture(points: list[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw seconds per round and memory of all ranks over N, with lines of slope 1."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    from dpfl_mpi.figures.command import Drawing, save
+    from dpfl_mpi.figures.style import COLOURS, GREY, STYLE, TEXT
+
     n = [p["clients"] for p in points]
-    seconds = [Line(n, [p[name] for p in points], i, "all" if i == 0 else name)
-               for i, name in enumerate(DRAWN)]  # fmt: skip
-    memory = [Line(n, [p["grown"] / MB for p in points], 0, "all ranks, beyond the imports")]
-    for lines in (seconds, memory):
-        linear = [lines[0].y[-1] * k / n[-1] for k in n]
-        lines.append(Line(n, linear, -1, "linear", ":"))
+    seconds = {"all" if name == "round" else name: [p[name] for p in points] for name in DRAWN}
+    memory = {"all ranks, beyond the imports": [p["grown"] / MB for p in points]}
     panels = {"seconds per round": seconds, "memory, MB": memory}
-    return _scale.draw("growth", folder, points, "clients $N$", panels)
+    with plt.rc_context(STYLE):
+        figure, places = plt.subplots(1, 2, figsize=(TEXT, 2.4))
+        for axes, (y_label, lines) in zip(places, panels.items(), strict=True):
+            for (label, y), colour in zip(lines.items(), COLOURS, strict=False):
+                axes.plot(n, y, "o-", color=colour, label=label)
+            last = next(iter(lines.values()))[-1]
+            axes.plot(n, [last * k / n[-1] for k in n], ":", color=GREY, label="linear")
+            axes.set(xscale="log", yscale="log", xlabel="clients $N$", ylabel=y_label)
+            axes.set_xticks(n, map(str, n))
+            axes.minorticks_off()
+            axes.legend()
+        return save(Drawing(pd.DataFrame(points), figure), "growth", folder)
 
 
 def main() -> None:

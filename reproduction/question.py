@@ -153,15 +153,15 @@ def power(repetitions: int = 2000) -> pd.DataFrame:
         for (s, row), d in zip(CONTRASTS, DEVIATIONS, strict=True)
     ]
     for true in (0.0, 0.25, 0.5, 1.0, 2.0):
-        counts = pd.DataFrame(0, index=range(len(CONTRASTS)), columns=["better", "equal"])
+        better, equal = np.zeros((2, len(CONTRASTS)), int)
         for _ in range(repetitions):
             samples = [[true + d * rng.standard_normal(len(SEEDS))] for d in DEVIATIONS]
             for i, verdict in enumerate(verdicts(samples)):
-                counts.loc[i, "better"] += verdict == "better"
-                counts.loc[i, "equal"] += verdict.startswith("equal")
+                better[i] += verdict == "better"
+                equal[i] += verdict.startswith("equal")
         for i, line in enumerate(lines):
-            shares = (100 * counts.loc[i] / repetitions).round().astype(int)
-            line[f"{true:g} points"] = f"{shares['better']} better, {shares['equal']} equal"
+            shares = (100 * np.array([better[i], equal[i]]) / repetitions).round().astype(int)
+            line[f"{true:g} points"] = "{} better, {} equal".format(*shares)
     return pd.DataFrame(lines)
 
 
