@@ -18,8 +18,8 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-on_a_busy_machine = {"suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("busy", **on_a_busy_machine)
+too_slow = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=too_slow)
 hypothesis.settings.load_profile("busy")
 
 ASKED = {

@@ -10,7 +10,6 @@ import sys
 import time
 import unicodedata
 
-import h5py
 import numpy as np
 import pytest
 import starts
@@ -164,14 +163,7 @@ def test_a_bad_command_line(capfd, arguments, words):
 
 
 def test_what_the_data_or_the_machine_do_not_allow(capfd, tmp_path, digits_file):
-    (tmp_path / "text.h5").write_text("not HDF5")
-    (tmp_path / "truncated.h5").write_bytes(digits_file.read_bytes()[:20000])
-    with h5py.File(tmp_path / "foreign.h5", "w") as file:
-        file["train/images"] = np.zeros(3)
     for words, text in (
-        (f"{tmp_path}/text.h5", "text.h5"),
-        (f"{tmp_path}/truncated.h5", "truncated.h5"),
-        (f"{tmp_path}/foreign.h5", "not a prepared data file"),
         (f"{digits_file} --dataset cifar10", "holds image_folder, not cifar10"),
         (f"{digits_file} --device cuda",
          "--device is cuda; PyTorch sees no GPU here (allowed: auto, cpu"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dpfl_mpi.graph import CollaborationGraph, named
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 9))
 def test_graph_operations_are_those_of_lists(seed, n):
     rng = np.random.default_rng(seed)

@@ -117,12 +117,8 @@ def test_clients_are_counted_by_number(tmp_path):
     of = "group of the client é is False and True; give one"
     refused(of, arrays_of, np.zeros((36, 3)), y, client, group=np.arange(36) > 2)
     refused("has group but no client", arrays_of, np.zeros((36, 3)), y, group=group)
-    refused(
-        "client_groups has 1 texts; allowed are 3",
-        check,
-        replace(named, client_groups=("a",)),
-        "it",
-    )
+    few = replace(named, client_groups=("a",))
+    refused("client_groups has 1 texts; allowed are 3", check, few, "it")
     in_bytes = np.array([b"a", "é".encode()])[y]  # as HDF5 and npz may have them
     assert arrays_of(np.zeros((36, 3)), y, client=in_bytes).client_names == ("a", "é")
     which, names = numbered("f", "client", np.array([1e19, 2e19, 3, 3]), 4)

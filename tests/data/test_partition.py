@@ -98,7 +98,7 @@ def test_alpha_and_the_partition_seed_decide():
     assert even.min() >= 3 and (uneven == 0).mean() > 0.5
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 10_000))
 def test_slices_sum_to_the_whole_and_keep_to_their_shares(q, m):
     """A twin in plain Python: floors of the running sum."""
@@ -126,7 +126,7 @@ def quotas(counts, n_test):
     return out
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_deal_test_against_a_twin(data):
     n, classes = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))

@@ -319,10 +319,8 @@ def test_folders_of_clients(tmp_path, capsys):
     source = folder(tmp_path / "pacs", files)
     unstaged(tmp_path, "image_folder", source, "is 16x8, the first image 32x32; --size 32 scales")
     out = image_folder.read(source, size=8)
-    assert out.client_names == ("cartoon", "photo", "sketch") and out.class_names == (
-        "dog",
-        "horse",
-    )
+    assert out.client_names == ("cartoon", "photo", "sketch")
+    assert out.class_names == ("dog", "horse")
     assert (out.train_images.shape[1:], out.client_groups) == ((8, 8, 3), ())
     assert np.bincount(out.test_clients).tolist() == [4, 4, 4]
     out = image_folder.read(source, 8, clients_per_folder=2)
@@ -330,16 +328,9 @@ def test_folders_of_clients(tmp_path, capsys):
     assert out.client_groups == ("cartoon", "cartoon", "photo", "photo", "sketch", "sketch")
     of_client = np.bincount(np.r_[out.train_clients, out.test_clients])
     assert of_client.tolist() == [10] * 6
-    alone = folder(
-        tmp_path / "alone",
-        {
-            name.removeprefix("photo/"): data
-            for name, data in files.items()
-            if name.startswith("photo")
-        },
-    )
-    assert image_folder.read(alone).train_clients is None
-    refused("--clients_per_folder is 2; allowed is 1", image_folder.read, alone, 0, 2)
+    alone = folder(tmp_path / "alone", images(("photo",), ("dog", "horse"), 10))
+    assert image_folder.read(alone / "photo").train_clients is None
+    refused("--clients_per_folder is 2; allowed is 1", image_folder.read, alone / "photo", 0, 2)
     assert capsys.readouterr().err == ""
 
 
@@ -389,14 +380,11 @@ def test_texts(tmp_path):
     out = text_folder.read(tmp_path / "n", vocabulary=1, length=9)
     assert out.train_images.tolist() == [[2, 2, 1, 0], [1, 1, 2, 0]]
     head = b"label,title,text\n"
-    files = {
-        "train.csv": head + b'2,"a, a",b\n1,b,c\n1,b,c\n2,b,c',
-        "test.csv": head + b"1,d,a\n1,,",
-    }
+    files = {"train.csv": head + b'2,"a, a",b\n1,b,c\n1,b,c\n2,b,c'}
+    files["test.csv"] = head + b"1,d,a\n1,,"
     for lists, names in (({}, ("1", "2")), ({"classes.txt": b"World\nArts\n"}, ("Arts", "World"))):
-        path = tar(
-            tmp_path / "ag.tar", {f"ag/{name}": data for name, data in (files | lists).items()}
-        )
+        members = {f"ag/{name}": data for name, data in (files | lists).items()}
+        path = tar(tmp_path / "ag.tar", members)
         out = text_folder.read(path, vocabulary=9, length=3)
         assert out.class_names == names  # b 2, c 3, a 4
         assert out.train_images.tolist() == [[4, 4, 2], [2, 3, 0], [2, 3, 0], [2, 3, 0]]

@@ -11,7 +11,7 @@ from launch import differences, federation, reward_of, run_here
 from dpfl_mpi import streams
 from dpfl_mpi.federation import orders
 from dpfl_mpi.federation.search import decide
-from dpfl_mpi.graph import CollaborationGraph
+from dpfl_mpi.graph import CollaborationGraph, named
 from dpfl_mpi.mpi.placement import waves
 from dpfl_mpi.settings.search import Rule
 
@@ -43,10 +43,6 @@ def rows_of(fed, seed, spread=1.0):
     w = fed.ensemble.zeros(len(fed.ids))
     w[:, :size] = torch.from_numpy(models[fed.ids])
     return w, models
-
-
-def complete(n=N):
-    return CollaborationGraph.from_lists([j for j in range(n) if j != k] for k in range(n))
 
 
 def drawn(fed, k, candidates):
@@ -151,7 +147,7 @@ def of_clients(low, high):
 FIXTURE = [HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=FIXTURE)
+@settings(max_examples=40, suppress_health_check=FIXTURE)
 @given(
     seed=st.integers(0, 10**6),
     number=st.integers(0, 99),
@@ -166,7 +162,7 @@ def test_theorem_1(fed, seed, number, most, twins, shares, spread):
     w, _ = rows_of(fed, seed, spread=spread)
     w = w[[int(fed.row_of[twins[k]]) for k in fed.ids]]
     start(fed, number, most)
-    together = fed.ggc(w, fed.exchange(w, complete()))
+    together = fed.ggc(w, fed.exchange(w, named("complete", N)))
     evaluations = fed.notes["evaluations"].copy()
     start(fed, number, most)
     batched = fed.bggc(w)

@@ -215,19 +215,6 @@ def test_who_takes_part_by_share_and_by_file(tmp_path):
         assert roles.flipped.sum() == roles.drifted.sum() == count
 
 
-def test_a_mean_is_over_those_present():
-    with federation(SMALL | {"method": "fedavg", "participation": 0.4}) as fed:
-        fed.begin_round(1)
-        w = fed.local_opt(fed.common_row(), 1)
-        present = np.flatnonzero(fed.members.present)
-        p = fed.p[present] / fed.p[present].sum()
-        expected = sum(p_k * w[fed.row_of[k]].double() for p_k, k in zip(p, present, strict=True))
-        assert torch.allclose(fed.mean(w).double(), expected, atol=1e-7)
-        received = fed.notes["models_received"]
-        assert len(present) == 4 and (received[fed.row_of[present]] == 2).all()
-        assert received.sum() == 8
-
-
 def test_means_of_groups_are_over_those_present():
     """Nobody of group 2 is there, so it keeps its row; each client sends 1 model and gets 3."""
     with federation(SMALL | {"method": "fedavg", "participation": 0.4}) as fed:
@@ -260,15 +247,14 @@ def test_flipped_labels():
                 assert torch.equal(labels, 9 - true if flips else true)
 
 
-@pytest.mark.parametrize("flips", [{"flip_share": 0.4}, {"attack": "label_flip:0.4"}])
-def test_flipped_clients_that_do_not_choose_still_serve(result_of, monkeypatch, flips):
+def test_flipped_clients_that_do_not_choose_still_serve(result_of, monkeypatch):
     monkeypatch.setattr(search, "decide", add_always)
-    fields = SMALL | flips | {"budget": "inf"}
+    fields = SMALL | {"flip_share": 0.4, "budget": "inf"}
     some = result_of(fields | {"flipped_run_ggc": False}, kernels="torch")
     everyone = result_of(fields | {"flipped_run_ggc": True}, kernels="torch")
     flipped = ~some.benign
     assert flipped.sum() == 3
-    assert "attack" in flips or np.array_equal(some["client/flipped"], flipped)
+    assert np.array_equal(some["client/flipped"], flipped)
     for t in range(3):
         assert not some.graph(t)[flipped].any()  # they choose none
         assert some.graph(t)[np.ix_(~flipped, flipped)].all()  # and are chosen

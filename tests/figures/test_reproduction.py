@@ -1,9 +1,7 @@
 """reproduction/: its pages and tables against the CSV files, SciPy, and numbers chosen by hand."""
 
-import itertools
 import re
 
-import findings
 import numpy as np
 import page
 import pandas as pd
@@ -216,36 +214,18 @@ def test_the_findings_are_what_the_files_say():
 
 
 def test_numbers_in_the_pages_prose_are_what_the_files_say():
-    """Every "x ± y" outside the tables is in a table, or is a difference of two rows."""
+    """Every "x ± y" outside the tables is in a table."""
     pages = [page.FRONT, page.ANSWER, page.TABLE_1, page.TABLES, FOLDER / "log.md"]
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in pages}
     table = re.compile(r"<!-- (\S.*?) -->.*?<!-- /\1 -->", re.DOTALL)
     pair = re.compile(r"(\d+\.\d+)(?:, noise)?\s±\s(\d+\.\d+)")
     parts = [part[0] for text in texts.values() for part in table.finditer(text)]
     known = {(float(x), float(y)) for part in parts for x, y in pair.findall(part)}
-    known |= set(differences())
     rounded = {f"{x:.{digits}f} ± {y:.{digits}f}" for x, y in known for digits in (1, 2)}
     tested_above = {"1.41 ± 0.98", "0.54 ± 1.08", "15.1 ± 4.5"}
     for name, text in texts.items():
         prose = {f"{x} ± {y}" for x, y in pair.findall(table.sub("", text))}
         assert prose - rounded <= tested_above, name
-
-
-def differences():
-    """Yield (size, half width of the 95 % interval) of all differences of two rows."""
-    each = {name: frames["clients"] for name, frames in page.folders().items()}
-    each["controls"] = findings.long(page.folders()["controls"])["clients"]
-    first = each["cifar-10-motivation"].query("client == 0")
-    # over seeds, as if each were a client
-    each["example"] = first.assign(client=first["seed"], seed=0, partition="", run="")
-    for lines in each.values():
-        rows = dict(list(lines.groupby("row")))
-        for a, b in itertools.combinations(rows, 2):
-            parts = tables.paired(pd.concat([rows[a], rows[b]]), a, b)
-            if tables.comparable(parts):
-                mean, half = tables.interval(parts)
-                yield abs(mean), half
-                yield abs(mean), recomputed.over_clients(parts)
 
 
 def test_tuning_one_part_freezes_the_other():

@@ -132,6 +132,8 @@ KEEP_OUT = {"options": {"search": "forward", "neither": "keep_out"}}
     ("facade", {"options": {"final": True}, "send": "layers=body"}, "leave out --send"),
     ("sketch", {"attack": "noise:0.5"},
      "--attack is noise:0.5; sketch sends more than models; allowed are"),
+    ("pfedsv", {"options": {"orders": 0}, "clients": 9, "budget": 9},
+     "--options.orders is 0, all 9! orders of 9 models; allowed are at most 8 models"),
     ("fedbn", {}, "--method fedbn needs GroupNorm, LayerNorm or the like; --model mlp has none"),
 ])  # fmt: skip
 def test_what_a_method_needs_of_its_run_is_one_sentence(method, fields, sentence):
@@ -556,9 +558,3 @@ def test_good_states_pass():
     empty = {"client": {}, "shared": {}}
     check_state("mine", empty, fed(0))
     check_state("mine", empty, fed(2, val_acc=np.array([np.nan, 1])))  # it need not score
-
-
-def test_all_orders_of_many_models_are_refused(tmp_path):
-    fields = {"method": "pfedsv", "clients": 9, "rounds": 1, "budget": 9, "options": {"orders": 0}}
-    sentence = "--options.orders is 0, all 9! orders of 9 models; allowed are at most 8 models"
-    refused(sentence, run_here, tmp_path / "run.h5", fields)

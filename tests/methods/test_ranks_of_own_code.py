@@ -30,26 +30,16 @@ OWN = "np.isin(np.arange(fed.n), fed.ids).astype(int)"  # 1 for the clients of t
 MISTAKES = {
     "a graph of one rank": (
         f"fed.exchange(w, CollaborationGraph.from_lists([[]] + [[0] * i for i in {OWN}[1:]]))",
-        "the graph of fed.exchange is not the same on every rank; fed.collect makes",
-    ),
-    "groups of one rank": (
-        f"fed.means(w, {OWN}, fed.initial_row().repeat(2, 1))",
-        "the groups of fed.means are not the same on every rank; fed.tell brings",
-    ),
-    "too many groups": (
-        "fed.means(w, np.arange(fed.n), fed.initial_row().repeat(2, 1))",
-        "other groups than it takes: 5 whole numbers from 0 to 1, one per client",
-    ),
-    "a square of local clients": (
-        'more["like"] = np.zeros((len(fed.ids),) * 2)',
-        "has other names, types or shapes on some ranks",
-    ),
-    "one row for all": (
-        "w = fed.initial_row().expand(len(fed.ids), -1)",
-        "rows that share their memory, as after .expand; make them so by .clone()",
-    ),
-    "an alias": ('more["last"] = w', "they share their memory, which a checkpoint does not"),
-}
+        "the graph of fed.exchange is not the same on every rank; fed.collect makes"),
+    "groups of one rank": (f"fed.means(w, {OWN}, fed.initial_row().repeat(2, 1))",
+        "the groups of fed.means are not the same on every rank; fed.tell brings"),
+    "too many groups": ("fed.means(w, np.arange(fed.n), fed.initial_row().repeat(2, 1))",
+        "other groups than it takes: 5 whole numbers from 0 to 1, one per client"),
+    "a square of local clients": ('more["like"] = np.zeros((len(fed.ids),) * 2)',
+        "has other names, types or shapes on some ranks"),
+    "one row for all": ("w = fed.initial_row().expand(len(fed.ids), -1)",
+        "rows that share their memory, as after .expand; make them so by .clone()"),
+}  # fmt: skip
 MODEL = """
 import math
 import numpy as np

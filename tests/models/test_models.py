@@ -27,7 +27,6 @@ from dpfl_mpi.numerics.model_check import check_module
 from dpfl_mpi.numerics.select_backend import check_deterministic
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Run
-from dpfl_mpi.testing import checks
 
 IMAGE, VECTOR, TEXT = ((8, 8, 1), "uint8"), ((12,), "float32"), ((10,), "int32")
 
@@ -142,13 +141,7 @@ MASKS = {
 
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"batch_first": True},
-        {"kdim": 6, "vdim": 4},
-        {"bias": False},
-    ],
-    ids=lambda settings: "-".join(settings),
+    "settings", [{"batch_first": True}, {"kdim": 6, "vdim": 4}, {"bias": False}], ids="-".join
 )
 def test_weights_of_attention_are_dropped_as_drawn(settings, masks):
     """The layer's numbers are PyTorch's, but for the weights that the draws leave out."""
@@ -338,24 +331,6 @@ def test_a_layer_whose_gradient_changes_on_a_gpu_is_refused(monkeypatch):
     refused(sentence, check_deterministic, ensemble, clients)
 
 
-RECURRENT = """
-from torch import nn
-
-class Last(nn.GRU):
-    def forward(self, x):
-        return super().forward(x)[0][:, -1]
-
-def build(shape, classes):
-    rnn = Last(shape[1], 4, batch_first=True)
-    return nn.Sequential(nn.Flatten(1, 2), rnn, nn.Linear(4, classes))
-"""
-
-
-def test_a_recurrent_network_trains(tmp_path):
-    (check,) = checks(text_file(tmp_path / "gru.py", RECURRENT))
-    assert check.complaint() == ""
-
-
 class Named(nn.Module):
     """A layer whose parameter has two names."""
 
@@ -365,6 +340,13 @@ class Named(nn.Module):
 
     def forward(self, x):
         return x * self.gain + self.scale
+
+
+class Last(nn.GRU):
+    """Its last output."""
+
+    def forward(self, x):
+        return super().forward(x)[0][:, -1]
 
 
 TWICE = nn.PReLU()
@@ -377,6 +359,7 @@ RIGHT = {
     "a layer that is used twice": nn.Sequential(nn.Flatten(), TWICE, nn.Linear(64, 10), TWICE),
     "a parameter of two names": nn.Sequential(nn.Flatten(), Named(), nn.Linear(64, 10)),
     "transformer": nn.Sequential(nn.Flatten(2), ENCODER, *HEAD),
+    "recurrent": nn.Sequential(nn.Flatten(1, 2), Last(8, 4, batch_first=True), nn.Linear(4, 10)),
 }
 
 
@@ -390,7 +373,7 @@ def test_modules_that_are_right_pass_and_have_their_own_gradient(module):
     row = ensemble.initial_row("torch", rng)
     g, loss = ensemble.gradient(row, x, y, key)
     with torch.no_grad():
-        logits = ensemble.logits(row[None], x)[0]
+        of_two = ensemble.logits(torch.stack([row * 0.5, row]), x)
     assert all(map(torch.equal, own, module.parameters()))  # no row stays in a layer
     learner = keyed(copy.deepcopy(module), draws := Draws())
     vector_to_parameters(row[: ensemble.size], learner.parameters())
@@ -401,7 +384,9 @@ def test_modules_that_are_right_pass_and_have_their_own_gradient(module):
     torch.testing.assert_close(
         g[: ensemble.size], parameters_to_vector(gradients), rtol=1e-4, atol=1e-6
     )
-    torch.testing.assert_close(logits, learner.eval()(ensemble.module_input(x)).detach())
+    for logits, share in zip(of_two, (0.5, 1), strict=True):
+        vector_to_parameters(share * row[: ensemble.size], learner.parameters())
+        torch.testing.assert_close(logits, learner.eval()(ensemble.module_input(x)).detach())
 
 
 def test_resnet_by_hand_and_attention_of_pytorch():

@@ -34,12 +34,8 @@ def test_a_stream_depends_on_its_key_alone():
     first = order(1, 2, 3).random(4)
     order(1, 2, 4).random(1000)
     assert np.array_equal(first, order(1, 2, 3).random(4))
-    others = (
-        order(0, 2, 3),
-        order(1, 3, 3),
-        order(1, 2, 2),
-        streams.stream(1, streams.AUGMENT, 2, 3),
-    )
+    others = [order(*words) for words in ((0, 2, 3), (1, 3, 3), (1, 2, 2))]
+    others.append(streams.stream(1, streams.AUGMENT, 2, 3))
     assert not any(np.array_equal(first, other.random(4)) for other in others)
     names = ["INIT", "ORDER", "AUGMENT", "CANDIDATES", "COIN"]
     purposes = [getattr(streams, name) for name in names]

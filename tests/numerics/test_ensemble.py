@@ -1,7 +1,5 @@
 """Rows against plain PyTorch modules, one per client; exact sums; sketches."""
 
-import copy
-import itertools
 import math
 from fractions import Fraction
 
@@ -20,7 +18,6 @@ from dpfl_mpi.numerics.ensemble import Ensemble, fixed_point, from_fixed_point
 from dpfl_mpi.numerics.sketches import ENTRIES
 
 CPU = torch.device("cpu")
-SHAPES = {"cifar": (32, 32, 3), "femnist": (28, 28, 1), "odd": (19, 22, 3)}  # odd: pools floor
 
 
 def build(kind):
@@ -30,7 +27,7 @@ def build(kind):
         return nn.Sequential(norms[0], nn.Conv2d(3, 4, 3), norms[1], nn.Tanh(), *head), (8, 8, 3), 5
     if kind == "mlp":
         return mlp.build((8, 8, 1), 10), (8, 8, 1), 10
-    return cnn.build(SHAPES[kind], 10), SHAPES[kind], 10
+    return cnn.build((32, 32, 3), 10), (32, 32, 3), 10
 
 
 def row_from(tensors, width):
@@ -40,46 +37,6 @@ def row_from(tensors, width):
 
 def ensemble_of(module, colours, **how):
     return Ensemble(module, (0.5,) * colours, (0.25,) * colours, CPU, **how)
-
-
-def setup(kind, k, seed=0):
-    torch.manual_seed(seed)
-    module, shape, classes = build(kind)
-    ensemble = ensemble_of(module, shape[2])
-    modules = [copy.deepcopy(module) for _ in range(k)]
-    for p in itertools.chain.from_iterable(m.parameters() for m in modules):
-        nn.init.uniform_(p, -0.15, 0.15)
-    w = torch.stack([row_from(m.parameters(), ensemble.width) for m in modules])
-    return ensemble, modules, w, shape, classes
-
-
-def images(rng, s, shape, constant=False):
-    """Random uint8 images; `constant`: mostly one grey, so that all four places of a pool tie."""
-    x = rng.integers(0, 256, (s, *shape), dtype=np.uint8)
-    if constant:
-        x[:, 4:, :] = 100
-    return torch.from_numpy(x)
-
-
-@pytest.mark.parametrize("constant", [False, True], ids=["noise", "ties"])
-@pytest.mark.parametrize("kind", ["cifar", "femnist", "odd", "mlp", "plain"])
-def test_loss_gradient_and_logits(kind, constant):
-    ensemble, modules, w, shape, classes = setup(kind, 2)
-    rng = np.random.default_rng(1)
-    x, y = images(rng, 7, shape, constant), torch.from_numpy(rng.integers(0, classes, 7))
-    normalised = ensemble.normalise(x)
-    with torch.no_grad():
-        logits = ensemble.logits(w, normalised)
-    for i, m in enumerate(modules):
-        g_i, loss_i = ensemble.gradient(w[i], normalised, y)
-        out = m(((x.float() / 255 - 0.5) / 0.25).permute(0, 3, 1, 2))
-        loss = nn.functional.cross_entropy(out, y)
-        loss.backward()
-        g = row_from([p.grad for p in m.parameters()], ensemble.width)
-        torch.testing.assert_close(loss_i, loss.detach(), rtol=2e-6, atol=2e-7)
-        torch.testing.assert_close(logits[i], out.detach(), rtol=2e-5, atol=3e-6)
-        assert float((g_i - g).abs().max()) <= 3e-6 * max(1.0, float(g.abs().max()))
-        assert float(g.abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["cifar", "mlp"])
@@ -135,9 +92,11 @@ def test_fixed_point():
 
 @pytest.mark.parametrize("kind", ["cifar", "plain"])
 def test_bfloat16_rounds_the_products_only(kind):
-    exact, _, w, shape, classes = setup(kind, 1)
-    rounded, rng = ensemble_of(build(kind)[0], shape[2], precision="bf16"), np.random.default_rng(1)
-    x = exact.normalise(images(rng, 16, shape))
+    module, shape, classes = build(kind)
+    exact, rounded = (ensemble_of(module, shape[2], precision=p) for p in ("float32", "bf16"))
+    rng = np.random.default_rng(1)
+    w = exact.initial_row("torch", rng)[None]
+    x = exact.normalise(torch.from_numpy(rng.integers(0, 256, (16, *shape), dtype=np.uint8)))
     y = torch.from_numpy(rng.integers(0, classes, 16))
     with torch.no_grad():
         logits = [ensemble.logits(w, x) for ensemble in (exact, rounded)]

@@ -10,11 +10,10 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
-import _gpu_bits
 import numpy as np
 import pytest
 import torch
-from _samples import PAPER_SGD, clients_of
+from _samples import clients_of
 from launch import differences, refused, run_here
 from teams import Emulated
 from torch import nn
@@ -26,8 +25,7 @@ from dpfl_mpi.numerics import cpu, gpu, native_backend
 from dpfl_mpi.numerics import select_backend as selection
 from dpfl_mpi.numerics.backend import Backend, LocalEpochs, Proximal
 from dpfl_mpi.numerics.ensemble import Block, Ensemble
-from dpfl_mpi.numerics.kernels import describe
-from dpfl_mpi.numerics.lanes.declared import STRUCTURES, VERBS
+from dpfl_mpi.numerics.lanes.declared import STRUCTURES
 from dpfl_mpi.numerics.native_backend import NativeBackend
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 from dpfl_mpi.plugins import shipped
@@ -284,32 +282,14 @@ def test_a_candidate_of_a_search_step_by_step(pair):
         assert all(all(map(np.array_equal, *of)) for of in zip(found, right, strict=True))
 
 
-def test_what_a_gpu_is_compared_by(monkeypatch):
-    """The arrays of benchmarks/gpu.py, of one network."""
-
-    def arrays():
-        backend = _gpu_bits.backend_of(_gpu_bits.NETWORKS["mlp"], PAPER_SGD, CPU)
-        training = _gpu_bits.of_training(backend, _gpu_bits.verbs_of("mlp"))
-        return {name: np.asarray(a) for name, a in [*training, *_gpu_bits.of_scoring(backend)]}
-
-    by_cpu = arrays()
-    monkeypatch.setattr(_gpu_bits, "NativeBackend", partial(NativeBackend, make=Emulated))
-    by_gpu = arrays()
-    assert by_gpu.keys() == by_cpu.keys() and "search/added 1" in by_cpu
-    assert [name for name in by_cpu if _gpu_bits.difference(by_gpu[name], by_cpu[name])] == []
-
-
 FIELDS = {"dataset": "image_folder", "model": "mlp", "clients": 6, "classes_per_client": 3}
 FIELDS |= {"batch_size": 8, "budget": 3, "rounds": 3, "tau_init": 2, "tau_train": 2, "seed": 3}
 RESNET = {"model": "resnet", "model_options": {"widths": "4", "blocks": 1, "groups": 2}}
 RUNS = {
-    "dpfl": {},
-    "a part of the clients": {"participation": 0.6},
-    "mini-batches' means": {"metric": "batch"},
-    "dpfl_choice": {"options": {"neither": "smaller"}},
-    "adam": {"optimizer": "adamw", "lr": 0.01},
-    "fedbn": RESNET,
-}
+    "dpfl": {}, "a part of the clients": {"participation": 0.6},
+    "mini-batches' means": {"metric": "batch"}, "dpfl_choice": {"options": {"neither": "smaller"}},
+    "adam": {"optimizer": "adamw", "lr": 0.01}, "fedbn": RESNET,
+}  # fmt: skip
 OTHERS = ["apfl", "cobo", "dac", "ditto", "fedala", "fedprox", "fedrep", "fedsim", "ifca", "pens"]
 RUNS |= {name: {} for name in [*OTHERS, "perfedavg", "pfedme", "pfedsv", "scaffold"]}
 
@@ -385,21 +365,6 @@ def test_what_does_not_compile_is_one_sentence(compiler, monkeypatch):
     refused("the kernels do not compile for this GPU, sm_10 (", gpu.compiled, TINY, "sm_10")
     monkeypatch.setitem(sys.modules, "cuda.core", None)
     refused("the kernels need cuda-core on a GPU (", gpu.compiled, TINY, "sm_90")
-
-
-def header_of(module, shape):
-    ensemble = Ensemble(module, (0.5,) * shape[-1], (0.25,) * shape[-1], CPU)
-    plan, _ = describe(module, shape, "uint8")
-    return gpu.plan_header(plan, ensemble.width, ensemble.scale, ensemble.shift)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-def test_the_papers_network_compiles(compiler, arch):
-    shape = 32, 32, 3
-    header = header_of(cnn.build(shape, 10), shape)
-    for verb in VERBS if arch == "sm_90" else ("train", "search"):
-        assert gpu.compiled(gpu.program(header, verb), arch).startswith(b"\x7fELF")
 
 
 def test_the_largest_clients_come_first_and_results_stay_in_their_places():

@@ -99,14 +99,6 @@ def bits(kind, form, path=cpu.LIBRARY):
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
 
-@pytest.mark.parametrize("kind", ["odd", "mlp", "grey"])
-def test_every_form_gives_the_same_bits(kind):
-    assert FORMS[-1] == "portable"
-    first = bits(kind, FORMS[0])
-    for form in FORMS[1:]:
-        assert bits(kind, form) == first, form
-
-
 @pytest.mark.parametrize(("name", "extra"), [("gcc", ["-O1"]), ("clang", []), ("zig", [])])
 def test_every_compiler_gives_the_same_bits(name, extra, tmp_path):
     """gcc's with -O1, compiled in half the time, has the bits of the library here."""

@@ -13,7 +13,7 @@ from test_lanes import Setting, distance, numbers
 from torch import nn
 from torch.nn import functional
 
-from dpfl_mpi.models import cnn, mlp, resnet, text
+from dpfl_mpi.models import cnn, resnet, text
 from dpfl_mpi.numerics.cpu import Cpu, forms
 from dpfl_mpi.numerics.kernels import describe
 from dpfl_mpi.numerics.native_backend import check_against_pytorch, try_native
@@ -22,12 +22,8 @@ from dpfl_mpi.numerics.optimiser import SGD
 CLASSES = 5
 conv = nn.Conv2d
 padded = functools.partial(conv, kernel_size=3, padding=1)
-IMAGE, LINES, VECTOR, TOKENS = (
-    ((9, 10, 3), "uint8"),
-    ((1, 33, 4), "float32"),
-    ((22,), "float32"),
-    ((7,), "int32"),
-)
+IMAGE, LINES = ((9, 10, 3), "uint8"), ((1, 33, 4), "float32")
+VECTOR, TOKENS = ((22,), "float32"), ((7,), "int32")
 
 
 class Forward(nn.Module):
@@ -195,203 +191,82 @@ NETS = {
     "padding": row(IMAGE, padded(3, 7), nn.ReLU(), padded(7, 6), pooled=True),
     "stride": row(IMAGE, conv(3, 7, 3, 2, 1), nn.ReLU(), conv(7, 6, 3, 2), pooled=True),
     "a stride beyond the kernel": row(IMAGE, conv(3, 4, 1, 2), nn.GELU(), conv(4, 6, 2, 3)),
-    "dilation": row(
-        IMAGE, conv(3, 7, 3, 1, 2, 2), nn.LeakyReLU(0.1), conv(7, 6, (2, 3), (1, 2), (1, 0), (2, 1))
-    ),
-    "groups": row(
-        IMAGE,
-        conv(3, 8, 3, padding="same", bias=False),
-        nn.SiLU(),
-        conv(8, 8, 3, groups=8, padding=1),
-        conv(8, 6, 1),
-        nn.GELU(),
-        conv(6, 6, 5, 2, 2, groups=2),
-    ),
-    "pools": row(
-        IMAGE,
-        padded(3, 8),
-        nn.MaxPool2d(3, 2, 1),
-        nn.Sigmoid(),
-        nn.AvgPool2d(2, 1, 1),
-        nn.AdaptiveAvgPool2d((3, 2)),
-    ),
-    "pools that round up": row(
-        IMAGE,
-        padded(3, 8),
-        nn.MaxPool2d(2, ceil_mode=True),
-        nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False),
-        nn.AdaptiveMaxPool2d(2),
-    ),
-    "GroupNorm": row(
-        IMAGE, padded(3, 8), nn.GroupNorm(4, 8), nn.ReLU(), padded(8, 8), nn.GroupNorm(2, 8)
-    ),
-    "InstanceNorm, LayerNorm": row(
-        IMAGE,
-        padded(3, 8),
-        nn.InstanceNorm2d(8, affine=True),
-        nn.ReLU6(),
-        conv(8, 4, 3),
-        nn.LayerNorm([4, 7, 8]),
-        nn.GELU("tanh"),
-        nn.Flatten(),
-        nn.LayerNorm(224),
-    ),
-    "a norm of the sample, which has a bias alone": of(
-        IMAGE,
+    "dilation": row(IMAGE, conv(3, 7, 3, 1, 2, 2), nn.LeakyReLU(0.1),
+        conv(7, 6, (2, 3), (1, 2), (1, 0), (2, 1))),
+    "groups": row(IMAGE, conv(3, 8, 3, padding="same", bias=False), nn.SiLU(),
+        conv(8, 8, 3, groups=8, padding=1), conv(8, 6, 1), nn.GELU(),
+        conv(6, 6, 5, 2, 2, groups=2)),
+    "pools": row(IMAGE, padded(3, 8), nn.MaxPool2d(3, 2, 1), nn.Sigmoid(), nn.AvgPool2d(2, 1, 1),
+        nn.AdaptiveAvgPool2d((3, 2))),
+    "pools that round up": row(IMAGE, padded(3, 8), nn.MaxPool2d(2, ceil_mode=True),
+        nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False), nn.AdaptiveMaxPool2d(2)),
+    "GroupNorm": row(IMAGE, padded(3, 8), nn.GroupNorm(4, 8), nn.ReLU(), padded(8, 8),
+        nn.GroupNorm(2, 8)),
+    "InstanceNorm, LayerNorm": row(IMAGE, padded(3, 8), nn.InstanceNorm2d(8, affine=True),
+        nn.ReLU6(), conv(8, 4, 3), nn.LayerNorm([4, 7, 8]), nn.GELU("tanh"), nn.Flatten(),
+        nn.LayerNorm(224)),
+    "a norm of the sample, which has a bias alone": of(IMAGE,
         lambda s, x: functional.layer_norm(x.flatten(1), (270,), None, s.b),
-        b=nn.Parameter(torch.randn(270)),
-    ),
+        b=nn.Parameter(torch.randn(270))),
     "residual": of(IMAGE, residual, a=padded(3, 8), c=padded(8, 8)),
     "cat": of(IMAGE, cats, a=padded(3, 8), c=padded(8, 4), d=conv(8, 3, 1)),
     "gates of channels": of(IMAGE, gates, a=padded(3, 8), f=nn.Linear(8, 8), c=padded(8, 8)),
     "chunks": of(IMAGE, split, c=conv(3, 8, 3)),
     "stage": row(IMAGE, conv(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), padded(6, 8), nn.ReLU()),
-    "a view between a convolution and its pool": of(
-        IMAGE,
-        lambda s, x: functional.max_pool2d(s.c(x).relu().reshape(len(x), 12, 3, 5), 2),
-        c=conv(3, 6, 5),
-    ),
-    "ReLU6 of what is 0": row(
-        IMAGE, conv(3, 8, 1, padding=1, bias=False), nn.ReLU6(), conv(8, 6, 3), pooled=True
-    ),
-    "a scalar that learns": of(
-        IMAGE,
-        lambda s, x: s.a(x.flatten(1)) * s.g,
-        a=nn.Linear(270, 9),
-        g=nn.Parameter(torch.tensor(1.5)),
-    ),
-    "one axis": of(
-        LINES,
-        lambda s, x: functional.max_pool1d(s.n(s.b(s.a(x.squeeze(2)))).relu(), 2),
-        a=nn.Conv1d(4, 8, 5, padding=2),
-        b=nn.Conv1d(8, 12, 3, 2),
-        n=nn.GroupNorm(4, 12),
-    ),
-    "vector": row(
-        VECTOR,
-        nn.Linear(22, 64),
-        nn.GELU(),
-        nn.LayerNorm(64),
-        nn.Linear(64, 30),
-        nn.Hardtanh(-0.5, 0.5),
-    ),
-    "attention": of(
-        TOKENS,
-        attend,
-        e=nn.Embedding(17, 12, padding_idx=0),
-        f=nn.Linear(12, 12),
-        place=nn.Parameter(torch.randn(7, 12)),
-        gain=nn.Parameter(torch.ones(12)),
-    ),
-    "padding around what is no convolution": of(
-        TOKENS, squares, e=nn.Embedding(17, 12), a=padded(1, 1), c=padded(1, 4)
-    ),
-    "nn.MultiheadAttention": of(
-        LINES,
-        multi_head,
-        a=nn.Linear(4, 12),
-        b=nn.Linear(4, 12),
-        m=nn.MultiheadAttention(12, 3, bias=False, batch_first=True),
-    ),
-    "nn.TransformerEncoderLayer": of(
-        LINES,
-        lambda s, x: s.m(s.a(lines(x))).mean(1),
-        a=nn.Linear(4, 12),
-        m=nn.TransformerEncoderLayer(12, 3, 24, 0.0, batch_first=True),
-    ),
-    "ViT": of(
-        IMAGE,
-        vit,
-        c=conv(3, 12, 3, 3),
-        token=nn.Parameter(torch.randn(1, 1, 12)),
+    "a view between a convolution and its pool": of(IMAGE, c=conv(3, 6, 5),
+        function=lambda s, x: functional.max_pool2d(s.c(x).relu().reshape(len(x), 12, 3, 5), 2)),
+    "ReLU6 of what is 0": row(IMAGE, conv(3, 8, 1, padding=1, bias=False), nn.ReLU6(),
+        conv(8, 6, 3), pooled=True),
+    "a scalar that learns": of(IMAGE, lambda s, x: s.a(x.flatten(1)) * s.g, a=nn.Linear(270, 9),
+        g=nn.Parameter(torch.tensor(1.5))),
+    "one axis": of(LINES, lambda s, x: functional.max_pool1d(s.n(s.b(s.a(x.squeeze(2)))).relu(), 2),
+        a=nn.Conv1d(4, 8, 5, padding=2), b=nn.Conv1d(8, 12, 3, 2), n=nn.GroupNorm(4, 12)),
+    "vector": row(VECTOR, nn.Linear(22, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 30),
+        nn.Hardtanh(-0.5, 0.5)),
+    "attention": of(TOKENS, attend, e=nn.Embedding(17, 12, padding_idx=0), f=nn.Linear(12, 12),
+        place=nn.Parameter(torch.randn(7, 12)), gain=nn.Parameter(torch.ones(12))),
+    "padding around what is no convolution": of(TOKENS, squares, e=nn.Embedding(17, 12),
+        a=padded(1, 1), c=padded(1, 4)),
+    "nn.MultiheadAttention": of(LINES, multi_head, a=nn.Linear(4, 12), b=nn.Linear(4, 12),
+        m=nn.MultiheadAttention(12, 3, bias=False, batch_first=True)),
+    "nn.TransformerEncoderLayer": of(LINES, lambda s, x: s.m(s.a(lines(x))).mean(1),
+        a=nn.Linear(4, 12), m=nn.TransformerEncoderLayer(12, 3, 24, 0.0, batch_first=True)),
+    "ViT": of(IMAGE, vit, c=conv(3, 12, 3, 3), token=nn.Parameter(torch.randn(1, 1, 12)),
         place=nn.Parameter(torch.randn(10, 12)),
-        m=encoder(3, activation="gelu", batch_first=True, norm_first=True),
-    ),
-    "GPT": of(
-        TOKENS,
-        gpt,
-        e=nn.Embedding(17, 12),
-        place=nn.Embedding(9, 12),
-        qkv=nn.Linear(12, 36),
-        n=nn.LayerNorm(12, bias=False),
-        o=nn.Linear(12, 12),
-        mask=nn.Buffer(torch.ones(9, 9).tril().view(1, 1, 9, 9)),
-    ),
-    "masks": of(
-        LINES,
-        masks,
-        a=nn.Linear(4, 12),
-        place=nn.Parameter(torch.randn(9, 1, 12)),
-        m=encoder(3),
-        after=nn.Buffer(nn.Transformer.generate_square_subsequent_mask(9)),
+        m=encoder(3, activation="gelu", batch_first=True, norm_first=True)),
+    "GPT": of(TOKENS, gpt, e=nn.Embedding(17, 12), place=nn.Embedding(9, 12), qkv=nn.Linear(12, 36),
+        n=nn.LayerNorm(12, bias=False), o=nn.Linear(12, 12),
+        mask=nn.Buffer(torch.ones(9, 9).tril().view(1, 1, 9, 9))),
+    "masks": of(LINES, masks, a=nn.Linear(4, 12), place=nn.Parameter(torch.randn(9, 1, 12)),
+        m=encoder(3), after=nn.Buffer(nn.Transformer.generate_square_subsequent_mask(9)),
         some=nn.Buffer(torch.eye(9) + torch.rand(9, 9) > 0.6),
-        bias=nn.Buffer(torch.randn(3, 9, 9)),
-    ),
-    "a mask of padding": of(
-        TOKENS, without_padding, e=nn.Embedding(17, 12), m=encoder(2, batch_first=True)
-    ),
-    "RMSNorm, ELU": of(
-        LINES,
-        root_mean_square,
-        a=nn.Linear(4, 12),
+        bias=nn.Buffer(torch.randn(3, 9, 9))),
+    "a mask of padding": of(TOKENS, without_padding, e=nn.Embedding(17, 12),
+        m=encoder(2, batch_first=True)),
+    "RMSNorm, ELU": of(LINES, root_mean_square, a=nn.Linear(4, 12),
         gain=nn.Parameter(torch.randn(12)),
-        n=nn.Sequential(nn.RMSNorm(12), nn.ELU(0.7), nn.RMSNorm((33, 12), eps=1e-3)),
-    ),
+        n=nn.Sequential(nn.RMSNorm(12), nn.ELU(0.7), nn.RMSNorm((33, 12), eps=1e-3))),
     "powers and quotients": of(VECTOR, powers, a=nn.Linear(22, 8), v=nn.Parameter(torch.randn(16))),
-    "pads": of(
-        IMAGE,
-        pads,
-        a=conv(3, 4, 3, padding=1, padding_mode="reflect"),
-        b=nn.Sequential(nn.ZeroPad2d(1), conv(4, 5, 3, padding=1, padding_mode="circular")),
-    ),
-    "weights that are used three times": of(
-        VECTOR,
-        recurrent,
-        a=nn.Linear(22, 12),
-        h=nn.Linear(12, 10),
-        w=nn.Parameter(torch.randn(10, 12)),
-        gain=nn.Parameter(torch.randn(12)),
-    ),
-    "queries that learn": of(
-        LINES,
-        queries,
-        a=nn.Linear(4, 12),
-        f=nn.Linear(12, 12),
-        q=nn.Parameter(torch.randn(1, 2, 12)),
-        w=nn.Parameter(torch.randn(12, 12)),
-    ),
-    "LSTM": of(
-        TOKENS,
-        two_ways,
-        e=nn.Embedding(17, 6),
-        m=nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True),
-    ),
+    "pads": of(IMAGE, pads, a=conv(3, 4, 3, padding=1, padding_mode="reflect"),
+        b=nn.Sequential(nn.ZeroPad2d(1), conv(4, 5, 3, padding=1, padding_mode="circular"))),
+    "weights that are used three times": of(VECTOR, recurrent, a=nn.Linear(22, 12),
+        h=nn.Linear(12, 10), w=nn.Parameter(torch.randn(10, 12)),
+        gain=nn.Parameter(torch.randn(12))),
+    "queries that learn": of(LINES, queries, a=nn.Linear(4, 12), f=nn.Linear(12, 12),
+        q=nn.Parameter(torch.randn(1, 2, 12)), w=nn.Parameter(torch.randn(12, 12))),
+    "LSTM": of(TOKENS, two_ways, e=nn.Embedding(17, 6),
+        m=nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True)),
     "GRU, RNN": of(LINES, states, m=nn.GRU(4, 9), k=nn.RNN(9, 6, bias=False, batch_first=True)),
-    "pools of one axis": of(
-        LINES,
-        pools,
-        a=nn.Conv1d(4, 8, 5, 2, 3, 2, groups=2),
-        n=nn.InstanceNorm1d(8),
-        b=nn.Conv1d(8, 4, 3, padding="same", dilation=2, groups=4),
-        pools=nn.ModuleList(
-            [
-                nn.AvgPool1d(3, 2, 1),
-                nn.AdaptiveAvgPool1d(7),
-                nn.AdaptiveMaxPool1d(5),
-                nn.MaxPool1d(3, 2),
-            ]
-        ),
-    ),
-    "softmax over lines": of(
-        LINES, weighted, a=nn.Linear(4, 10), q=nn.Linear(10, 1), g=nn.Parameter(torch.ones(1))
-    ),
+    "pools of one axis": of(LINES, pools, a=nn.Conv1d(4, 8, 5, 2, 3, 2, groups=2),
+        n=nn.InstanceNorm1d(8), b=nn.Conv1d(8, 4, 3, padding="same", dilation=2, groups=4),
+        pools=nn.ModuleList([nn.AvgPool1d(3, 2, 1), nn.AdaptiveAvgPool1d(7),
+            nn.AdaptiveMaxPool1d(5), nn.MaxPool1d(3, 2)])),
+    "softmax over lines": of(LINES, weighted, a=nn.Linear(4, 10), q=nn.Linear(10, 1),
+        g=nn.Parameter(torch.ones(1))),
     "text": (lambda shape: text.build(shape, CLASSES, 17, 16, 4, 0, 0.0), TOKENS),
     "CNN": (lambda shape: cnn.build(shape, CLASSES), ((32, 32, 3), "uint8")),
-    "CNN, grey": (lambda shape: cnn.build(shape, CLASSES), ((28, 28, 1), "uint8")),
-    "CNN, both pools floor": (lambda shape: cnn.build(shape, CLASSES), ((17, 18, 3), "uint8")),
-    "perceptron": (lambda shape: mlp.build(shape, CLASSES), ((8, 8, 1), "uint8")),
     "resnet": (lambda shape: resnet.build(shape, CLASSES, "8,12", 1, 4), IMAGE),
-}
+}  # fmt: skip
 
 
 def trial(build, kind, seed=0):
@@ -488,16 +363,11 @@ def test_gradient_of_random_programs(seed):
 
 
 DROPPING = {
-    "layers": row(
-        IMAGE, conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5), conv(8, 6, 3)
-    ),
-    "attention": of(
-        TOKENS,
-        without_padding,
-        e=nn.Embedding(17, 12),
-        m=nn.TransformerEncoderLayer(12, 3, 24, batch_first=True),
-    ),
-}
+    "layers": row(IMAGE, conv(3, 8, 3), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5),
+        conv(8, 6, 3)),
+    "attention": of(TOKENS, without_padding, e=nn.Embedding(17, 12),
+        m=nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", forms())

@@ -1,6 +1,7 @@
 """A team of any size computes what one member does, to the bit: threads, or an emulated GPU's."""
 
 import fcntl
+import itertools
 import os
 import random
 import shutil
@@ -12,21 +13,17 @@ import torch
 from calls import Rule, Seen
 from teams import Emulated, emulator
 from test_lanes import make, numbers
-from test_layers import DROPPING, IMAGE, NETS, TOKENS, Program, conv, row, trial
-from torch import nn
+from test_layers import DROPPING, NETS, TOKENS, Program, trial
 
 from dpfl_mpi.models import text
 from dpfl_mpi.numerics.cpu import Cpu, forms
 from dpfl_mpi.numerics.optimiser import SGD, Adam
 
 MEMBERS = [3, 8, 32]
-dropping = row(
-    IMAGE, conv(3, 8, 3), nn.GroupNorm(2, 8), nn.Dropout(0.3), nn.ReLU(), nn.Dropout2d(0.5)
-)
 CLIENTS = {
     "CNN": lambda: make("odd"),
     "perceptron": lambda: make("mlp"),
-    "dropout": lambda: trial(*dropping),
+    "dropout": lambda: trial(*DROPPING["layers"]),
     "attention": lambda: trial(*DROPPING["attention"]),
     "text": lambda: trial(lambda shape: text.build(shape, 5, 17, 8, 2, 0, 0.3), TOKENS),
 }
@@ -125,28 +122,30 @@ def test_a_gpus_block_computes_what_one_thread_does(name, backwards, block, monk
     assert [verb for verb in want if not same(found[verb], want[verb])] == []
 
 
-def compare(net, block, monkeypatch):
-    """The gradient and scores of teams of all kinds are those of one member."""
+def program(seed):
+    side = random.Random(seed + 1000)
+    kind = (side.randint(7, 12), side.randint(7, 12), 3), "uint8"
+    return trial(lambda shape: Program(seed, shape), kind, seed)
+
+
+MADE = {name: partial(trial, *net) for name, net in NETS.items()}
+MADE |= {f"program {seed}": partial(program, seed) for seed in range(80)}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_threads_compute_each_layer_as_one_does(name):
+    net = MADE[name]()
     want = gradient(net)
-    for form in forms():
-        for members in MEMBERS:
-            net.compute_by(partial(Cpu, form=form, members=members))
-            assert same(gradient(net), want), (form, members)
+    for form, members in itertools.product(forms(), MEMBERS):
+        net.compute_by(partial(Cpu, form=form, members=members))
+        assert same(gradient(net), want), (form, members)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_gpus_block_computes_each_layer_as_one_thread_does(name, block, monkeypatch):
+    net = MADE[name]()
+    want = gradient(net)
     net.compute_by(partial(Emulated, library=block))
     for backwards in (False, True):
         monkeypatch.setattr(Emulated, "backwards", backwards)
         assert same(gradient(net), want), backwards
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_layers(name, block, monkeypatch):
-    compare(trial(*NETS[name]), block, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    "seed", [*range(8), *[pytest.param(i, marks=pytest.mark.slow) for i in range(8, 80)]]
-)
-def test_random_programs(seed, block, monkeypatch):
-    side = random.Random(seed + 1000)
-    kind = (side.randint(7, 12), side.randint(7, 12), 3), "uint8"
-    compare(trial(lambda shape: Program(seed, shape), kind, seed), block, monkeypatch)

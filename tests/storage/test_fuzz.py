@@ -81,18 +81,8 @@ def in_hdf5(file: h5py.File, rng: np.random.Generator) -> None:
     name = names[rng.integers(len(names))]
     item = file[name or "/"]
     if item.attrs and (not name or rng.random() < 0.6):
-        values = (
-            b"\xff\xfe",
-            "x",
-            "",
-            "[" * 3000,
-            "9" * 400,
-            "{}",
-            10**18,
-            -1,
-            float("nan"),
-            [1, 2],
-        )
+        nan = float("nan")
+        values = b"\xff\xfe", "x", "", "[" * 3000, "9" * 400, "{}", 10**18, -1, nan, [1, 2]
         attribute = sorted(item.attrs)[rng.integers(len(item.attrs))]
         item.attrs[attribute] = values[rng.integers(len(values))]
         return

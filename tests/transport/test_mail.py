@@ -190,15 +190,6 @@ def test_rows_of_a_gpu_pass_through_page_locked_memory(monkeypatch):
         assert torch.equal(packing.outgoing, sent)
 
 
-def test_rows_of_every_row_are_copies():
-    with federation(FIVE) as fed:
-        w = fed.local_opt(fed.common_row(), 1)
-        before = w[fed.row_of].clone()
-        copies = [row for _, row in fed.every_row(w)]
-        fed.exchange(w.zero_(), CollaborationGraph.empty(5))
-        assert torch.equal(torch.stack(copies), before)
-
-
 @pytest.mark.parametrize("topology", ["graph", "server"])
 def test_a_matrix_times_the_rows(topology, result_of, tmp_path):
     fields, along = weighted(tmp_path, topology), topology == "graph"
