@@ -115,7 +115,7 @@ def control_line(run: Run, result: Result) -> dict[str, Any]:
     out["backdoor"], out["backdoor_unmarked"] = controls_table.backdoor(result)
     means = controls_table.newcomers(result)
     if len(means):
-        each = result["newcomers/test_acc"][:, result["client/newcomers"].astype(bool)]
+        each = list(result.of_newcomers().values())
         out |= {f"newcomers_{age}": mean for age, mean in zip(AGES, means, strict=True)}
         for age, values in zip(AGES, each, strict=True):
             out[f"newcomers_{age}_half"] = interval([values])[1]

@@ -306,7 +306,8 @@ def test_settings_without_effect_are_named(capfd):
         ("dpsgd --budget 2 --optimizer adam --momentum 0.5", "--budget, --momentum"),
         ("dpfl --candidates 3 --codec none --send all", "--candidates"),
         ("local --flip_share 0.1 --drift 0.2:1 --rounds 1",
-         "--flip_share (of 4 clients none)"),
+         "--flip_share (of 4 clients none), --drift (of 4 clients none)"),
+        ("fedavg --attack scale:0.24 --newcomers 0.25", "--attack (of 4 clients none)"),
         ("local --budget 1 --tau_init 0 --momentum 0.9", ""),  # as a sweep writes them
     ):  # fmt: skip
         sentence = f"warning: without effect in this Run: {named}\n" if named else ""

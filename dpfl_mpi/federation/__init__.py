@@ -94,7 +94,7 @@ class Parts:
         if self.run.churn:
             self.log.notes |= {name: np.zeros(len(self.ids)) for name in COSTS}
         self.training.begin()
-        self.mail.mailroom.begin()
+        self.mail.begin()
         self.mail.ledger.begin(self.members.learners)
         self.world.bytes_collective = 0
 
@@ -104,7 +104,7 @@ class Parts:
             self.drift_round = 0
             drifted = np.flatnonzero(self.members.limits.drifted[self.ids])
             self.backend.clients.exchange_classes(drifted, *self.drift_classes.tolist())
-            self.scoring.forget_best(self.members.alive)
+            self.scoring.forget_best(np.ones(self.n, bool))
             self.scoring.stale[:] = 0
 
     def close(self) -> None:

@@ -4,9 +4,7 @@ They are drawn from random streams keyed by the seed, or read from files that se
 `limits_of` makes them, `Members` (members.py) applies them. `graphs_of` reads those of --graphs.
 """
 
-import math
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from dpfl_mpi.graph import NAMED, CollaborationGraph, named
 from dpfl_mpi.mpi.world import World
 from dpfl_mpi.results import Result
 from dpfl_mpi.settings import Resolved
-from dpfl_mpi.settings.values import Text, nearest, whole
+from dpfl_mpi.settings.values import Text, at_most, nearest, whole
 from dpfl_mpi.storage.foreign import Unreadable, read_text, refused_as
 
 
@@ -98,9 +96,8 @@ def limits_of(run: Resolved, world: World) -> Limits:
         if run.churn and run.churn.path:
             arrays["events"] = run.churn.table
         for role, (purpose, share) in shares.items():  # a random share of all clients each
-            count = math.floor(Fraction(str(share)) * run.clients)  # in floats 0.29 * 100 < 29
             order = streams.stream(run.seed, purpose, 0, 0).permutation(run.clients)
-            arrays[role] = np.isin(np.arange(run.clients), order[:count])
+            arrays[role] = np.isin(np.arange(run.clients), order[: at_most(share, run.clients)])
         if not run.flipped_run_ggc:
             arrays["most_senders"] = np.where(arrays["flipped"], 0, arrays["most_senders"])
         rng = streams.stream(run.seed, streams.REACH, 0, 0)

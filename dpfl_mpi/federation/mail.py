@@ -32,6 +32,11 @@ class Mail:
         self.sends = sends
         self.all_arrived = False  # whether the rows that were sent last came to all clients
 
+    def begin(self) -> None:
+        """Begin a round: who was absent in the last one has none of its rows."""
+        self.all_arrived = False
+        self.mailroom.begin()
+
     def exchange(self, w_KW: Tensor, graph: CollaborationGraph) -> Received:
         """Send rows along the graph; return the models received (Algorithm 1, line 9). Collective.
 

@@ -19,7 +19,7 @@ from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, costs
 from dpfl_mpi.figures.tables import Parts, interval, latex, markdown, means, number
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import ratio
+from dpfl_mpi.results.result import mean, ratio
 from dpfl_mpi.settings.values import ATTACKS
 
 NO_PAIR = float("nan"), float("nan")
@@ -70,9 +70,7 @@ def backdoor(result: Result) -> tuple[float, float]:
 
 def newcomers(result: Result) -> np.ndarray:
     """Return the mean accuracy of newcomers after each number of epochs; empty without any."""
-    if "newcomers/test_acc" not in result:
-        return np.zeros(0)
-    return np.nanmean(result["newcomers/test_acc"], 1)
+    return np.array([mean(values) for values in result.of_newcomers().values()])
 
 
 def arrivals(result: Result) -> pd.DataFrame:

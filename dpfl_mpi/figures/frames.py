@@ -172,7 +172,8 @@ def costs(result: Result) -> pd.DataFrame:
 def newcomers(result: Result) -> pd.DataFrame:
     if "newcomers/test_acc" not in result:
         return pd.DataFrame({"client": [], "epochs": [], "test_acc": []})
-    ids, epochs = np.flatnonzero(result["client/newcomers"]), result["newcomers/epochs"]
+    counted = result["client/newcomers"].astype(bool) & result.honest
+    ids, epochs = np.flatnonzero(counted), result["newcomers/epochs"]
     columns = {"client": np.tile(ids, len(epochs)), "epochs": np.repeat(epochs, len(ids))}
     return pd.DataFrame(columns | {"test_acc": result["newcomers/test_acc"][:, ids].ravel()})
 

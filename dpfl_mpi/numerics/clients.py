@@ -43,6 +43,12 @@ def bordered(images: np.ndarray, mean: tuple[float, ...]) -> np.ndarray:
     return out
 
 
+def exchange(y: Tensor, a: int, b: int, where: Tensor | bool = True) -> None:
+    """Exchange two classes in labels, in place."""
+    was_a, was_b = (y == a) & where, (y == b) & where
+    y[was_a], y[was_b] = b, a
+
+
 class Clients:
     """The samples of this rank's clients `ids`, in decreasing order of training size."""
 
@@ -81,15 +87,16 @@ class Clients:
         )
         n, pool = len(train), np.concatenate([train, val])  # both of the source's training part
         images, labels = source.images("train", pool), source.labels["train"][pool]
+        poisoned = np.zeros(n, bool)
         if flipped is not None:
             client = np.concatenate([np.repeat(ids, sizes) for sizes in (self.n_train, self.n_val)])
             labels = np.where(flipped[client], source.classes - 1 - labels, labels)
         if marked is not None and marked[ids].any():
             number = np.arange(n) - np.repeat(self.start[:-1], self.n_train)  # in its client
-            poisoned = np.flatnonzero(np.repeat(marked[ids], self.n_train) & (number % 2 == 0))
-            images[poisoned] = mark(images[poisoned])
+            poisoned = np.repeat(marked[ids], self.n_train) & (number % 2 == 0)
+            images[:n][poisoned] = mark(images[:n][poisoned])
             labels = labels.copy()
-            labels[poisoned] = TARGET
+            labels[:n][poisoned] = TARGET
         x = bordered(images[:n], source.mean) if augment else images[:n]
         owners = [np.repeat(np.arange(len(ids)), m) for m in (self.n_val, self.n_test)]
         by_client = np.argsort(np.concatenate(owners), kind="stable")
@@ -99,7 +106,9 @@ class Clients:
         self.x, self.y, self.score_x, self.score_y = (
             torch.from_numpy(array).to(ensemble.device) for array in arrays
         )
-        self.shape = source.shape
+        self.poisoned = torch.from_numpy(poisoned).to(ensemble.device)
+        self.flipped = np.zeros(len(ids), bool) if flipped is None else flipped[ids]
+        self.shape, self.classes = source.shape, source.classes
         self._drawn: dict[tuple[int, bytes, bytes], Schedules] = {}  # the last ones
 
     def __len__(self) -> int:
@@ -146,13 +155,20 @@ class Clients:
         return self.ensemble.put(drawn)
 
     def exchange_classes(self, clients: np.ndarray, a: int, b: int) -> None:
-        """Exchange classes a and b in the labels of these local clients, in place."""
+        """Exchange classes a and b in the labels of these local clients, in place.
+
+        Wrong labels C - 1 - y follow the right ones; those of poisoned images stay.
+        """
         for i in clients:
-            trained = self.y[self.start[i] : self.start[i + 1]]
-            scored = self.score_y[self.score_start[i] : self.score_start[i + 1]]
-            for y in (trained, scored):
-                was_a, was_b = y == a, y == b
-                y[was_a], y[was_b] = b, a
+            last = self.classes - 1
+            given = (last - a, last - b) if self.flipped[i] else (a, b)  # in training, validation
+            trained = slice(self.start[i], self.start[i + 1])
+            first, end = self.score_start[i], self.score_start[i + 1]
+            validated = self.score_y[first : first + self.n_val[i]]
+            tested = self.score_y[first + self.n_val[i] : end]
+            exchange(self.y[trained], *given, ~self.poisoned[trained])
+            exchange(validated, *given)
+            exchange(tested, a, b)
 
     def _gather(self, sample: np.ndarray, crop: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return stored images `[n, H, W, C]` by their numbers `sample`, and their labels.

@@ -200,12 +200,15 @@ class Ensemble:
         """Return float64 total / by; by a plain number PyTorch on a GPU multiplies by 1 / by."""
         return total / self.column(np.array([by]))[0]
 
-    def columns(self, layers: str, head: str, flag: str = "--options.head") -> Tensor:
+    def columns(
+        self, layers: str, head: str, flag: str = "--options.head", words: str = "head, none, all"
+    ) -> Tensor:
         """Return which columns of a row hold these layers, bool `[W]`.
 
         Args:
             layers: "head" (the layer named `head`), "none", "all", "normalisation", or names.
             flag: the setting that gave `layers`, for the sentence of a `UserError`.
+            words: what it may be, beside names of layers, for the same.
         """
         if layers == "normalisation":
             norms = [name for name, part in self.module.named_modules() if isinstance(part, NORMS)]
@@ -218,7 +221,7 @@ class Ensemble:
             inside = [n for n in views if name == "all" or n == layer or n.startswith(f"{layer}.")]
             if not inside:
                 known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in views))
-                allowed = f"head, none, all, or of the layers {known}"
+                allowed = f"{words}, or of the layers {known}"
                 raise UserError(f"{flag} is {layers}; allowed are {allowed}")
             for n in inside:
                 views[n].fill_(1)

@@ -116,11 +116,24 @@ class Result(AbstractContextManager["Result"]):
     @property
     def benign(self) -> np.ndarray:
         """Which clients count in averages, bool `[N]`."""
+        out = self.honest
+        return out & ~self["client/newcomers"].astype(bool) if "client/newcomers" in self else out
+
+    @property
+    def honest(self) -> np.ndarray:
+        """Which clients have right labels and send true models, bool `[N]`."""
         out = np.ones(len(self["client/p"]), bool)
-        for name in ("client/flipped", "client/liars", "client/newcomers"):
+        for name in ("client/flipped", "client/liars"):
             if name in self:
                 out &= ~self[name].astype(bool)
         return out
+
+    def of_newcomers(self) -> dict[int, np.ndarray]:
+        """Return the test accuracies of honest newcomers by the epochs that they trained."""
+        if "newcomers/test_acc" not in self:
+            return {}
+        rows = zip(self["newcomers/epochs"], self["newcomers/test_acc"], strict=True)
+        return {int(epochs): row[self.honest & np.isfinite(row)] for epochs, row in rows}
 
     def benign_percentages(self, name: str = "best/test_acc") -> np.ndarray:
         """Return an array's values in percent, for benign clients that have one."""

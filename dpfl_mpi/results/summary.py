@@ -110,7 +110,9 @@ def graph(edges: np.ndarray, received: np.ndarray) -> list[str]:
     lines = []
     if edges.any():
         omega = f"{edges[0]} in Omega, " if edges[0] else ""
-        per_round = edges[1:].mean() if len(edges) > 1 else edges[0]
+        # with --ggc_off_rounds skip, a round without averaging repeats the last graph
+        averaged = np.where(received > 0, edges, 0)[1:]
+        per_round = averaged.mean() if len(averaged) else edges[0]
         lines.append(entry("edges", f"{omega}{per_round:.1f} kept per round"))
     mean = received[1:].sum() / max(len(received) - 1, 1)
     before = f", {received[0]:.1f} to build Omega" if edges[0] or received[0] else ""
@@ -154,7 +156,8 @@ def coverage(result: Result) -> str:
     counts = {name: int(are.sum()) for name, are in others.items()}
     counts["absent"] = int((benign & ~scored).sum()) - counts["diverged"]
     parts = [f"{(benign & scored).sum()} of {len(benign)} clients"]
-    words = EXCLUDED | {"diverged": "diverged", "absent": "took no part"}
+    absent = "not scored since the drift" if result.run.drift else "took no part"
+    words = EXCLUDED | {"diverged": "diverged", "absent": absent}
     return ", ".join(parts + [f"{counts[name]} {words[name]}" for name in counts if counts[name]])
 
 
@@ -183,13 +186,12 @@ def sent(result: Result, rounds: Mapping[str, np.ndarray]) -> list[str]:
 def controls(result: Result) -> list[str]:
     """Return lines about newcomers, liars, a backdoor and clients that stopped early, if any."""
     lines = []
-    if "newcomers/test_acc" in result:
-        means = []  # accuracies by the epochs that newcomers have trained
-        by_epochs = dict(zip(result["newcomers/epochs"], result["newcomers/test_acc"], strict=True))
-        for epochs, test in by_epochs.items():
-            if np.isfinite(test).any():
-                means.append(f"{100 * np.nanmean(test):.2f} % after {epochs}")
-        lines += [entry("newcomers", ", ".join(means))] if means else []
+    if means := [
+        f"{100 * test.mean():.2f} % after {epochs}"
+        for epochs, test in result.of_newcomers().items()
+        if len(test)
+    ]:
+        lines.append(entry("newcomers", ", ".join(means)))
     if "client/liars" in result:
         liars, chosen = result["client/liars"], result.liars_chosen()
         share = f"; {100 * chosen.mean():.1f} % of benign clients' choices" if len(chosen) else ""

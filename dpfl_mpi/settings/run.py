@@ -30,8 +30,8 @@ from dpfl_mpi.settings.values import (
     SHAPES,
     Text,
     add_file,
+    at_most,
     is_file,
-    nearest,
     parse,
     written,
 )
@@ -441,9 +441,9 @@ def without_effect(given: Run, run: Resolved) -> str:
         if is_reset and not says_nothing and str(written(asked)) != str(used):
             found.append(f"--{f.name}")
     shares = {"flip_share": run.flip_share, "newcomers": run.newcomers}
-    shares["drift"] = run.drift.share if run.drift else 0
+    shares |= {n: text.share for n in ("drift", "attack") if (text := getattr(run, n))}
     for name, share in shares.items():
-        if share > 0 and nearest(share, run.clients) == 0:
+        if share > 0 and at_most(share, run.clients) == 0:
             found.append(f"--{name} (of {run.clients} clients none)")
     return f"without effect in this Run: {', '.join(found)}" if found else ""
 

@@ -68,6 +68,11 @@ def nearest(share: float | str, count: int) -> int:
     return math.floor(Fraction(str(share)) * count + Fraction(1, 2))
 
 
+def at_most(share: float | str, count: int) -> int:
+    """Return a share of a count, rounded down: how many clients have a role by a share of all."""
+    return math.floor(Fraction(str(share)) * count)  # as floats 0.29 * 100 is below 29
+
+
 # the values ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Text:
@@ -208,8 +213,8 @@ SETTINGS = {
         f"client: {', '.join(NETWORK_COLUMNS)}"),
     "churn": Setting(
         "{leave}:{join} FILE",
-        "are LEAVE:JOIN such as 0.1:0.3, the chances that a client leaves in a round and comes "
-        "back, from 0 to 1, or a file of lines 'time client join' or '... leave'"),
+        "are LEAVE:JOIN such as 0.1:0.3, the chances that a client leaves in a round, above 0, "
+        "and comes back, up to 1, or a file of lines 'time client join' or '... leave'"),
     "codec": Setting(
         "none int8 topk:{density}", "are none, int8, or topk:SHARE with a share above 0 up to 1"),
     "send": Setting(

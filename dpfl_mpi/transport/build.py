@@ -67,7 +67,7 @@ def sent_of(run: Resolved, ensemble: Ensemble) -> tuple[Tensor | None, Int8 | To
         if layers == "body":
             columns = ~ensemble.columns("head", head, setting)
         else:
-            columns = ensemble.columns(layers, head, setting)
+            columns = ensemble.columns(layers, head, setting, "body alone, head")
         if not columns[: ensemble.size].any():
             missing = f"the model {short(run.model)} has no such weights: allowed is all"
             raise UserError(f"{setting} is {layers}; {missing}")

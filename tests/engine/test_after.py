@@ -8,9 +8,11 @@ import torch
 from launch import differences, federation, run_here, run_many, text_file
 
 from dpfl_mpi.engine import after
+from dpfl_mpi.figures import controls_table
 from dpfl_mpi.methods import dpfl, fedprox
 from dpfl_mpi.plugins import find
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.summary import summary
 from dpfl_mpi.settings import Run
 from dpfl_mpi.survival import signals
 
@@ -158,6 +160,18 @@ def test_newcomers_of_fedavg_tune_the_global_model(tmp_path, monkeypatch):
         # an image or two: the twin's mean is in other order
         assert np.abs(stored[:, new] - np.array(accuracy)).max() <= 0.05
         assert result["newcomers/models_received"].sum() == 0
+
+
+def test_newcomers_with_wrong_labels_do_not_count(result_of):
+    result = result_of(SEVEN | {"newcomers": 0.5, "flip_share": 0.5, "rounds": 1})
+    new, flipped = (result[f"client/{name}"].astype(bool) for name in ("newcomers", "flipped"))
+    assert 0 < (new & flipped).sum() < new.sum()
+    of_honest = 100 * result["newcomers/test_acc"][:, new & ~flipped].mean(1)
+    text = ", ".join(
+        f"{mean:.2f} % after {e}" for mean, e in zip(of_honest, (0, 1, 5), strict=True)
+    )
+    assert text in " ".join(summary(result.path).split())
+    assert 100 * controls_table.newcomers(result) == pytest.approx(of_honest)
 
 
 def test_newcomers_of_dpfl_choose_among_the_frozen(result_of):

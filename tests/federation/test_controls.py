@@ -142,6 +142,30 @@ def test_drift_exchanges_two_classes(tmp_path):
         assert result.test_acc == result["best/test_acc"][~absent].mean()
 
 
+@pytest.mark.parametrize("more", [{"flip_share": 0.5}, {"attack": "backdoor:0.5"}])
+def test_a_drift_leaves_wrong_labels_wrong(more):
+    """Twin: labels drift first, then are made wrong."""
+    fields = SMALL | {"method": "local", "partition": "dirichlet", "drift": "1:1"}
+    with federation(fields) as honest, federation(fields | more) as fed:
+        exchanged = 0
+        for each in (honest, fed):
+            each.drift_classes = np.array([TARGET, 4])
+            each.begin_round(1)
+        for i, k in enumerate(fed.ids):
+            rows, y = training_rows(fed, k), honest.clients.y[training_rows(honest, k)].clone()
+            first, end = map(int, fed.clients.score_start[i : i + 2])
+            scored = honest.clients.score_y[first:end].clone()
+            if fed.members.limits.flipped[k]:
+                val = len(fed.partition.of("val", k))
+                y, scored[:val] = 9 - y, 9 - scored[:val]
+            if fed.members.limits.liars[k]:
+                y[::2] = TARGET
+            assert torch.equal(fed.clients.y[rows], y)
+            assert torch.equal(fed.clients.score_y[first:end], scored)
+            exchanged += int((scored == TARGET).sum())
+        assert exchanged
+
+
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_a_drift_counts_for_rewards_and_best_rounds(result_of, kernels):
     result = result_of(SMALL | {"drift": "1:3"}, kernels=kernels)

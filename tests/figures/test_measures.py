@@ -136,6 +136,7 @@ def test_the_table_of_controls_by_hand(made, tmp_path):
         file["best/confusion"] = confusion
         scores = [[np.nan, 0.5, np.nan, 0.7], [np.nan, 0.6, np.nan, 1.0]]
         file["newcomers/test_acc"] = np.array(scores)
+        file["newcomers/epochs"] = np.array([0, 5])
     result = Result(path)
     [gaps] = controls_table.gaps(frames.of_results([result])["clients"])
     assert sorted(gaps.tolist()) == pytest.approx([0, 10, 10])

@@ -60,6 +60,15 @@ def weighted(at, topology):
     return SEVEN | {"method": method_file(at, WEIGHTED, topology)} | more
 
 
+def test_who_was_absent_gets_the_rows_of_all(result_of, tmp_path):
+    """Clients 0 to 3 and 4 to 7 take turns: each round costs the models of four."""
+    turns = "\n".join(["1 1 1 1 0 0 0 0", "0 0 0 0 1 1 1 1"] * 2)
+    fields = {"clients": 8, "rounds": 4, "tau_init": 1, "tau_train": 1, "method": "fedamp"}
+    fields |= {"network": "phones", "available": text_file(tmp_path / "turns.txt", turns)}
+    sent = result_of(fields)["traffic/bytes_sent"].sum(1)
+    assert sent[1] > 0 and (sent[1:] == sent[1]).all()
+
+
 def test_a_slot_is_the_place_among_those_that_arrive():
     route = Route([], np.array([3, 5, 9]), np.array([3]), np.zeros(3, int))
     assert route.slots(np.array([9, 3])).tolist() == [2, 0] and route.slots(5) == 1
