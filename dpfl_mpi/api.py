@@ -121,7 +121,12 @@ def sweep(**settings: Any) -> list[Result]:
     """
     lists = {name: value for name, value in settings.items() if isinstance(value, list | range)}
     combinations = itertools.product(*lists.values())
-    return [run(**settings | dict(zip(lists, values, strict=True))) for values in combinations]
+    each = [settings | dict(zip(lists, values, strict=True)) for values in combinations]
+    if settings.get("out") and len(each) > 1:
+        raise UserError("out is for one Run; of a sweep, name the folder with results")
+    for chosen in each:  # all mistakes come before the first Run
+        checked(as_files({name: v for name, v in chosen.items() if name != "ranks"}))
+    return [run(**chosen) for chosen in each]
 
 
 @without_inner_frames

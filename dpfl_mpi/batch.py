@@ -55,7 +55,8 @@ def number() -> str:
     """Return the number of this job, ARRAY_TASK of one of Slurm's arrays, "" outside of a job."""
     # the last task of an array has the number of the whole array as its own
     if task := os.environ.get("SLURM_ARRAY_TASK_ID", ""):
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+        array = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
+        return f"{array}_{task}"
     return os.environ.get(system().job, "")
 
 
@@ -76,7 +77,7 @@ def tasks() -> list[int]:
     DPFL_RANKS comes before what the batch system says. The list is empty if neither says it.
     """
     ranks = os.environ.get("DPFL_RANKS") or os.environ.get(system().tasks, "")
-    if ranks.isdigit():
+    if ranks.isascii() and ranks.isdecimal():
         return [int(ranks)]
     with contextlib.suppress(OSError):
         return list(Counter(Path(ranks).read_text().split()).values())

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -344,5 +345,8 @@ def test_what_no_file_can_say_is_refused(tmp_path, method, sentence):
 def test_a_sweep_is_every_combination(monkeypatch):
     monkeypatch.delattr(dpfl_mpi, "api")  # as before anything of it was used
     monkeypatch.setattr(dpfl_mpi.api, "run", lambda **settings: tuple(settings.values()))
-    results = api.sweep(method=["a", "b"], clients=3, seed=range(1, 3))
-    assert results == [("a", 3, 1), ("a", 3, 2), ("b", 3, 1), ("b", 3, 2)]
+    results = api.sweep(method=["local", "apfl"], clients=3, seed=range(1, 3))
+    assert results == [(m, 3, s) for m in ("local", "apfl") for s in (1, 2)]
+    monkeypatch.setattr(dpfl_mpi.api, "run", Mock(side_effect=AssertionError))
+    refused("--seed is 'x'; allowed", api.sweep, seed=[1, "x"], ranks=1)
+    refused("out is for one Run; of a sweep, name", api.sweep, seed=[1, 2], out="a.h5")

@@ -169,7 +169,7 @@ def run(flags: list[str]) -> int:
     The job is requeued if the Run left a checkpoint (75), or was warned before it could listen.
     """
     tasks = batch.tasks()
-    mixed = int(os.environ.get("SLURM_HET_SIZE", "1")) > 1 or len(set(tasks)) > 1
+    mixed = os.environ.get("SLURM_HET_SIZE", "1") not in ("", "0", "1") or len(set(tasks)) > 1
     if mixed or not sum(tasks):
         why = "is heterogeneous" if mixed else "has no number of tasks"
         allowed = "with as many tasks on each node, such as by --ntasks-per-node or mpiprocs"
@@ -190,8 +190,11 @@ def run(flags: list[str]) -> int:
         if code in IN_ORDER or ranks.warned or report.started():
             break
         complain(f"MPI did not start (exit code {code}), try {attempt} of {STARTS}")
+    begun = report.started()
     code = report.end(code)
-    if code == REQUEUE or (ranks.warned and code > 128):
+    # mpirun ends with its own code, such as 10, if the warning ends ranks that do not listen yet
+    too_early = ranks.warned and not begun and code not in IN_ORDER
+    if code == REQUEUE or too_early or (ranks.warned and code > 128):
         requeue()
     return code
 
@@ -200,9 +203,14 @@ def main() -> int:
     """Execute the command line and return the exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["run"]:
-        task = os.environ.get(batch.system().array)  # the seed, unless a later flag names one
-        return run([*(["--seed", task] if task else []), *arguments[1:]])
-    if arguments == ["--open_mpi"]:
+        # the seed, unless a flag names one; it comes last, as a file of --config has a seed, too
+        task = os.environ.get(batch.system().array)
+        is_named = any(word.split("=")[0] == "--seed" for word in arguments)
+        return run(arguments[1:] + (["--seed", task] if task and not is_named else []))
+    if arguments not in ([], ["--open_mpi"]):
+        print(__doc__)
+        return 0 if {"-h", "--help"} & {*arguments} else 2
+    if arguments:
         print(" ".join(f"{name}={value}" for name, value in OPEN_MPI.items()))
         return 0
     try:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpfl_mpi.errors import INTERRUPTED, UserError, complain, exit_with
+from dpfl_mpi.errors import INTERRUPTED, REQUEUE, UserError, complain, exit_with
 from dpfl_mpi.results.result import Result, check_current
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.command_line import given, naming_lines, run_and_job
@@ -38,7 +38,11 @@ MINIMUM = {"ranks": 1, "nodes": 1, "cpus": 1, "time": 1, "max_parallel": 0}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Execute the command line; return 0, 1 if a Run failed or was left out, or 2."""
+    """Execute the command line; return the exit code.
+
+    It is 0, 1 if a Run failed or was left out, 2 for a mistake, or 75 if one that was to be
+    computed is not finished.
+    """
     # an interrupt before the flags are read has started no Runs, as with --list
     args = argparse.Namespace(cluster="", list=True)
     try:
@@ -96,12 +100,15 @@ def sweep(args: argparse.Namespace) -> int:
         Local(args, job, todo, monitor).run()
     if args.watch:
         monitor.watch(ASK_S if any(entry.on_slurm for entry in entries) else LOOK_S)
-    failed = report(monitor)
+    failed, is_open = report(monitor)
     for line in left_out:  # again: the first time may be hours ago
         print(f"\n{line}")
     if args.tune:
         print(tuning_report(by_value, job, args.tune))
-    return 1 if failed or left_out else 0
+    if failed or left_out:
+        return 1
+    waited = not args.list and (args.cluster != "slurm" or args.watch)
+    return REQUEUE if waited and is_open else 0
 
 
 def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]:
@@ -123,7 +130,12 @@ def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
                 raise UserError(f"--{flag} and --{field} are given; allowed is one of them")
             delattr(args, field)  # a flag wins over a file
     base, job = run_and_job(vars(args))
-    if args.cluster == "slurm" and job.grace == Job.grace:
+    for item in args.sbatch:
+        if (name := item.partition("=")[0].lstrip("-")) in ("", "array", "signal", "time"):
+            instead = "use --time" if name == "time" else "allowed is NAME=VALUE of another option"
+            raise UserError(f"--sbatch is {item}; {instead}")
+    by_default = "grace" not in vars(args) or ("grace" in args.config and job.grace == Job.grace)
+    if args.cluster == "slurm" and by_default:
         job = dataclasses.replace(job, grace=GRACE_S)
     runs = only(runs_of(args.file), args) if args.file else grid(args, base)
     if args.file:  # flags of a Run replace what the file says, also if they give the default
@@ -169,8 +181,8 @@ def preview(
     return "\n".join(lines)
 
 
-def report(monitor: Monitor) -> bool:
-    """Print how far all Runs are and why some failed; return whether one did."""
+def report(monitor: Monitor) -> tuple[bool, bool]:
+    """Print how far all Runs are; return whether one failed, and whether one is not finished."""
     monitor.ask()
     statuses = monitor.statuses()
     print(table(statuses), flush=True)
@@ -181,8 +193,8 @@ def report(monitor: Monitor) -> bool:
             what = "is unreadable"
             if status.state == "failed":
                 what = f"failed (job {entry.job}, --retry submits it again)"
-            print(f"\n{entry.path.stem} {what}:\n{entry.log()}")
-    return failed
+            print(f"\n{entry.path.stem} {what}:\n{entry.log() or 'its job left no log'}")
+    return failed, any(status.state != "finished" for status in statuses)
 
 
 if __name__ == "__main__":

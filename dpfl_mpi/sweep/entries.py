@@ -171,7 +171,7 @@ class Entry:
         if self.submission is None:
             return False
         if self.on_slurm:
-            return self.job in jobs or time.time() - self.submission.submitted < BLIND_S
+            return self.job in jobs or 0 <= time.time() - self.submission.submitted < BLIND_S
         on_this_host = self.submission.host == socket.gethostname()
         return on_this_host and born(self.job) == self.submission.born.get(self.path.name) != ""
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from dpfl_mpi.errors import UserError
+from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.survival.signals import handled
 from dpfl_mpi.sweep.entries import ASK_S, Entry, Status
 
@@ -68,6 +68,11 @@ class Monitor:
         command = ["squeue", "--me", "-h", "-r", "-o", "%i %F_%K"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+        except FileNotFoundError:  # results that were copied from a cluster
+            if not self.answered:
+                complain("warning: there is no squeue here; jobs of Slurm count as ended")
+            self.answered = True
+            return
         except (OSError, subprocess.TimeoutExpired) as error:
             reason = str(error)
         else:

@@ -32,11 +32,11 @@ SLURM: dict[str, Any] = {"nodes": 1, "time": 720, "sbatch": []}
 
 def words(text: str) -> list[Any]:
     """Return the values of a list with commas."""
-    found = [word.strip() for word in text.split(",") if word.strip()]
+    found = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
     if not found:
         allowed = "allowed are values, separated by commas"
         raise argparse.ArgumentTypeError(f"{text!r} holds none; {allowed}")
-    return found
+    return list(found)
 
 
 def parser(description: str) -> Parser:
@@ -181,25 +181,31 @@ def report_of_method(values: Mapping[str, Sequence[Run]], job: Job, name: str) -
     """
     means: dict[str, float] = {}  # by value
     unscored = dict.fromkeys(values, 0)  # clients without a score, because they diverged
+    count = 0
     for value, runs in values.items():
-        scores = []
-        for run in runs:
-            path = run.path(job.results)
+        # a Run that is asked for twice, or by settings that it does not read, counts once
+        by_path = {run.path(job.results): run for run in runs}
+        count, scores = len(by_path), []
+        for path, run in by_path.items():
             if not path.exists():
-                return "the tuning is not finished: submit it, then run the same command again"
+                continue
             with result_of(run.key(), path) as result:
                 if not result.finished:
-                    return "the tuning is not finished: run the same command again when it is"
+                    continue
                 of_clients = result["best/val_acc"][result.benign]
             scores.append(mean(of_clients))
             unscored[value] += int(np.isnan(of_clients).sum())
-        means[value] = float(np.mean(scores))
+        if len(scores) == count:
+            means[value] = float(np.mean(scores))
     percent = {value: f"{100 * accuracy:.2f} %" for value, accuracy in means.items()}
-    count = len(next(iter(values.values())))
-    lines = [f"{name}  validation accuracy, mean over {count} runs"]
-    for value in means:
+    lines = [f"{name}  validation accuracy, mean over {count} run{'s' * (count > 1)}"]
+    for value in values:
         clients = f"  without {unscored[value]} clients that were never scored"
-        lines.append(f"  {value:>10s}  {percent[value]}{clients if unscored[value] else ''}")
+        note = clients if unscored[value] and value in means else ""
+        lines.append(f"  {value:>10s}  {percent.get(value, 'not finished')}{note}")
+    if len(means) < len(values):
+        again = "run the same command again when it is, or leave out a value that fails"
+        return "\n".join([*(lines if means else []), f"the tuning is not finished: {again}"])
     scored = [value for value in means if np.isfinite(means[value])]
     if not scored:
         return "\n".join([*lines, "no value is best: no client was scored"])

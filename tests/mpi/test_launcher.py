@@ -181,6 +181,8 @@ def test_the_sbatch_file_is_short_and_names_no_account(tmp_path):
     ('*) echo "ended with 75" > $DPFL_BEGUN; exit 137 ;;', 1, 75, True),
     ('*) echo "ended with 76" > $DPFL_BEGUN; kill -USR1 $PPID; sleep 1 ;;', 1, 76, False),
     ("*) kill -USR1 $PPID; sleep 0.2; exit 138 ;;", 1, 138, True),  # before MPI was up
+    ('*) trap "exit 10" USR1; kill -USR1 $PPID; sleep 0.4 ;;', 1, 10, True),  # by MPICH's mpirun
+    ('*) trap "exit 2" USR1; kill -USR1 $PPID; sleep 0.4 ;;', 1, 2, False),
     ('*) sleep 59 & trap "kill $!; exit 75" USR1; kill -TERM $PPID; wait ;;', 1, 75, True),
     ("1) exec sleep 60 ;; *) echo up > $DPFL_BEGUN; sleep 2; exit 0 ;;", 2, 0, False),  # hangs once
 ])  # fmt: skip
@@ -209,11 +211,12 @@ exit {code}"""
     (75, {}, "17.pbs 1", True),  # PBS ran it twice
     (75, {"DPFL_JOB": "9.pbs", "DPFL_RESTARTS": "2"}, "9.pbs 4", True),
     (2, {}, "17.pbs 1", False),
+    (75, {"PBS_ARRAY_INDEX": "3"}, "17.pbs 1", True),
 ])  # fmt: skip
 def test_a_job_of_pbs_submits_the_next(tmp_path, code, before, job, again):
     starts.script(tmp_path / "mpiexec", PALS.format(folder=tmp_path, code=code))
     starts.script(tmp_path / "qstat", 'echo "Job Id: $2"; echo "    run_count = 2"')
-    starts.script(tmp_path / "qsub", f'echo "$@" > {tmp_path}/requeued')
+    starts.script(tmp_path / "qsub", f'echo "$@, $FLAGS" > {tmp_path}/requeued')
     (tmp_path / "nodes").write_text("n1\nn1\n")
     path = os.pathsep.join([str(tmp_path), os.path.dirname(sys.executable), "/usr/bin:/bin"])
     of_job = {"PATH": path, "PBS_JOBID": "17.pbs", "PBS_NODEFILE": str(tmp_path / "nodes")}
@@ -221,9 +224,10 @@ def test_a_job_of_pbs_submits_the_next(tmp_path, code, before, job, again):
     done = ended("bash", ROOT / "pbs" / "train.pbs", **of_job | before)
     assert done.returncode == code, done.stderr
     words = "--ppn 2 --depth 1 --cpu-bind depth -n 2"
+    flags = "--budget 10" + " --seed 3" * ("PBS_ARRAY_INDEX" in before)
     python = Path(sys.executable).with_name("python")
-    assert lines(tmp_path / "tries") == [f"{job} {words} {python} -m dpfl_mpi {FIXED} --budget 10"]
-    submitted = ["-v FLAGS,DPFL_JOB,DPFL_RESTARTS pbs/train.pbs"] * again
+    assert lines(tmp_path / "tries") == [f"{job} {words} {python} -m dpfl_mpi {FIXED} {flags}"]
+    submitted = [f"-v FLAGS,DPFL_JOB,DPFL_RESTARTS pbs/train.pbs, {flags}"] * again
     assert lines(tmp_path / "requeued") == submitted
 
 
@@ -232,8 +236,20 @@ def test_a_task_of_an_array_has_its_seed_and_is_requeued_alone(tmp_path):
     array = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "5"}
     for job, requeued in (("17_4", []), ("17_5", ["requeue 17_5"])):
         assert submitted(tmp_path, "*) exit 75 ;;", job, **array).returncode == 75
-        assert lines(tmp_path / "tries")[-1].endswith(f" -m dpfl_mpi --seed 5 {FIXED}")
+        assert lines(tmp_path / "tries")[-1].endswith(f" -m dpfl_mpi {FIXED} --seed 5")
         assert lines(tmp_path / "requeued") == requeued
+    # the seed comes after a file of --config, which has one, too, but not after a flag
+    submitted(tmp_path, "*) exit 0 ;;", flags=["--config", "a.yaml"], **array)
+    assert lines(tmp_path / "tries")[-1].endswith(" --config a.yaml --seed 5")
+    submitted(tmp_path, "*) exit 0 ;;", flags=["--seed=3"], **array)
+    assert lines(tmp_path / "tries")[-1].endswith(f"{FIXED} --seed=3")
+
+
+def test_words_that_the_launcher_does_not_know_are_refused(monkeypatch, capsys):
+    for words, code in ((["--help"], 0), (["foo"], 2)):
+        monkeypatch.setattr(sys, "argv", ["launcher", *words])
+        assert launcher.main() == code
+        assert capsys.readouterr().out.startswith("Find the launch line")
 
 
 def test_an_abort_reports_its_code(tmp_path, monkeypatch):

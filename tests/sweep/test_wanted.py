@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import starts
 import tiny_result
@@ -23,6 +24,9 @@ from dpfl_mpi.sweep.entries import Entry
     ("--max_parallel -1", "--max_parallel is -1; allowed is a whole number of at least 0"),
     ("--results FILE", "nothing can be written there: Not a directory"),
     ("--clints 3", "clints"),
+    ("--cluster slurm --sbatch time=1", "--sbatch is time=1; use --time"),
+    ("--cluster slurm --sbatch array=1-3", "--sbatch is array=1-3; allowed is NAME=VALUE of"),
+    ("--cluster slurm --sbatch =5", "--sbatch is =5; allowed is NAME=VALUE"),
     ("--rounds ten", "--rounds is"),
     ("--seeds 1,x", "--seed is x; allowed is a whole number from 0 to 4294967295"),
     ("--methods ,", "--methods: ',' holds none; allowed are values, separated by commas"),
@@ -104,6 +108,30 @@ def test_runs_whose_file_is_not_there_are_left_out_and_named(tmp_path, capfd, li
     assert sentence in err and sentence in out and "1 missing of 1" in out
     runs_file(file, *gone)
     assert listed(file, code=2).startswith(f"error: --data is {tmp_path}/none.h5; ")
+
+
+def test_a_run_that_is_asked_for_twice_is_tuned_once(tmp_path):
+    fields = starts.small(rounds=1, method="local")
+    runs = [Run(**fields | {"seed": 1}), Run(**fields | {"seed": 4})]
+    means = {}
+    for lr in ("0.01", "0.05"):
+        of_lr = []
+        for run in runs:
+            changed = fields | {"lr": float(lr), "seed": run.seed}
+            with Result(starts.here(Run(**changed).resolve().path(tmp_path), changed)) as result:
+                of_lr.append(100 * result["best/val_acc"].mean())
+        means[lr] = np.mean(of_lr)
+    values = wanted.trials([*runs, runs[0]], "lr=0.01,0.05,0.01")
+    assert list(values) == ["0.01", "0.05"]
+    text = wanted.tuning_report(values, Job(results=str(tmp_path)), "lr=0.01,0.05")
+    assert "mean over 2 runs" in text
+    for lr, accuracy in means.items():
+        assert f"  {lr:>10s}  {accuracy:.2f} %" in text
+    # a value that is not finished, as its Runs diverge, hides no other
+    values = wanted.trials(runs, "lr=0.05,1000")
+    text = wanted.tuning_report(values, Job(results=str(tmp_path)), "lr=0.05,1000")
+    assert f"      0.05  {means['0.05']:.2f} %\n        1000  not finished\n" in text
+    assert "best" not in text and "or leave out a value that fails" in text
 
 
 def test_tuning_reads_validation_only(tmp_path, monkeypatch):
