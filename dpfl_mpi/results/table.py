@@ -56,8 +56,9 @@ def of_runs(results: Sequence[Result]) -> dict[str, list[Any]]:
     Settings: `MAIN`, and those in which Runs differ whose methods read them. `budget` is B_c as it
     was typed, `budget_models` the number that it stands for (None: it differs between clients).
     Scores are from 0 to 1, means over benign clients; `std` and `lowest` are those of the accuracy.
-    Costs are of a client: local epochs of all its models, models received, megabytes sent; `edges`
-    those of the last graph, `seconds` of a rank, `hours` simulated. What is not known is nan.
+    Costs are of a client: local epochs of all its models (the most of any client), models received
+    (mean over benign clients), megabytes sent; `edges` those of the last graph, `seconds` of a
+    rank, `hours` simulated. What is not known is nan.
     """
     settings = [flat_settings(result) for result in results]
     out: dict[str, list[Any]] = {"path": [str(result.path) for result in results]}

@@ -206,7 +206,8 @@ class Watch:
             return
         faulthandler.dump_traceback_later(ABORT_S, exit=True)
         code = REQUEUE if self.count_hang() <= HANGS else STALLED
-        why = f"the run hung; {again_text(self.job)} goes on from the last checkpoint"
+        again = f"{again_text(self.job)} goes on from the last checkpoint, if there is one"
+        why = f"the run hung; {again}"
         if code == STALLED:
             why = f"the run hung more than {HANGS} times in this job: it is not started again"
         self.world.abort(code, why, self.on_abort)

@@ -173,7 +173,7 @@ def test_a_layer_that_is_not_there_is_a_sentence(tmp_path):
     none = "--send layers is normalisation; the model mlp has no such weights: allowed is all"
     refused(none, federation, SMALL | {"send": "layers=normalisation", "model": "mlp"})
     mine = {"method": str(tmp_path / "mine.py")}
-    nose = "is nose; allowed are head, none, all, or of the layers"
+    nose = "is nose; allowed are body alone, head, or of the layers"
     refused(f"--send layers {nose}", federation, SMALL | {"send": "layers=nose"})
     refused(f"sends of the method mine {nose}", federation, SMALL | mine)
 
