@@ -1,9 +1,9 @@
 """Your own texts: `{train,test}/CLASS/*`, `CLIENT/CLASS/*`, or `{train,test}.csv`.
 
 A line of a CSV file is a class and a text, in one or several columns, as in AG News; val.csv is the
-test part where test.csv is missing. A text becomes
-the numbers of its first words. The number of a word is its rank by frequency in the training part,
-from 2 on; 0 fills up short texts, and 1 is any word outside the vocabulary.
+test part where test.csv is missing. A text becomes the numbers of its first words. The number of a
+word is its rank by frequency in the training part, from 2 on; 0 fills up short texts, and 1 is any
+word outside the vocabulary.
 """
 
 import codecs
