@@ -29,7 +29,7 @@ from dpfl_mpi.settings.run import HEX
 from dpfl_mpi.storage.files import check_apart
 from dpfl_mpi.storage.lock import Lock
 from dpfl_mpi.survival.checkpoint import Checkpoints
-from dpfl_mpi.survival.signals import Heard, Watch, again_text
+from dpfl_mpi.survival.signals import GOES_ON, Heard, Watch, again_text
 
 
 def train(run: Run, job: Job, world: World) -> Path:
@@ -130,7 +130,7 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
                 if stop and more:
                     parts.close()
                     done = f"stopped after round {t} of {run.rounds} ({Heard.name or 'a signal'})"
-                    raise Leave(REQUEUE, f"{done}; {again_text(job)} goes on from there")
+                    raise Leave(REQUEUE, f"{done}; {again_text(job)} {GOES_ON}")
             if run.finetune_epochs:
                 for t in after.tune(record, parts, method):
                     watch.begin(t)

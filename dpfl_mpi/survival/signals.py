@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # a sweep's job on Slurm is warned by USR2
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 ALLOCATION = "end of the allocation"  # in place of a signal's name
+GOES_ON = "goes on from there"  # ends the sentence of a run that stopped in order
 STALLED_TEXT = (
     "two starts in a row kept no new checkpoint: give more time (--time), "
     "or let a checkpoint come sooner (--checkpoint_every 1)"

@@ -23,7 +23,7 @@ from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import explained, replacing
 from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
 from dpfl_mpi.storage.lock import Lock, born
-from dpfl_mpi.survival.signals import STALLED_TEXT
+from dpfl_mpi.survival.signals import GOES_ON, STALLED_TEXT
 
 LOG_LINES = 6  # shown of a failed Run
 NOISE = (  # how lines of a log begin that say nothing of the Run
@@ -139,7 +139,9 @@ class Entry:
             return replace(recorded, state="running")
         if alive:
             return replace(recorded, state="waiting")
-        if self.submission and self.path.name not in self.submission.stopped:
+        # a Run may have stopped in order after its sweep was killed, which then did not note it
+        stopped = self.submission and self.path.name in self.submission.stopped
+        if self.submission and not stopped and not self.log().endswith(GOES_ON):
             return replace(recorded, state="failed")
         return replace(recorded, state="stopped") if state == "running" else recorded
 

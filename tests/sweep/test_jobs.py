@@ -139,6 +139,11 @@ def test_what_is_said_of_a_failed_run(tmp_path, swept, fakes, no_blind_time):
     log.write_text("KeyError: 'mine'\nsrun: Job step aborted: waiting\n")
     shown = "):\n  test accuracy        97.30 %\nKeyError: 'mine'\n"
     assert swept("--seeds", "1", "--list").out.endswith(shown)
+    # one that stopped in order goes on with the same command
+    log.write_text(f"stopped after round 2 of 3 (SIGUSR1); the same command {signals.GOES_ON}\n")
+    listed = swept("--seeds", "1", "--list")
+    assert listed.code == 0 and "1 missing of 1" in listed.out
+    log.write_text("KeyError: 'mine'\n")
     path.touch()
     listed = swept("--seeds", "1", "--list")
     assert listed.code == 1 and "97.30" not in listed.out
