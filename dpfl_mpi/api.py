@@ -164,7 +164,12 @@ def plot(result: results.Result, figure: str = "learning_curves", **flags: Any) 
     parser = Parser(prog=figure)
     for name, keywords in getattr(module, "OPTIONS", {}).items():
         parser.add_argument(f"--{name}", **keywords)
-    chosen = vars(parser.parse_args(words_of(flags)))
+    given = {
+        name: ",".join(map(str, value)) if isinstance(value, list | tuple | range) else value
+        for name, value in flags.items()
+        if value is not False  # a switch that is off
+    }
+    chosen = vars(parser.parse_args(to_flags(given)))
     with plt.rc_context(STYLE):
         drawn: Figure | None = draw(of_results([result]), **chosen).figure
     if drawn is None:
@@ -172,16 +177,6 @@ def plot(result: results.Result, figure: str = "learning_curves", **flags: Any) 
         raise UserError(f"{figure} is a table or a page: {how}")
     plt.close(drawn)  # a notebook would show it twice
     return drawn
-
-
-def words_of(flags: Mapping[str, Any]) -> list[str]:
-    """Return keywords as the words of a command line, lists with commas."""
-    out = []
-    for name, value in flags.items():
-        several = isinstance(value, list | tuple | range)
-        text = ",".join(map(str, value)) if several else str(value)
-        out += [f"--{name}"] if value is True else [f"--{name}={text}"] * (value is not False)
-    return out
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[Resolved, Job]:

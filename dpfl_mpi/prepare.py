@@ -103,6 +103,7 @@ def prepare(
         raise UserError(f"--source is {source}; there is no such file or folder")
     if not file_name(str(out)):
         raise UserError(f"--out is {str(out)!r}; allowed is {FILE_NAME}")
+    # a file in the source's folder is read, too, but for an earlier prepared one
     inside = source is not None and source.resolve() in out.resolve().parents
     check_apart(out, source, dataset, out if inside and out.suffix != ".h5" else None)
     unwritable = f"--out is {out}; it cannot be written"

@@ -11,7 +11,7 @@ from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.graph import asymmetry, sparsity, within
 from dpfl_mpi.plugins import find, short
 from dpfl_mpi.results import Result
-from dpfl_mpi.results.result import METRICS
+from dpfl_mpi.results.result import METRICS, rounds_text
 from dpfl_mpi.results.schema import LAYOUT
 from dpfl_mpi.results.summary import (
     NBSP,
@@ -142,9 +142,8 @@ def origin(result: Result) -> str:
 def show(result: Result, room: int = WIDTH) -> str:
     """Return all that is printed of one result."""
     run, state = result.run, result.state
-    early = f"{result.last_round} of " if result.last_round < run.rounds else ""
-    finished = f"finished, {early}{run.rounds} rounds"
-    progress = finished if result.finished else f"{state} of {run.rounds}"
+    rounds_done = f"finished, {rounds_text(result)}"
+    progress = rounds_done if result.finished else f"{state} of {run.rounds}"
     lines = [f"{result.path}: {short(run.method)} on {short(run.dataset)}, {progress}"]
     if state.startswith("stopped"):
         has_checkpoint = manifests(checkpoints_of(result.path))

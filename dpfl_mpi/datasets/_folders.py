@@ -82,7 +82,7 @@ def layout(
     # the splits, if there are any, and which one is the test part
     splits = {path: split_of(place[0]) for path, place in places.items()}
     has_splits = any(splits.values())
-    test_split = "test" if "test" in splits.values() else "val"
+    test_split = "val" if "val" in splits.values() and "test" not in splits.values() else "test"
     if has_splits:
         used = {"train", test_split, *map(split_of, needed)}
         places = {path: place for path, place in places.items() if splits[path] in used}
@@ -99,8 +99,7 @@ def layout(
     if has_splits or needed:
         classes = tuple(sorted({*label[~test]}))
         in_splits = [(split, folder == split) for split in needed]
-        there = test_split if test_split in splits.values() else "test"
-        for split, in_split in in_splits or [("train", ~test), (there, test)]:
+        for split, in_split in in_splits or [("train", ~test), (test_split, test)]:
             check_classes(source, split, {*label[in_split]}, classes, what)
     elif not order:
         raise UserError(f"{source} holds no {what}; expected {LAYOUTS}")

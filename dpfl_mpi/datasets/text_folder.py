@@ -85,7 +85,7 @@ def tables_of(source: Path, files: Mapping[PurePosixPath, bytes]) -> dict[PurePo
     used = "train", "test" if "test" in found.values() else "val"
     tables = sorted(path for path in found if found[path] in used)
     tables.sort(key=lambda path: found[path] != "train")
-    if len(tables) > 2 or len({found[path] for path in tables}) < len(tables):
+    if len({found[path] for path in tables}) < len(tables):
         names = first_five(list(map(str, tables)))
         raise UserError(f"{source} holds several tables of one part: {names}; leave one of each")
     check_one(source, (path.parent for path in tables))
@@ -103,9 +103,8 @@ def of_tables(
     sizes, heads = [], None  # lines of each table, and the names of its columns
     csv.field_size_limit(2**31 - 1)  # a text may be longer than Python's 131,072 characters
     for path in tables:
-        with refused_as(
-            f"{source}: {path} is no table of a class and a text, with closed quotes", (csv.Error,)
-        ):
+        no_table = f"{source}: {path} is no table of a class and a text, with closed quotes"
+        with refused_as(no_table, (csv.Error,)):
             text = io.StringIO(text_of(tables[path]))
             rows = [row for row in csv.reader(text, strict=True) if row]
         # the first line has names of columns if its first word is no class of other lines

@@ -266,9 +266,8 @@ class Result(AbstractContextManager["Result"]):
         """
         values = self[name][: self.last_round + 1]
         if "client/stopped_round" in self:
-            for k, stopped in enumerate(self["client/stopped_round"].tolist()):
-                if stopped >= 0:
-                    values[stopped + 1 :, k] = values[stopped, k]
+            stopped, t = self["client/stopped_round"], np.arange(len(values))[:, None]
+            values = np.take_along_axis(values, np.where(stopped < 0, t, np.minimum(t, stopped)), 0)
         return mean(values.compress(self.benign, 1))
 
     def local_epochs(self) -> np.ndarray:
@@ -289,7 +288,8 @@ class Result(AbstractContextManager["Result"]):
         out = {"epochs": self.local_epochs()[:rows]}
         out |= {name: self.mean(f"round/{name}") for name in means}
         out["edges"] = np.diff(self["graph/chosen/indptr"][:rows], axis=1).sum(1)
-        counted = self.benign if self.benign.any() else ~self.benign
+        counted = self.benign
+        counted = counted if counted.any() else ~counted
         out["models_received"] = self["traffic/models_received"][:rows, counted].mean(1)
         # column 1 is the mean of the ranks
         out["seconds"] = sum(self[f"seconds/{phase}"][:rows, 1] for phase in PHASES)
@@ -447,10 +447,13 @@ def title(result: Result) -> str:
     """Return the settings that matter most, as one line."""
     run, limit = result.run, limit_text(result.run)
     what = f"{short(run.method)} on {short(run.dataset)}, {run.partition}, {run.clients} clients"
-    rounds = f"{run.rounds} rounds"
-    if result.finished and result.last_round < run.rounds:  # all clients stopped early
-        rounds = f"{result.last_round} of {rounds}"
-    return f"{what}, {limit and f'{limit}, '}{rounds}, seed {run.seed}"
+    return f"{what}, {limit and f'{limit}, '}{rounds_text(result)}, seed {run.seed}"
+
+
+def rounds_text(result: Result) -> str:
+    """Return "20 rounds", or "7 of 20 rounds" of a run that ended as all clients had stopped."""
+    ended_early = result.finished and result.last_round < result.run.rounds
+    return f"{f'{result.last_round} of ' if ended_early else ''}{result.run.rounds} rounds"
 
 
 def limit_text(run: Resolved) -> str:
