@@ -83,6 +83,7 @@ def test_no_launcher_and_no_answer_are_a_sentence(place, monkeypatch, said):
     monkeypatch.setenv("SLURM_NTASKS", "2")
     place("mpirun", SINGLETONS)
     refused("no launcher starts one MPI world", launcher.find_line)
+    monkeypatch.setattr(sys, "argv", ["launcher"])
     assert said(lambda _: launcher.main(), code=3).count("\n") == 1
     monkeypatch.setattr(launcher, "ANSWER_S", 0.2)
     monkeypatch.setenv("SLURM_JOB_ID", "17")

@@ -104,13 +104,13 @@ def test_an_array_is_submitted_once_and_failures_are_named(tmp_path, swept, fake
     silent = swept(*words, "--retry")
     assert silent.code == 2 and "error: squeue does not say which jobs are alive" in silent.err
     (fakes / "broken").unlink()
-    (fakes / "squeue").rename(fakes / "not_here")
-    copied = swept(*words, "--list")  # results that were copied from the cluster
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))  # neither the fake squeue nor an installed one
+        copied = swept(*words, "--list")  # results that were copied from the cluster
     assert (
         copied.code == 1 and "2 failed of 2" in copied.out and "its job left no log" in copied.out
     )
     assert copied.err == "warning: there is no squeue here; jobs of Slurm count as ended\n"
-    (fakes / "not_here").rename(fakes / "squeue")
     (fakes / "queue").write_text("")
     (folder,) = tmp_path.glob("sweeps/*")
     (folder / "41_1_0_log.err").write_text("line\n" * 50 + "error: it broke\n")
