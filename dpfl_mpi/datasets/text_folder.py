@@ -54,12 +54,13 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
     columns: dict[str, np.ndarray] = {}
     if tables := tables_of(source, files):
         texts, y, test = of_tables(source, tables)
-        lists = [data for path, data in files.items() if path.name == "classes.txt"]
-        y = named(y, text_of(lists[0]).split("\n") if lists else [])
+        lists = [text_of(files[p], str(p)) for p in files if p.name == "classes.txt"]
+        y = named(y, lists[0].split("\n") if lists else [])
     else:
         found = layout(source, files, {}, what="text")
         columns = found.dealt(clients_per_folder)
-        texts, y, test = [text_of(files.pop(p)) for p in found.files], found.label, found.test
+        texts = [text_of(files.pop(path), f"{source}: {path}") for path in found.files]
+        y, test = found.label, found.test
     if test is None:
         test = fixed_fifth(y, columns.get("client", y))
     # the vocabulary: the most frequent words of the training part
@@ -105,7 +106,7 @@ def of_tables(
     for path in tables:
         no_table = f"{source}: {path} is no table of a class and a text, with closed quotes"
         with refused_as(no_table, (csv.Error,)):
-            text = io.StringIO(text_of(tables[path]))
+            text = io.StringIO(text_of(tables[path], f"{source}: {path}"))
             rows = [row for row in csv.reader(text, strict=True) if row]
         # the first line has names of columns if its first word is no class of other lines
         if heads is None and rows and not rows[0][0].isdigit():
@@ -142,10 +143,16 @@ def named(y: np.ndarray, names: Sequence[str]) -> np.ndarray:
     return np.array(names)[y.astype(int) - 1]
 
 
-def text_of(data: bytes) -> str:
-    """Return a text in UTF-8, UTF-16, or else in Latin-1, as 20 Newsgroups has some."""
+def text_of(data: bytes, path: str) -> str:
+    """Return a text in UTF-8, UTF-16, or else in Latin-1, as 20 Newsgroups has some.
+
+    `UserError` of the file `path` if it is no text, as it holds the character NUL.
+    """
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Excel writes some
     try:
-        return data.decode("utf-16" if wide else "utf-8-sig")
+        text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
-        return data.decode("latin-1")
+        text = data.decode("latin-1")
+    if "\0" in text:
+        raise UserError(f"{path} is no text (it holds the character NUL); leave out such files")
+    return text

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dpfl_mpi import batch
 from dpfl_mpi.errors import NO_MPI, REQUEUE, STALLED, UserError, complain, exit_with
+from dpfl_mpi.mpi.start import launched
 
 # a program for a trial; it writes in one piece, as the outputs of ranks mix
 TRY = "import os; from mpi4py import MPI; os.write(1, b'world of %d\\n' % MPI.COMM_WORLD.size)"
@@ -40,7 +41,7 @@ LAUNCHERS = {
     "Flux": ("flux run --cores-per-task={threads}", UNBOUND),
 }
 # a start of MPI that takes longer is considered hung
-START_S = float(os.environ.get("DPFL_START_S", "600"))
+START_S = launched(("DPFL_START_S",), 600)
 STARTS = 3  # how often MPI is started, which fails or hangs once in a while
 # exit codes of a Run that finished, was refused or stopped
 IN_ORDER = (0, 2, NO_MPI, REQUEUE, STALLED)

@@ -126,7 +126,9 @@ def parse(arguments: Sequence[str]) -> tuple[Resolved, Job]:
             # printed empty: values that depend on the seed or that the method does not read
             names = ("partition_seed", *run.found("method").unread)
             empty = dict.fromkeys(n for n in names if getattr(given_run, n) is None)
-            settings = as_dict(run) | as_dict(job) | empty
+            # of the Job what is given: other places have other defaults, as --grace in a batch job
+            of_job = {name: value for name, value in as_dict(job).items() if name in flags}
+            settings = as_dict(run) | empty | of_job
             print(yaml.safe_dump(settings, sort_keys=False), end="")
             sys.exit(0)
     if (text := without_effect(given_run, run)) and launched(RANK, 0) == 0 and not job.quiet:

@@ -121,7 +121,7 @@ def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
     if for_slurm and args.cluster != "slurm":
         raise UserError(f"--{for_slurm[0]} is for Slurm; allowed only with --cluster slurm")
     for name in ("fresh", "out"):
-        if vars(args).get(name):  # a file of --print_config has both, empty
+        if vars(args).get(name):
             instead = "of a sweep, delete or move the results to compute them anew"
             raise UserError(f"--{name} is for one Run; {instead}")
     for flag, field in GRID.items():
@@ -134,8 +134,7 @@ def requested(args: argparse.Namespace) -> tuple[Job, dict[str, list[Resolved]]]
         if (name := item.partition("=")[0].lstrip("-")) in ("", "array", "signal", "time"):
             instead = "use --time" if name == "time" else "allowed is NAME=VALUE of another option"
             raise UserError(f"--sbatch is {item}; {instead}")
-    by_default = "grace" not in vars(args) or ("grace" in args.config and job.grace == Job.grace)
-    if args.cluster == "slurm" and by_default:
+    if args.cluster == "slurm" and "grace" not in vars(args):
         job = dataclasses.replace(job, grace=GRACE_S)
     runs = only(runs_of(args.file), args) if args.file else grid(args, base)
     if args.file:  # flags of a Run replace what the file says, also if they give the default

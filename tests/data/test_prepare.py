@@ -395,6 +395,8 @@ def test_texts(tmp_path):
     alone = {f"{c}/{t}/{i}": b"word" for c in "pq" for t in "st" for i in range(5)}
     out = text_folder.read(folder(tmp_path / "c", alone), 9, 9)
     assert out.client_names == ("p", "q") and np.bincount(out.test_clients).tolist() == [2, 2]
+    image = "p/s/3 is no text (it holds the character NUL); leave out such files"
+    unstaged(tmp_path, "text_folder", alone | {"p/s/3": b"\xff\xd8\0JFIF"}, image)
 
 
 def test_links_and_what_is_twice_are_refused(tmp_path, monkeypatch):

@@ -46,9 +46,7 @@ def test_what_cannot_be_is_one_sentence(tmp_path, said, words, sentence):
 def test_flags_of_runs_beside_a_grid(listed, tmp_path, said):
     words = ["--partition", "dirichlet", "--rounds", "30", "--seeds", "1"]
     assert listed("--no-augment", "--mixed", *words) == ["digits-dirichlet-dpfl-B8-s1"]
-    config = text_file(
-        tmp_path / "run.yaml", said(main, "--partition=dirichlet", "--print_config")
-    )  # out: null, fresh: false
+    config = text_file(tmp_path / "run.yaml", said(main, "--partition=dirichlet", "--print_config"))
     assert listed("--config", config, "--seeds", "3") == ["digits-dirichlet-dpfl-B8-s3"]
     (name,) = listed("--methods", "ditto", "--options.lam", "0.3", *words)  # DPFL has no lam
     assert name.startswith("digits-dirichlet-ditto-")
