@@ -1,4 +1,4 @@
-"""Decentralised Personalised Federated Learning over MPI.
+"""Decentralized Personalized Federated Learning over MPI.
 
 Each client chooses, under a budget, whose models it averages with its own. Start with
 `python -m dpfl_mpi` (`__main__.py`) or, in Python, with `dpfl_mpi.run` (`api.py`).
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dpfl_mpi.version import VERSION
 
 if TYPE_CHECKING:
-    from dpfl_mpi.api import Result, plot, run, sweep, table
+    from dpfl_mpi.api import Result, plot, run, table
 
 __version__ = VERSION
-__all__ = ["Result", "__version__", "plot", "run", "sweep", "table"]
+__all__ = ["Result", "__version__", "plot", "run", "table"]
 
 
 def __getattr__(name: str) -> Any:

@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser(named: Sequence[str] = ()) -> Parser:
     """Return the command line: a subcommand for each data set, shipped or `named` by the user."""
-    out = Parser(prog="python -m dpfl_mpi.prepare", description=str(__doc__).split("\n\n")[0])
+    text = str(__doc__).split("\n\n")[0] + " DATASET is a name below, or your own file NAME.py."
+    out = Parser(prog="python -m dpfl_mpi.prepare", description=text)
     datasets = out.add_subparsers(dest="dataset", required=True, metavar="DATASET")
     for name in dict.fromkeys([*shipped("dataset"), *named]):
         module = find("dataset", name)

@@ -111,7 +111,7 @@ def control_line(run: Run, result: Result) -> dict[str, Any]:
     out |= {"method": run.method, "rounds": run.rounds}
     for name, values in frames.costs(result).drop(columns=["point", "accuracy"]).items():
         out[f"{name}_per_client"] = round(float(np.nanmax(values)), 1)
-    out["liars"], out["liars_chosen"] = controls_table.liar_shares(result)
+    out["attackers"], out["attackers_chosen"] = controls_table.attacker_shares(result)
     out["backdoor"], out["backdoor_unmarked"] = controls_table.backdoor(result)
     means = controls_table.newcomers(result)
     if len(means):

@@ -51,7 +51,7 @@ def never_lying(frames: Frames, method: str) -> pd.DataFrame:
     """Return the lines, in the Runs of 6 rounds, of clients that lie in none of them."""
     clients = short(frames)["clients"]
     attacked = clients[clients["row"].str.startswith(f"{method}, attack")]
-    benign = attacked.dropna(subset=["test_acc"])["client"]  # liars have no accuracy
+    benign = attacked.dropna(subset=["test_acc"])["client"]  # attackers have no accuracy
     return clients[clients["client"].isin(benign)]
 
 
@@ -104,7 +104,7 @@ def attacks(frames: Frames) -> Lines:
             opened = f"{percent(line.backdoor)} ({percent(line.backdoor_unmarked)})"
             yield {
                 **row_cells(runs, clients, line.row, "vs no attack", line.row, method),
-                "liars among chosen, %": percent(line.liars_chosen),
+                "attackers among chosen, %": percent(line.attackers_chosen),
                 "backdoor, % (unmarked)": "-" if np.isnan(line.backdoor) else opened,
             }
 

@@ -106,7 +106,7 @@ def build(run: Resolved, job: Job, world: World) -> Parts:
         ensemble,
         flipped=limits.flipped,
         n_search=n_search,
-        marked=limits.liars if backdoor else None,
+        marked=limits.attackers if backdoor else None,
     )
     computed = ensemble, clients, optimiser_of(run)
     backend = select_backend(job.kernels, world, *computed, job.threads_per_client)

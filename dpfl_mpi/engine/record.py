@@ -260,7 +260,7 @@ def facts_of_clients(parts: Parts) -> dict[str, np.ndarray]:
         out["client/of_data"] = partition.of_data
     out |= {f"client/{what}": np.array(texts) for what, texts in parts.named.items()}
     if run.attack:
-        out["client/liars"] = limits.liars
+        out["client/attackers"] = limits.attackers
     if run.newcomers:
         out["client/newcomers"] = limits.newcomers
     if run.drift:

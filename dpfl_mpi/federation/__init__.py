@@ -206,7 +206,8 @@ class Federation:
         self.options = asdict(parts.run.found("method").options(**parts.run.options))
         self.n, self.ids = members.n, members.ids  # N; this rank's clients [K]
         self.p = read_only(members.p)  # the weight of every client in a mean [N]
-        # B_c - 1 of every client, also diverged ones [N]
+        # how many others a client may receive, B_c - 1 (`client/budget` of results is B_c), also
+        # of diverged ones [N]
         self.budget = read_only(members.limits.most_senders)
         self.reach = members.reach  # the senders that each client can reach; None: everyone
         self.n_train = read_only(parts.backend.clients.n_train)  # [K]

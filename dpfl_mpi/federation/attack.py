@@ -1,9 +1,9 @@
-"""`Attack`: the false rows that liars send (--attack KIND:SHARE), and `backdoor_success`.
+"""`Attack`: the false rows that attackers send (--attack KIND:SHARE), and `backdoor_success`.
 
-A row is one model. Liars train, choose and average as all others do, and use their true row in
-their own average. Everyone else gets the same false row of a liar. In formulas w is the liar's true
-row, and u is how far w has moved since it began to train in this round. `Mail` (mail.py) asks for
-the rows to send, `Training` notes rows before they are trained.
+A row is one model. Attackers train, choose and average as all others do, and use their true row in
+their own average. Everyone else gets the same false row of an attacker. In formulas w is the
+attacker's true row, and u is how far w has moved since it began to train in this round. `Mail`
+(mail.py) asks for the rows to send, `Training` notes rows before they are trained.
 """
 
 import math
@@ -25,8 +25,10 @@ class Attack:
     def __init__(self, members: Members, ensemble: Ensemble, kind: str, seed: int):
         """`kind` of attack; "" where all rows that are sent are true."""
         self.members, self.ensemble, self.kind, self.seed = members, ensemble, kind, seed
-        self.liars = np.flatnonzero(members.limits.liars[members.ids] & bool(kind))  # local numbers
-        # the liars' rows before this round's training, by name: a method may train several sets
+        self.attackers = np.flatnonzero(
+            members.limits.attackers[members.ids] & bool(kind)
+        )  # local numbers
+        # the attackers' rows before this round's training, by name: a method may train several sets
         self.before: dict[str, Tensor] = {}
         # the attack `stale` always sends the first row; -1: nothing was sent
         k = len(members.ids) if kind == "stale" else 0
@@ -34,17 +36,17 @@ class Attack:
         self.first_round = np.full(k, -1)
 
     def note_start(self, rows_KW: dict[str, Tensor]) -> None:
-        """Copy the liars' rows, by name, before they are first trained in this round."""
-        if len(self.liars):
+        """Copy the attackers' rows, by name, before they are first trained in this round."""
+        if len(self.attackers):
             for name, rows in rows_KW.items():
                 if name not in self.before:
-                    self.before[name] = rows[self.liars].clone()
+                    self.before[name] = rows[self.attackers].clone()
 
     def sent(self, w_KW: Tensor) -> Tensor:
-        """Return the rows that this rank's clients send, those of liars false, `[K, W]`."""
-        if not len(self.liars):
+        """Return the rows that this rank's clients send, those of attackers false, `[K, W]`."""
+        if not len(self.attackers):
             return w_KW
-        out, true = w_KW.clone(), w_KW[self.liars]
+        out, true = w_KW.clone(), w_KW[self.attackers]
         # where a method trains two sets of rows, "w" is the one that is sent
         before = self.before.get("w", next(iter(self.before.values()), true))
         if self.kind == "sign_flip":
@@ -53,12 +55,12 @@ class Attack:
             # w + 9 u: model replacement (Bagdasaryan et al., AISTATS 2020)
             lies = before + SCALE * (true - before)
         elif self.kind == "noise":
-            ids = self.members.ids[self.liars].tolist()
+            ids = self.members.ids[self.attackers].tolist()
             noisy = [row + self._noise(k, row) for k, row in zip(ids, true, strict=True)]
             lies = torch.stack(noisy)
         else:
             lies = self._first(true)
-        out[self.liars] = lies.clamp(-LARGEST / 2, LARGEST / 2)  # larger ones would end the run
+        out[self.attackers] = lies.clamp(-LARGEST / 2, LARGEST / 2)  # larger ones would end the run
         return out
 
     def _noise(self, k: int, row_W: Tensor) -> Tensor:
@@ -73,13 +75,13 @@ class Attack:
         return torch.from_numpy(out).to(row_W.device)
 
     def _first(self, true: Tensor) -> Tensor:
-        """Return the row that each liar sent first, or its true row before."""
-        active = self.members.active[self.members.ids[self.liars]]
-        starts = (self.first_round[self.liars] < 0) & active
-        self.first_sent[self.liars[starts]] = true[starts]
-        self.first_round[self.liars[starts]] = self.members.round
-        unsent = torch.from_numpy(self.first_round[self.liars] < 0).to(true.device)
-        return torch.where(unsent[:, None], true, self.first_sent[self.liars])
+        """Return the row that each attacker sent first, or its true row before."""
+        active = self.members.active[self.members.ids[self.attackers]]
+        starts = (self.first_round[self.attackers] < 0) & active
+        self.first_sent[self.attackers[starts]] = true[starts]
+        self.first_round[self.attackers[starts]] = self.members.round
+        unsent = torch.from_numpy(self.first_round[self.attackers] < 0).to(true.device)
+        return torch.where(unsent[:, None], true, self.first_sent[self.attackers])
 
 
 def backdoor_success(scoring: Scoring) -> np.ndarray:

@@ -32,7 +32,7 @@ class Limits:
     available: np.ndarray  # [T, N]: 1 for who can take part in round t + 1; no rows: everyone
     events: np.ndarray  # float64 [E, 3], the file of --churn: time, client, 1 to join, 0 to leave
     flipped: np.ndarray  # bool [N]: who has flipped labels
-    liars: np.ndarray  # bool [N]: who attacks
+    attackers: np.ndarray  # bool [N]: who attacks
     newcomers: np.ndarray  # bool [N]: who joins after the last round
     drifted: np.ndarray  # bool [N]: who exchanges two classes, from the round of --drift on
 
@@ -81,7 +81,7 @@ def limits_of(run: Resolved, world: World) -> Limits:
     flipped = attacked if attack and attack.kind == "label_flip" else run.flip_share
     shares = {
         "flipped": (streams.FLIP, flipped),
-        "liars": (streams.FLIP, attacked),
+        "attackers": (streams.FLIP, attacked),
         "newcomers": (streams.NEWCOMERS, run.newcomers),
         "drifted": (streams.DRIFT, run.drift.share if run.drift else 0.0),
     }

@@ -1,7 +1,7 @@
 """`Mail`: the verbs of `fed` by which models and values move between clients.
 
 `Mailroom` (transport/mailroom.py) moves the rows, i.e. models. `Ledger` (transport/ledger.py)
-counts what that costs on a network. `Attack` (attack.py) has liars send false rows. `Packing`
+counts what that costs on a network. `Attack` (attack.py) has attackers send false rows. `Packing`
 (transport/packing.py) sends only some columns, or encodes rows. A sending is any exchange of rows.
 """
 
@@ -112,8 +112,8 @@ class Mail:
     def tell(self, values: np.ndarray, graph: CollaborationGraph | None = None) -> np.ndarray:
         """Return the values of all clients, `[N, ...]`, from this rank's `[K, ...]`. Collective.
 
-        Liars tell the truth here. On a network the values cost their bytes along the edges of the
-        graph; without one, from every client to all that can reach it.
+        Attackers send true values here. On a network the values cost their bytes along the edges
+        of the graph; without one, from every client to all that can reach it.
         """
         members, k = self.members, len(self.members.ids)
         if graph is not None:

@@ -113,7 +113,7 @@ class Members(Placement):
     @property
     def benign(self) -> np.ndarray:
         """The clients that reported means are over, bool `[N]`: honest, and no newcomers."""
-        return ~(self.limits.flipped | self.limits.liars | self.limits.newcomers)
+        return ~(self.limits.flipped | self.limits.attackers | self.limits.newcomers)
 
     @property
     def alive(self) -> np.ndarray:

@@ -268,7 +268,7 @@ class Sums:
             sent = mail.leaving(w_KW)  # collective, so also on ranks without clients
             sums_KW = self._over_all(sent, members.active)[None]
             # local clients whose sent row is not their true one, which they use in their own sum
-            altered = np.arange(len(w_KW)) if mail.packing.encodes else mail.attack.liars
+            altered = np.arange(len(w_KW)) if mail.packing.encodes else mail.attack.attackers
             if len(altered):
                 sums_KW = sums_KW.expand(len(w_KW), -1).clone()
                 for i in altered[members.active[members.ids[altered]]]:

@@ -25,7 +25,8 @@ from dpfl_mpi.transport.log import Log
 def learning_rate(run: Resolved, t: int) -> float:
     """Return the learning rate of round t: lr, times lr_decay every 10 rounds, times a schedule.
 
-    The schedule runs over rounds 1 to T. Before (t = 0) and after them the rate is that of round 1.
+    The schedule runs over rounds 1 to T; before (t = 0) and after them its factor is 1, while
+    lr_decay goes on.
     """
     eta = run.lr * run.lr_decay ** (t // 10)
     done = t - 1 if 1 <= t <= run.rounds else 0
@@ -140,7 +141,7 @@ class Training:
         """Yield a `Block` per set of rows for each group of clients that train together.
 
         When the caller has trained them, write them back and note steps and losses; at the end
-        count so many epochs. Where others may receive the rows (`sent`), note the liars' start.
+        count so many epochs. Where others may receive the rows (`sent`), note the attackers' start.
         """
         backend, learners = self.backend, self.members.learners[self.members.ids]
         if sent:

@@ -1,15 +1,15 @@
-"""Table: overfitting to the validation set, liars, newcomers and early stopping.
+"""Table: overfitting to the validation set, attackers, newcomers and early stopping.
 
 A row is a setting (data and partition) and a method, a mean over seeds. Its columns:
 
 validation - test: validation minus test accuracy of each client's best model, points, with its 95 %
 interval over partitions, or over the clients of a single one (seeds on one partition are averaged
-first). liars: the share of liars among those whom benign clients chose in rounds 1 to T, and among
-all clients. backdoor: the share of marked test images of other classes that benign clients' best
-models take for class 0; in brackets: the same share for images without the mark. newcomers: mean
-accuracy after 0, 1 and 5 epochs of their own. arrived (--churn): mean accuracy of clients in the
-round in which they arrive, and 1 and 5 rounds later; in brackets the mean of all clients that are
-present then. Costs are means per client.
+first). attackers: the share of attackers among those whom benign clients chose in rounds 1 to T,
+and among all clients. backdoor: the share of marked test images of other classes that benign
+clients' best models take for class 0; in brackets: the same share for images without the mark.
+newcomers: mean accuracy after 0, 1 and 5 epochs of their own. arrived (--churn): mean accuracy of
+clients in the round in which they arrive, and 1 and 5 rounds later; in brackets the mean of all
+clients that are present then. Costs are means per client.
 """
 
 import numpy as np
@@ -46,13 +46,13 @@ def gaps(lines: pd.DataFrame) -> Parts:
     return [part for part in out if len(part)]
 
 
-def liar_shares(result: Result) -> tuple[float, float]:
-    """Return the share of liars among all clients, and among those chosen; nan without any."""
-    if "client/liars" not in result:
+def attacker_shares(result: Result) -> tuple[float, float]:
+    """Return the share of attackers among all clients, and among those chosen; nan without any."""
+    if "client/attackers" not in result:
         return NO_PAIR
-    chosen = result.liars_chosen()
+    chosen = result.attackers_chosen()
     among_chosen = float(chosen.mean()) if len(chosen) else float("nan")
-    return float(result["client/liars"].mean()), among_chosen
+    return float(result["client/attackers"].mean()), among_chosen
 
 
 def backdoor(result: Result) -> tuple[float, float]:
@@ -97,7 +97,7 @@ def percent(value: float) -> str:
 def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, float]:
     """Return the numbers of a row, means over its Runs: `group` are their results."""
     gap, half = interval(parts) if (parts := gaps(clients)) else NO_PAIR
-    liars, liars_chosen = np.mean([liar_shares(r) for r in group], 0)
+    attackers, attackers_chosen = np.mean([attacker_shares(r) for r in group], 0)
     # only finished Runs have confusion matrices, which the backdoor needs
     ended = [r for r in group if "best/confusion" in r] or group
     marked, unmarked = np.mean([backdoor(r) for r in ended], 0)
@@ -110,8 +110,8 @@ def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, f
         "accuracy": float(means(clients, row).mean()),
         "gap": gap,
         "gap_half": half,
-        "liars": liars,
-        "liars_chosen": liars_chosen,
+        "attackers": attackers,
+        "attackers_chosen": attackers_chosen,
         "backdoor": marked,
         "backdoor_unmarked": unmarked,
         **{f"newcomers_{i}": float(value) for i, value in enumerate(by_epochs)},
@@ -125,7 +125,7 @@ def measure(group: list[Result], clients: pd.DataFrame, row: str) -> dict[str, f
 
 def texts(row: dict[str, float]) -> dict[str, str]:
     """Return the cells of a row, by the names of their columns."""
-    liars = f"{percent(row['liars_chosen'])} of {percent(row['liars'])}"
+    attackers = f"{percent(row['attackers_chosen'])} of {percent(row['attackers'])}"
     backdoor = f"{percent(row['backdoor'])} ({percent(row['backdoor_unmarked'])})"
     ages = [name.removeprefix("arrived_all_") for name in row if name.startswith("arrived_all_")]
     pairs = [(row[f"arrived_{age}"], row[f"arrived_all_{age}"]) for age in ages]
@@ -133,7 +133,7 @@ def texts(row: dict[str, float]) -> dict[str, str]:
     return {
         "accuracy": f"{number(row['accuracy'])} ({row['n']})",
         "validation - test": f"{number(row['gap'], '+.2f')} ± {number(row['gap_half'])}",
-        "liars, % chosen of all": "-" if np.isnan(row["liars"]) else liars,
+        "attackers, % chosen of all": "-" if np.isnan(row["attackers"]) else attackers,
         "backdoor, %": "-" if np.isnan(row["backdoor"]) else backdoor,
         "newcomers, %": " / ".join(map(percent, new)) or "-",
         "arrived, % (all)": " / ".join(f"{a:.1f} ({b:.1f})" for a, b in pairs) or "-",

@@ -15,7 +15,7 @@ it is asked for, `frames["clients"]`, by the function below that has its name.
     [costs]     one line per Run and round: accuracy of the best models so far, percent, and costs
     [newcomers] one line per Run, newcomer and number of its own epochs: its test accuracy
 
-Averages leave out clients with flipped labels, liars and newcomers; their test_acc is nan.
+Averages leave out clients with flipped labels, attackers and newcomers; their test_acc is nan.
 Scores are from 0 to 1 unless percent is stated.
 """
 

@@ -56,10 +56,10 @@ def waits(result: Result) -> np.ndarray:
     return np.bincount(client[waited], seconds[waited], seconds.shape[1]) / SECONDS_PER_HOUR
 
 
-def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float]:
+def row_of(result: Result, lines: pd.DataFrame, target: float) -> dict[str, float]:
     """Return a Run's line of the table; `lines` are those of `measure`."""
-    # `reach` is the accuracy, in percent, to which the time is told
-    reached, hours, last = lines[lines["accuracy"] >= reach], waits(result), lines.iloc[-1]
+    # `target` is the accuracy, in percent, to which the time is told
+    reached, hours, last = lines[lines["accuracy"] >= target], waits(result), lines.iloc[-1]
     rounds = slice(0, len(lines))
     end, waited_for = result["network/end"][rounds], result["network/waited_for"][rounds]
     path = np.bincount(critical_path(end, waited_for))
@@ -67,14 +67,14 @@ def row_of(result: Result, lines: pd.DataFrame, reach: float) -> dict[str, float
     first = {name: reached[name].iloc[0] if len(reached) else np.nan for name in PANELS}
     return {
         **{name: last[name] for name in ("accuracy", *PANELS)},
-        **{f"{name} to {reach:g} %": value for name, value in first.items()},
+        **{f"{name} to {target:g} %": value for name, value in first.items()},
         "waiting, %": 100 * result["network/wait"].sum() / spent,
         "longest": 100 * hours.max() / max(hours.sum(), 1e-9),
         "critical": 100 * path.max() / path.sum(),
     }
 
 
-def draw(frames: Frames, reach: float = 80.0) -> Drawing:
+def draw(frames: Frames, target: float = 80.0) -> Drawing:
     timed = ["network/end" in result for result in frames.runs["result"]]
     if not any(timed):
         raise UserError("none of these results has a simulated time; compute some with --network")
@@ -96,7 +96,7 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
             clients = np.arange(1, len(shares[0]) + 1)
             curve(panels[2], clients, 100 * np.mean(shares, 0), [0], **look)
         parts.append(mean.assign(setting=line.setting, method=line.row, n=len(measured)))
-        cells = [row_of(r, part, reach) for r, part in zip(results, measured, strict=True)]
+        cells = [row_of(r, part, target) for r, part in zip(results, measured, strict=True)]
         forms = dict.fromkeys(cells[0], ".3g") | {"accuracy": ".4g"}
         means = pd.DataFrame(cells).mean(skipna=False).items()
         names = {"setting": line.setting, "method": line.row}

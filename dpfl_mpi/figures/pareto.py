@@ -29,7 +29,7 @@ COSTS = {
     "seconds": "seconds",
 }
 REACHED = {"type": float, "default": 80.0, "metavar": "X", "help": "accuracy, percent (80)"}
-OPTIONS = {"reach": REACHED}
+OPTIONS = {"target": REACHED}
 
 
 def first_at(lines: pd.DataFrame, accuracy: float) -> dict[str, float]:
@@ -44,11 +44,11 @@ def cost_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
 
 
-def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> str:
+def table(frames: Frames, target: float, costs: Sequence[str] = tuple(COSTS)) -> str:
     out = []
     for line in frames.rows.itertuples():
         lines = frames.of("costs", line.setting, line.row)
-        each = [first_at(part, reach) for _, part in lines.groupby("run")]
+        each = [first_at(part, target) for _, part in lines.groupby("run")]
         first = pd.DataFrame(each).mean(skipna=False)  # nan if one repetition does not reach it
         last = lines.groupby("run")[["accuracy", *COSTS]].last().mean()
         out.append({
@@ -56,7 +56,7 @@ def table(frames: Frames, reach: float, costs: Sequence[str] = tuple(COSTS)) -> 
             "method": line.row,
             "accuracy": f"{number(last['accuracy'])} ({len(each)})",
             **{COSTS[name]: cost_text(last[name]) for name in costs},
-            **{f"{name} to {reach:g} %": cost_text(first[name]) for name in costs},
+            **{f"{name} to {target:g} %": cost_text(first[name]) for name in costs},
         })  # fmt: skip
     return markdown(pd.DataFrame(out))
 
@@ -68,7 +68,7 @@ def mean_curve(lines: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return means.join(spread, how="right").reset_index()
 
 
-def draw(frames: Frames, reach: float = 80.0) -> Drawing:
+def draw(frames: Frames, target: float = 80.0) -> Drawing:
     figure, panels = plt.subplots(1, len(COSTS), figsize=(TEXT, 2.2), sharey=True)
     parts = []
     rows = zip(frames.rows.itertuples(), looks(frames.rows), labels(frames.rows), strict=True)
@@ -96,4 +96,4 @@ def draw(frames: Frames, reach: float = 80.0) -> Drawing:
     text += "-: not reached by all seeds."
     if below := [f"{row} ({end:.1f} %)" for (_, row), end in ends.items() if end < lowest]:
         text += f" Too low for the picture: {', '.join(below)}."
-    return Drawing(data, figure, f"{table(frames, reach)}\n\n{text}")
+    return Drawing(data, figure, f"{table(frames, target)}\n\n{text}")

@@ -13,16 +13,17 @@ Sheng and Dobriban, arXiv 2012.02985).
 
 A client's position is its sketch in these directions alone. Positions of one kind lie around one
 point, so each moves twice to the mean of those within 60 degrees (mean shift: Fukunaga and
-Hostetler, 1975). Then a client's kin are all that are at least half as similar to it as the most
-similar one. B_c - 1 partners are drawn from them: if each took the most similar alone, many would
-choose one another, and others would be in no average.
+Hostetler, 1975). Then a client lists all that are at least half as similar to it as the most
+similar one. B_c - 1 partners are drawn from its list: if each took the most similar alone, many
+would choose one another, and others would be in no average.
 
 Clients look after rounds 1, 2, 4, 8, ... Chance, too, makes some clients alike: unlike shares of
 classes, where there are few images. But what chance finds differs from look to look. So all choose
-when two looks in a row agree on half of the kin, mean over clients. While partners are random, more
-rounds say more of a client's kind, and some more of these rounds cost less than wrong partners. A
-client chooses once: with kin as partners, training says more of its own images. Eigenvectors are
-computed in whole numbers, whose sums are exact: all processors choose alike.
+when the lists of two looks in a row have a Jaccard index of at least 0.5, mean over clients. While
+partners are random, more rounds say more of a client's kind, and some more of these rounds cost
+less than wrong partners. A client chooses once: with partners of its kind, training says more of
+its own images. Eigenvectors are computed in whole numbers, whose sums are exact. How many there are
+rests on floats (`eigvalsh`).
 """
 
 import math
@@ -43,8 +44,8 @@ ITERATIONS = 100  # of the power method for one direction
 AT_ONCE = 4096  # sketches summed at a time
 MOST = 32  # directions
 SHIFTS = 2
-SAMPLE = 1024  # clients to whose positions others move, whose kin two looks compare
-AGREE = 0.5  # of the kin that one of two looks found, those that both found
+SAMPLE = 1024  # clients to whose positions others move, whose lists two looks compare
+AGREE = 0.5  # of the clients on one of two lists, those on both
 
 
 @dataclass(frozen=True)
@@ -98,24 +99,24 @@ def kinds(fed: Federation, u: Tensor) -> np.ndarray:
 
 
 def agreement(fed: Federation, before_NJ: np.ndarray, position_NJ: np.ndarray) -> float:
-    """Return the share of its kin by one of two positions that are kin by both. Collective.
+    """Return the Jaccard index of a client's lists by two positions. Collective.
 
-    It is the mean over the clients that have kin, of about `SAMPLE`; 0 if none has.
+    It is the mean over the clients that list others, of about `SAMPLE`; 0 if none does.
     """
     candidates, share = fed.candidates(), np.full(len(fed.ids), np.nan)
     every = -(-fed.n // SAMPLE)
     for i in np.flatnonzero(fed.ids % every == 0):
         k = int(fed.ids[i])
         others = compared(fed, k, candidates)
-        kin, kin_before = (kin_of(k, found, others) for found in (position_NJ, before_NJ))
-        if either := (kin | kin_before).sum():
-            share[i] = (kin & kin_before).sum() / either
+        now, before = (alike(k, found, others) for found in (position_NJ, before_NJ))
+        if either := (now | before).sum():
+            share[i] = (now & before).sum() / either
     known = [value for value in fed.tell(share).tolist() if value == value]
     return math.fsum(known) / max(len(known), 1)
 
 
-def kin_of(k: int, position_NJ: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return which of these others are of client k's kind, bool."""
+def alike(k: int, position_NJ: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return which of these others are on client k's list, bool."""
     similarity = position_NJ[others] @ position_NJ[k]  # whole: exact in any order
     return (similarity > 0) & (2 * similarity >= similarity.max(initial=0))
 
@@ -136,8 +137,8 @@ def of_own_kind(
     senders = []
     for k in fed.ids:
         others = compared(fed, k, candidates)
-        kin = kin_of(k, position_NJ, others)
-        pool = others[kin] if kin.any() else others
+        listed = alike(k, position_NJ, others)
+        pool = others[listed] if listed.any() else others
         senders.append(fed.shuffle(k, pool, first=candidates.room[k]))
     return fed.collect(senders)
 

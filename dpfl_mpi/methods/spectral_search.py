@@ -8,14 +8,23 @@ Omega is the graph that `spectral` finds. In each round a client receives the mo
 in Omega and searches among them, as DPFL does (Algorithm 1, lines 9 to 11).
 """
 
+import math
 from dataclasses import replace
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, State, Tensor, dpfl, spectral
 
 METHOD = replace(spectral.METHOD, title="Spectral, then search", searches=True, look="#332288 : P")
-Options, init = spectral.Options, spectral.init
+Options = spectral.Options
 __all__ = ["METHOD", "Options", "init", "round"]
+
+
+def init(fed: Federation) -> State:
+    if (most := fed.run.candidates) < math.inf:
+        why = "spectral_search receives models of its own kind alone: allowed is inf"
+        raise UserError(f"--candidates is {most:g}; {why}")
+    return spectral.init(fed)
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -1,6 +1,6 @@
 """Whose models are most alike, by sketches that clients send in place of models.
 
-They are for --candidates and the method `nearest`. A count sketch (Charikar, Chen and
+They are for --candidates, `nearest` and `spectral`. A count sketch (Charikar, Chen and
 Farach-Colton, ICALP 2002) adds each weight, with a drawn sign, to one of a few sums; cosines of
 sketches come near those of the rows. The sums go by the weights' order, and products of sketches
 are small whole numbers, exact in float32: so the bits are the same on any processor.

@@ -123,7 +123,7 @@ class Result(AbstractContextManager["Result"]):
     def honest(self) -> np.ndarray:
         """Which clients have right labels and send true models, bool `[N]`."""
         out = np.ones(len(self["client/p"]), bool)
-        for name in ("client/flipped", "client/liars"):
+        for name in ("client/flipped", "client/attackers"):
             if name in self:
                 out &= ~self[name].astype(bool)
         return out
@@ -335,18 +335,18 @@ class Result(AbstractContextManager["Result"]):
             columns["models_received"] = self["traffic/models_received"].sum(0)
         return columns
 
-    def liars_chosen(self) -> np.ndarray:
+    def attackers_chosen(self) -> np.ndarray:
         """Return for each edge to a benign client, in rounds 1 to T, whether the sender attacks.
 
         It is bool `[edges]`, and empty without --attack.
         """
         out = [np.zeros(0, bool)]
-        if "client/liars" in self:
-            is_liar = self["client/liars"].astype(bool)
+        if "client/attackers" in self:
+            is_attacker = self["client/attackers"].astype(bool)
             for t in range(1, self.last_round + 1):
                 graph = self.chosen(t)
                 to_benign = self.benign[graph.receivers()]
-                out.append(is_liar[graph.senders[to_benign]])
+                out.append(is_attacker[graph.senders[to_benign]])
         return np.concatenate(out)
 
     @without_inner_frames

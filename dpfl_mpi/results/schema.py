@@ -81,7 +81,7 @@ client/of_data             int    N         0..    with --partition natural: row
 client/name                text   N                where the data name their clients, as is
 client/group               text   N                client/group where the data have groups
 client/flipped             bool   N                with flipped labels (--flip_share)
-client/liars               bool   N                with --attack
+client/attackers           bool   N                with --attack
 client/newcomers           bool   N                with --newcomers
 client/drifted             bool   N                with --drift
 client/drift_classes       int    2         0..    the two classes that it exchanges

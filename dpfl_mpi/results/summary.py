@@ -31,7 +31,7 @@ MOST_NAME = 20  # columns of a client's name
 # clients that do not count in averages
 EXCLUDED = {
     "flipped": "with flipped labels",
-    "liars": "that attack",
+    "attackers": "that attack",
     "newcomers": "that came later",
 }
 NBSP = "\xa0"  # a blank at which no line is broken
@@ -94,7 +94,7 @@ def accuracy(result: Result, before: float) -> list[str]:
     """Return lines about the test accuracies; `before` is the mean in round 0, in percent."""
     test = result.benign_percentages()  # of each client's best model
     if not len(test):
-        excluded = "flipped labels, liars, newcomers and models that diverged do not count"
+        excluded = "flipped labels, attackers, newcomers and models that diverged do not count"
         return [entry("test accuracy", f"no client was scored ({excluded})")]
     start = "" if math.isnan(before) else f" ({before:.2f} % in round 0)"
     scored = f", of {text}" if (text := coverage(result)) else ""
@@ -184,7 +184,7 @@ def sent(result: Result, rounds: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def controls(result: Result) -> list[str]:
-    """Return lines about newcomers, liars, a backdoor and clients that stopped early, if any."""
+    """Return lines about newcomers, attackers, a backdoor and clients that stopped early."""
     lines = []
     if means := [
         f"{100 * test.mean():.2f} % after {epochs}"
@@ -192,10 +192,10 @@ def controls(result: Result) -> list[str]:
         if len(test)
     ]:
         lines.append(entry("newcomers", ", ".join(means)))
-    if "client/liars" in result:
-        liars, chosen = result["client/liars"], result.liars_chosen()
+    if "client/attackers" in result:
+        attackers, chosen = result["client/attackers"], result.attackers_chosen()
         share = f"; {100 * chosen.mean():.1f} % of benign clients' choices" if len(chosen) else ""
-        lines.append(entry("liars", f"{liars.sum()} of {len(liars)} clients{share}"))
+        lines.append(entry("attackers", f"{attackers.sum()} of {len(attackers)} clients{share}"))
     if "attack/success" in result:
         success = result.benign_percentages("attack/success")
         if len(success):

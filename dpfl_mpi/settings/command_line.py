@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,9 +30,9 @@ PLACEHOLDERS |= {Any: "VALUE", dict[str, Any]: "...", "results": "FOLDER", "log"
 SCHEMA = {f.name: kind for kind in (Run, Job) for f in fields(kind)}  # Run or Job, by field
 HELP = ("-h", "--help")
 EPILOG = (
-    "Where no default is shown it is the paper's value for the data set; `python -m dpfl_mpi "
-    "--print_config` shows the values that a run would use. `python -m dpfl_mpi.testing FILE` "
-    "checks code of your own."
+    "Where no default is shown, the data set decides (the paper's value, if it has this data set), "
+    "or nothing is set; `python -m dpfl_mpi --print_config` shows the values that a run would use. "
+    "`python -m dpfl_mpi.testing FILE` checks code of your own."
 )
 
 
@@ -142,8 +142,11 @@ def unknown(name: str, text: str, before: str = "--") -> UserError:
     return UserError(f"{text}; " + (f"did you mean {before}{close[0]}?" if close else lists))
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a run to a parser, in the groups that their metadata name."""
+def add_flags(parser: argparse.ArgumentParser, hidden: Collection[str] = ()) -> None:
+    """Add the flags of a run to a parser, in the groups that their metadata name.
+
+    The help does not show those that are `hidden`.
+    """
     text = "YAML file with these settings; flags after it win"
     parser.add_argument("--config", action=Config, metavar="FILE", help=text)
     groups: dict[str, Any] = {}
@@ -161,7 +164,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             usual = PLACEHOLDERS.get(field_type, "NAME")
             keywords = {"metavar": "|".join(choices(field_type)) or PLACEHOLDERS.get(f.name, usual)}
         # a flag that is not given is not in the result: it may be set elsewhere
-        keywords |= {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+        shown = argparse.SUPPRESS if f.name in hidden else text.replace("%", "%%")
+        keywords |= {"help": shown, "default": argparse.SUPPRESS}
         groups[title].add_argument(f"--{f.name}", **keywords)
 
 

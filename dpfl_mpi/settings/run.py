@@ -73,7 +73,7 @@ def option(
 class Run:
     """Everything that decides the numbers: a default, the text of --help and a range per field.
 
-    A field whose default is `None` gets the paper's value for the data set when it is resolved.
+    A field whose default is `None` gets the data set's value when it is resolved, or is not used.
     `of` names the partitions that read a field, `when` another field and its values.
     """
 
@@ -160,7 +160,8 @@ class Run:
     metric: Literal["sample", "batch"] = SCORING(
         "sample", "scores are means over images, or over batches as in the authors' code")
     search_share: float = SCORING(
-        1.0, "share of the validation images that only the search uses", **POSITIVE)
+        1.0, "share of the validation images for the search; the others pick the best round "
+        "(1: all do both)", **POSITIVE)
     patience: int = SCORING(
         0, "a client stops after so many rounds without a better model (0: never)", low=0)
     tie: Literal["latest", "earliest"] = SCORING("latest", "which of equally good rounds counts")
@@ -253,7 +254,7 @@ class Run:
 class Resolved(Run):
     """A Run whose fields are complete and checked, and whose files are read.
 
-    `None` are only fields that its partition does not read, and files that it does not name.
+    `None` are only fields that its partition does not read, and what is not used, as `attack`.
     Rank 0 alone knows what its files hold; elsewhere, and in a Run that a result stores, asking
     for it raises a `LookupError`.
     """

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Execute the command line; return the exit code.
 
     It is 0, 1 if a Run failed or was left out, 2 for a mistake, or 75 if one that was to be
-    computed is not finished.
+    computed is not finished (on Slurm only with --watch).
     """
     # an interrupt before the flags are read has started no Runs, as with --list
     args = argparse.Namespace(cluster="", list=True)

@@ -70,7 +70,7 @@ def parser(description: str) -> Parser:
     add("--time", type=int, default=SLURM["time"], metavar="N", help=text)
     text = "Slurm: an option of sbatch, such as partition or account, repeatable"
     add("--sbatch", action="append", default=SLURM["sbatch"], metavar="NAME=VALUE", help=text)
-    add_flags(out)
+    add_flags(out, hidden=("fresh", "out"))  # which are for one Run
     return out
 
 

@@ -158,7 +158,7 @@ def test_a_drift_leaves_wrong_labels_wrong(more):
             if fed.members.limits.flipped[k]:
                 val = len(fed.partition.of("val", k))
                 y, scored[:val] = 9 - y, 9 - scored[:val]
-            if fed.members.limits.liars[k]:
+            if fed.members.limits.attackers[k]:
                 y[::2] = TARGET
             assert torch.equal(fed.clients.y[rows], y)
             assert torch.equal(fed.clients.score_y[first:end], scored)
@@ -283,34 +283,34 @@ def test_label_flip_is_flip_share_and_means_are_over_the_benign(tmp_path):
     fields = {"label": {"attack": "label_flip:0.3"}, "flip": {"flip_share": 0.3}}
     fields["door"] = {"attack": "backdoor:0.3"}
     paths = {name: run_here(tmp_path / f"{name}.h5", SMALL | more) for name, more in fields.items()}
-    assert differences(paths["label"], paths["flip"]) == ["client/liars"]
+    assert differences(paths["label"], paths["flip"]) == ["client/attackers"]
     with federation(SMALL | {"attack": "noise:0.3"}) as fed:
         assert not fed.members.limits.flipped.any()
     label, flip, door = (Result(path) for path in paths.values())
     assert np.array_equal(label.benign, flip.benign) and label.test_acc == flip.test_acc
     assert np.array_equal(label.benign, door.benign)
     assert np.array_equal(~flip.benign, flip["client/flipped"])
-    assert np.array_equal(~door.benign, door["client/liars"]) and (~door.benign).sum() == 2
+    assert np.array_equal(~door.benign, door["client/attackers"]) and (~door.benign).sum() == 2
     assert door.test_acc == door["best/test_acc"][door.benign].mean()
     success = door["attack/success"]
     assert ((success >= 0) & (success <= 1))[np.isfinite(success)].all()
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "scale", "noise", "stale"])
-def test_what_liars_send(kind):
+def test_what_attackers_send(kind):
     fields = {"clients": 3, "budget": "inf", "method": "random_graph", "attack": f"{kind}:0.4"}
     with federation(SMALL | fields) as fed:
-        (liar,) = np.flatnonzero(fed.members.limits.liars)
+        (attacker,) = np.flatnonzero(fed.members.limits.attackers)
         p, row_of, size = fed.p, fed.row_of, fed.ensemble.size
         everyone = CollaborationGraph.from_lists([[1, 2], [0, 2], [0, 1]])
         before, first = fed.common_row(), None
         for t in range(2):
             fed.begin_round(t)
             w = fed.local_opt(before.clone(), 1)
-            true = w[row_of[liar]]
-            u = true - before[row_of[liar]]
+            true = w[row_of[attacker]]
+            u = true - before[row_of[attacker]]
             first = true.clone() if first is None else first
-            sent = fed.training.attack.sent(w)[row_of[liar]]
+            sent = fed.training.attack.sent(w)[row_of[attacker]]
             if kind == "noise":
                 lie, noise = sent, (sent - true)[:size].double()
                 variance = float(noise.square().mean() / true[:size].double().square().mean())
@@ -319,15 +319,15 @@ def test_what_liars_send(kind):
             else:
                 lies = {"sign_flip": true - 2 * u, "scale": true + (SCALE - 1) * u, "stale": first}
                 lie = lies[kind]
-            rows = [(lie if j == liar else w[row_of[j]]).double() for j in range(3)]
+            rows = [(lie if j == attacker else w[row_of[j]]).double() for j in range(3)]
             as_sent = sum(p[j] * rows[j] for j in range(3)) / p.sum()
-            own = as_sent + p[liar] * (true.double() - rows[liar]) / p.sum()
+            own = as_sent + p[attacker] * (true.double() - rows[attacker]) / p.sum()
             mixed = fed.average(w, everyone)
             for k in range(3):
-                expected = own if k == liar else as_sent
+                expected = own if k == attacker else as_sent
                 assert torch.allclose(mixed[row_of[k]].double(), expected, atol=2e-6)
             assert torch.allclose(fed.mean(w).double(), as_sent, atol=2e-6)
-            assert dict(fed.every_row(w))[liar].equal(sent)
+            assert dict(fed.every_row(w))[attacker].equal(sent)
             before = mixed
 
 
@@ -338,8 +338,8 @@ def test_an_update_counts_from_the_start_of_the_rounds_training():
             probe.w.mul_(2)
         start = fed.common_row()
         w = fed.local_opt(start.clone(), 1)
-        liars = fed.members.limits.liars[fed.ids]
-        assert torch.equal(fed.training.attack.sent(w)[liars], (2 * start - w)[liars])
+        attackers = fed.members.limits.attackers[fed.ids]
+        assert torch.equal(fed.training.attack.sent(w)[attackers], (2 * start - w)[attackers])
     with federation(SMALL | {"newcomers": 0.3, "attack": "scale:0.3"}) as fed:
         frozen = fed.local_opt(fed.common_row(), 1)
         fed.members.begin_after(fed.members.limits.newcomers)
@@ -350,8 +350,8 @@ def test_an_update_counts_from_the_start_of_the_rounds_training():
         rows = fed.common_row()
         fed.training.attack.note_start({"w": rows * 0 - 1000})
         sent = fed.training.attack.sent(rows)
-        liars = fed.members.limits.liars[fed.ids]
-        assert float(sent[liars].max()) == 2048 and sent[~liars].equal(rows[~liars])
+        attackers = fed.members.limits.attackers[fed.ids]
+        assert float(sent[attackers].max()) == 2048 and sent[~attackers].equal(rows[~attackers])
 
 
 def test_a_backdoor_is_a_mark_on_every_second_image():
@@ -359,7 +359,7 @@ def test_a_backdoor_is_a_mark_on_every_second_image():
         for k in fed.ids:
             rows = training_rows(fed, k)
             x, y = honest.clients.x[rows].clone(), honest.clients.y[rows].clone()
-            if fed.members.limits.liars[k]:  # 8x8 images: 2x2 pixels, one from the border
+            if fed.members.limits.attackers[k]:  # 8x8 images: 2x2 pixels, one from the border
                 x[::2, 5:7, 5:7], y[::2] = 255, TARGET
             assert torch.equal(fed.clients.x[rows], x) and torch.equal(fed.clients.y[rows], y)
         images = fed.clients.score_x.clone()

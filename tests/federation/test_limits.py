@@ -116,10 +116,10 @@ def test_budgets_and_reach_from_a_file_and_from_a_draw(tmp_path):
 @pytest.mark.parametrize("attack", [None, "scale:0.3"])
 @pytest.mark.parametrize("reach", [None, "geometric:0.6", "sites:3", "groups:0,1,2,3;5,6"])
 def test_first_phase_sums_over_the_reachable(reach, attack):
-    """In Python's integers, of what others sent and the own true row: liars too get X = Y."""
+    """In Python's integers, of what others sent and the own true row: attackers too get X = Y."""
     with federation(SMALL | {"reach": reach, "attack": attack}) as fed:
         w = fed.local_opt(fed.common_row(), 1)
-        sent, liars = fed.training.attack.sent(w), fed.members.limits.liars
+        sent, attackers = fed.training.attack.sent(w), fed.members.limits.attackers
         sums, p = fed.sums.over_candidates(w, fed.candidates())
         graph = fed.reach
         for k in range(N):
@@ -133,7 +133,7 @@ def test_first_phase_sums_over_the_reachable(reach, attack):
             assert sums[i, :5].tolist() == [t / 2.0**50 for t in total]
             assert p[i] == math.fsum(fed.p[members])
             assert fed.notes["models_received"][i] == len(members) - 1
-        rows = fed.row_of[liars]
+        rows = fed.row_of[attackers]
         assert attack is None or not torch.equal(sent[rows], w[rows])
 
 

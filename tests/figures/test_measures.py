@@ -94,7 +94,7 @@ def test_costs_and_best_so_far_by_hand(made, tmp_path):
     one_lacks = pd.DataFrame({"round": [0, 0, 1, 1], "x": [1, 3, 1, np.nan]})
     means = style.over_repetitions(one_lacks, "x")["mean"].tolist()
     assert means == pytest.approx([2, np.nan], nan_ok=True)
-    text = draw("pareto", [made["dpfl", 42]], reach=45).text
+    text = draw("pareto", [made["dpfl", 42]], target=45).text
     assert "70.00 (1)" in text and "3.8" in text and "2.5" in text
     # one repetition ends with round 1, at 65 % and 25 steps
     both = frames.of_results([made[n] for n in SEEDS])
@@ -123,11 +123,11 @@ def test_costs_and_best_so_far_by_hand(made, tmp_path):
 
 
 def test_the_table_of_controls_by_hand(made, tmp_path):
-    """Client 2 lies. The others chose 2 in round 1, and 1 and 2 in round 2: two liars of three."""
+    """Client 2 attacks. The others chose 2 in round 1, and 1 and 2 in round 2: 2 of 3 attack."""
     path = tiny_result.make(tmp_path / "a.h5")
     with tiny_result.changing(path) as file:
         file.attrs["test_acc"] = 0.6  # of those who do not lie
-        file["client/liars"] = np.array([False, False, True, False])
+        file["client/attackers"] = np.array([False, False, True, False])
         file["best/val_acc"][...] = np.array([0.9, 0.6, 0.1, 0.5])  # test 0.8, 0.6, 1.0, 0.4
         file["attack/success"] = np.array([0.5, 0.25, 1, np.nan])
         confusion = np.zeros((4, 3, 3), int)
@@ -140,7 +140,7 @@ def test_the_table_of_controls_by_hand(made, tmp_path):
     result = Result(path)
     [gaps] = controls_table.gaps(frames.of_results([result])["clients"])
     assert sorted(gaps.tolist()) == pytest.approx([0, 10, 10])
-    assert controls_table.liar_shares(result) == (0.25, pytest.approx(2 / 3))
+    assert controls_table.attacker_shares(result) == (0.25, pytest.approx(2 / 3))
     assert controls_table.backdoor(result) == (0.375, 0.125)
     assert controls_table.newcomers(result).tolist() == pytest.approx([0.6, 0.8])
     drawing = draw("controls_table", [result])
@@ -150,7 +150,7 @@ def test_the_table_of_controls_by_hand(made, tmp_path):
     for text in (drawing.text, draw("controls_table", [result, begun]).text):
         assert "37.5 (12.5)" in text and "60.0 / 80.0" in text
     plain = draw("controls_table", [made["dpfl", 42]])
-    assert "liars" not in plain.text and "stopped" not in plain.text
+    assert "attackers" not in plain.text and "stopped" not in plain.text
     assert plain.data["accuracy"].tolist() == [70]
 
 

@@ -134,6 +134,8 @@ KEEP_OUT = {"options": {"search": "forward", "neither": "keep_out"}}
      "--attack is noise:0.5; sketch sends more than models; allowed are"),
     ("pfedsv", {"options": {"orders": 0}, "clients": 9, "budget": 9},
      "--options.orders is 0, all 9! orders of 9 models; allowed are at most 8 models"),
+    ("spectral_search", {"candidates": 3, "clients": 9},
+     "--candidates is 3; spectral_search receives models of its own kind alone: allowed is inf"),
     ("fedbn", {}, "--method fedbn needs GroupNorm, LayerNorm or the like; --model mlp has none"),
 ])  # fmt: skip
 def test_what_a_method_needs_of_its_run_is_one_sentence(method, fields, sentence):

@@ -35,7 +35,7 @@ FIELDS |= {"tau_init": 1, "tau_train": 2, "budget": 3, "seed": 9, "batch_size": 
 D = 64 * 64 + 64 + 640 + 10
 SIZES = {"T+1": T + 1, "N": N, "N+1": N + 1, "C": C, "D": D, "starts": 1, "3": 3, "4": 4}
 # what a Run without controls and fine-tuning does not write
-CONTROLS = ["of_data", "name", "group", "liars", "newcomers", "drifted"]
+CONTROLS = ["of_data", "name", "group", "attackers", "newcomers", "drifted"]
 CONTROLS += ["drift_classes", "stopped_round"]
 ABSENT = {f"client/{name}" for name in CONTROLS}
 ABSENT |= {"traffic/bytes_sent", "round/there", "graph/repair_models", "graph/repair_evaluations"}
