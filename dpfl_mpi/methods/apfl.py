@@ -5,8 +5,8 @@ Personal: v_i and its weight alpha_i.
 Scored: alpha_i v_i + (1 - alpha_i) w_i after local training.
 
 Paper: does not give alpha; 0.5 is fixed here, as in later comparisons.
-Paper: takes v_i's gradient at the mixture with the old w_i and lets alpha move freely; here, as
-    in the authors' code, at the mixture with the new w_i, and a learned alpha is pulled to 0.
+Paper: takes v_i's gradient at the mixture with the old w_i, here the new w_i. A learned alpha
+    moves freely; here, as in the authors' code, it is pulled to 0, and moves once a round.
 Paper: alpha's slope is <v_i - w_i, gradient at the mixture>, as here; the code weighs the
     gradients of its two steps by alpha and 1 - alpha.
 """
@@ -31,7 +31,7 @@ class Options:
     alpha: float = option(
         0.5, "alpha, the weight of the personal model, from 0 to 1", low=0, high=1
     )
-    adaptive: bool = option(False, "each client learns its alpha, one step per batch")
+    adaptive: bool = option(False, "each client learns its alpha, one step a round")
 
 
 def init(fed: Federation) -> State:
@@ -55,7 +55,12 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def learn_alpha(fed: Federation, alpha_i: Tensor, w, v, mixed) -> None:
-    """Move alpha in place against the slope of f(mixture), with a small pull to 0."""
+    """Move alpha in place against the slope of f(mixture), with a small pull to 0.
+
+    Only a round's first batch moves it; later ones change nothing.
+    """
+    if w.steps[0] > 1:
+        return
     alpha = alpha_i[w.rows]
     slope = ((v.w - w.w) * mixed.g).sum(1, keepdim=True) + PULL * alpha
     alpha_i[w.rows] = (alpha - fed.lr * slope).clamp(0, 1)

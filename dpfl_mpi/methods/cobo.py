@@ -7,9 +7,9 @@ Scored: x_i after training.
 All models pass through a server, which also sends a pair's midpoint to both. Bytes count a client's
 model up and down once more for each of its pairs.
 
-Paper: a round is one step; here it is tau_train epochs, with the x_k of the round's start. So a
-    pair is compared about once in 50 rounds, not in each of 40,000 steps, and gamma is 1, not
-    0.01 as in the code. With rho 0.05 a hundred clients then become one model.
+Paper: a round is one step; here it is tau_train epochs, with the x_k of the round's start. A pair
+    of 100 clients is compared about once in 50 rounds; in the code, one of 8 clients is some 540
+    times in 40,000 steps. So gamma is 1, not 0.01. With rho 0.05 a hundred clients become one.
 Paper: gradients of single steps; here one mini-batch of each client serves all its midpoints.
 """
 

@@ -11,6 +11,7 @@ Paper: learns W_i on a random s % of the client's samples; here on the first s %
     mini-batches of its next epoch, whose order is random.
 Paper: learns until convergence the first time; as in its code, that is a standard deviation below
     0.1 of the last ten losses, each of a pass's last batch. These steps are not counted.
+Paper: PFLlib, by the same authors, scores the mixture before training.
 """
 
 import math

@@ -8,8 +8,8 @@ In each round the server sends client i the message u_i = sum_j xi_ij w_j. The w
 client's model is xi_ij = alpha A'(||w_i - w_j||^2), where A(x) = 1 - exp(-x / sigma). That of the
 client's own model is 1 minus these, which is never negative if alpha is at most sigma / (N - 1).
 
-Paper: read from its abstract, others' notes and PFLlib's code, whose defaults these are. That code
-    pulls w_i by its distance from u_i; here, as in the paper, the square of it.
+Paper: read from its abstract, others' notes and PFLlib's code, whose defaults these are. In that
+    code the pull has no gradient, so they were never at work there; here it is the paper's.
 Paper: alpha_k depends on the round k; here, as in that code, it is constant.
 Paper: w_i is a minimum; here tau_train epochs that start from the last w_i, as in that code.
 """

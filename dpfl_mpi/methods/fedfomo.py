@@ -10,7 +10,9 @@ mean of the models weighed by max(g_ij, 0), and sums g_ij over the rounds. It as
 the largest sums, or with chance `epsilon` for random ones.
 
 Paper: a server sends the models; here clients send them along a graph. M is B_c - 1.
-Paper: does not say how fast epsilon falls; here it is constant.
+Paper: does not say how fast epsilon falls, its code's commands say by 0.05 a round (`decay`); the
+    code draws for each sender, here one draw is for all.
+Paper: its code scores models after averaging.
 Paper: stays at v_i where no model helps; here at its own w_i, as a client without weights does.
 """
 
@@ -36,6 +38,9 @@ LEAST = 1e-12  # stands for a distance of 0
 @dataclass(frozen=True)
 class Options:
     epsilon: float = option(0.3, "chance that a client asks for random models", low=0, high=1)
+    decay: float = option(
+        0.0, "what epsilon falls by in each round after the first", low=0, high=1, added=True
+    )
 
 
 def init(fed: Federation) -> State:
@@ -64,7 +69,7 @@ def senders(fed: Federation, k: int, g_N: np.ndarray, t: int) -> np.ndarray:
     """Return whose models client k asks for; equal sums are ordered by a shuffle."""
     order = fed.shuffle(k, fed.reachable(k))
     explores = streams.stream(fed.run.seed, streams.PEERS, int(k), t).random()
-    if explores < fed.options["epsilon"]:
+    if explores < fed.options["epsilon"] - fed.options["decay"] * (t - 1):
         return order[: fed.most_senders[k]]
     return highest(order, g_N, fed.most_senders[k])
 

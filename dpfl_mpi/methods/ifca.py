@@ -11,6 +11,7 @@ it; a model that nobody trained stays as it is.
 Paper: read from its abstract and published code, which takes tau steps of plain descent on all
     images; here tau_train epochs. It weighs clients alike; here by p_i, as in every other method.
 Paper: starts anew from several random draws of the models; here there is one draw.
+Paper: its code scores the model of smallest loss after aggregation; here the estimate stays.
 """
 
 from dataclasses import dataclass

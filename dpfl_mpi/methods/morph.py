@@ -18,6 +18,7 @@ Paper: the mean is over the last five reports of a client; here over those of th
 Paper: clients hear of others by gossip; here a client knows all in its reach, and starts from
     random senders. A sender that is absent is replaced in the same way.
 Paper: averages weigh all models alike; here by p_i, as in every other method.
+Paper: its code scores models after averaging, and never drops a client's only sender.
 """
 
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ CASES = [
     ("dac", {"similarity": "l2"}, {"budget": 3}),
     ("dpsgd", None, {}),
     ("dpsgd", {"peers": 1}, {"graphs": "ring"}),
-    ("fedfomo", {"epsilon": 0.5}, ALIKE | {"budget": 3}),
+    ("fedfomo", {"epsilon": 0.5, "decay": 0.3}, ALIKE | {"budget": 3}),
     ("fedsim", None, {"budget": 3}),
     ("fedsim", {"similarity": "update"}, {"budget": 3}),
     ("fedsim", {"weights": "chances", "similarity": "loss", "tau": 3.0}, {"budget": 3}),

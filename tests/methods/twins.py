@@ -224,11 +224,11 @@ def twin_apfl(tw, o):
         trained, mixed = [], []
         for k in range(N):
             w_k = w
-            for batch in tw.batches(k, t * TAU, TAU):
+            for number, batch in enumerate(tw.batches(k, t * TAU, TAU)):
                 w_k = tw.step(k, "w", w_k, tw.gradient(w_k, batch))
                 g = tw.gradient(alpha[k] * v[k] + (1 - alpha[k]) * w_k, batch)
                 moved = tw.step(k, "v", v[k], alpha[k] * g)
-                if o["adaptive"]:
+                if o["adaptive"] and number == 0:
                     slope = float((v[k] - w_k) @ g) + 0.02 * alpha[k]
                     alpha[k] = min(max(alpha[k] - tw.run.lr * slope, 0), 1)
                 v[k] = moved
@@ -490,7 +490,7 @@ def twin_fedfomo(tw, o):
         new = []
         for i in range(N):
             chosen = tw.draw(i, t, others(i))
-            if keyed(tw.run.seed, 15, i, t).random() >= o["epsilon"]:
+            if keyed(tw.run.seed, 15, i, t).random() >= o["epsilon"] - o["decay"] * (t - 1):
                 chosen = sorted(chosen, key=lambda j, i=i: -g[i, j])
             weight = {}
             for n in (i, *chosen[: tw.most]):
