@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from csv_files import check_folder, core_hours, totals
-from standings import DEGREES
+from standings import DEGREES, HAR
 
 from dpfl_mpi.engine.saved import source_of, with_code
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
@@ -45,7 +45,6 @@ MORE = (1, 2, 3, 4, 5, 6, 7)
 GROUPS = "groups:" + ";".join(",".join(map(str, range(g, 100, 4))) for g in range(4))
 WITHIN_GROUPS = {"method": "random_graph", "reach": GROUPS}
 OWN: dict[str, Any] = {"dataset": "reproduction/groups.py", "budget": "0.1N"}
-HAR = "HAR, 30 people"
 DIRICHLET = {"partition": "dirichlet", "dirichlet_alpha": 0.1}
 # the fields of all cells of a setting, and those of its oracle
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {

@@ -476,7 +476,7 @@ def draw_undone(runs: pd.DataFrame, rounds: pd.DataFrame) -> Figure:
     """Return test accuracy over rounds, after averaging and after training, by harm."""
     shares = (0, 40, 100)
     figure, panels = plt.subplots(1, len(shares), figsize=(TEXT, 2.4), sharey=True)
-    at_place = (runs["degrees"] == 0) & central(runs)
+    at_place = (runs["degrees"] == 0) & central(runs) & runs["seed"].isin(SEEDS)  # of all rows
     for axes, share in zip(panels, shares, strict=True):
         of_share = runs[at_place & (runs["share"] == share)]
         for row, colour in {RANDOM: GREY, **DRAWN}.items():

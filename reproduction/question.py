@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from arena import HAR, Cell, cell, collect, done_in, known
+from arena import Cell, cell, collect, done_in, known
 from recomputed import holm
 from scipy.special import stdtr
-from standings import RANDOM
+from standings import HAR, RANDOM
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
 from dpfl_mpi.figures.tables import interval, markdown

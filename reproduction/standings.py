@@ -4,7 +4,7 @@
 a line per Run and client (run, client, accuracy). Differences are paired by client. The p of one is
 the larger of two t-tests': over partition means, and over the clients within partitions. It is
 significant if p < 0.05 after Holm's correction for all differences of the arena over two partitions
-or more; with one partition it never is.
+or more; with one partition it never is. An interval that stands alone is the wider one of the two.
 """
 
 from typing import Any
@@ -23,6 +23,7 @@ from dpfl_mpi.figures.tables import Parts, means, number, paired
 
 RANDOM = "Random graph"  # with as many clients as the budget allows
 DEGREES = "Random graph, DPFL's degrees"  # with as many as DPFL averages
+HAR = "HAR, 30 people"
 BOTH = {"Local": "vs Local", RANDOM: "vs random graph"}  # with both intervals
 OTHERS = {DEGREES: "vs DPFL's degrees", "FedAvg+FT": "vs FedAvg+FT", "Ditto": "vs Ditto"}
 BASES = BOTH | OTHERS  # rows to which differences are shown, with their columns
@@ -33,15 +34,35 @@ TITLES = {"Ditto": "Ditto (twice the steps)"}
 IN_FOREST = {"Oracle": DARK, "Nearest": ORANGE, "DPFL": BLUE}
 
 
-def chance(parts: Parts) -> float:
+def of_clients(setting: str, parts: Parts) -> Parts:
+    """Return the differences of clients that are independent; HAR's people are always the same."""
+    return [np.mean(parts, axis=0)] if setting == HAR else parts
+
+
+def chance(parts: Parts, clients: Parts) -> float:
     """Return the p of paired differences: the larger of the two t-tests' (see above)."""
-    t = np.mean([part.mean() for part in parts]) / error_over_clients(parts)
-    p = 2 * float(stdtr(sum(len(part) - 1 for part in parts), -abs(t)))
+    t = np.mean([part.mean() for part in clients]) / error_over_clients(clients)
+    p = 2 * float(stdtr(sum(len(part) - 1 for part in clients), -abs(t)))
     return max(p, chance_over_seeds(parts)) if len(parts) > 1 else p
 
 
+def bounds(parts: Parts, clients: Parts) -> tuple[float, float]:
+    """Return mean and half width of the 95 % interval, the wider one of the two (see above)."""
+    mean, half = tables.interval(parts)
+    return mean, max(half, over_clients(clients))
+
+
+def shown(parts: Parts, clients: Parts) -> str:
+    """Return "+0.20 ± 1.08 (3)": mean, interval, partitions."""
+    mean, half = bounds(parts, clients)
+    return f"{round(mean, 2) + 0:+.2f} ± {half:.2f} ({len(parts)})"
+
+
 def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return each difference of the page once: setting, epochs, row, to, parts, p, significant."""
+    """Return each difference once, a line per setting, epochs, row and base.
+
+    `parts` are its points by partition, `clients` those of independent clients (`of_clients`).
+    """
     out, bases = [], list(BASES)
     for (setting, epochs), of_setting in runs.groupby(["setting", "epochs"], sort=False):
         lines = clients.merge(of_setting, on="run")
@@ -49,8 +70,11 @@ def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
             for base in bases[: bases.index(row)] if row in BASES else bases:
                 parts = paired(lines, row, base, "accuracy")
                 if tables.comparable(parts):
-                    out.append((setting, epochs, row, base, parts, chance(parts)))
-    found = pd.DataFrame(out, columns=["setting", "epochs", "row", "to", "parts", "p"])
+                    clients_of = of_clients(str(setting), parts)
+                    p = chance(parts, clients_of)
+                    out.append((setting, epochs, row, base, parts, clients_of, p))
+    columns = ["setting", "epochs", "row", "to", "parts", "clients", "p"]
+    found = pd.DataFrame(out, columns=columns)
     several = found["parts"].map(len).to_numpy() > 1
     significant = np.zeros(len(found), bool)
     significant[several] = holm(found["p"][several]) < 0.05
@@ -70,9 +94,11 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
         for base, column in BASES.items():
             out[column] = "-"
             if base in differences.index:
-                parts, significant = differences.loc[base, ["parts", "significant"]]
-                both = f", clients ± {over_clients(parts):.2f}" if base in BOTH else ""
-                out[column] = bold(tables.difference_text(parts) + both, significant)
+                parts, of, significant = differences.loc[base, ["parts", "clients", "significant"]]
+                text = shown(parts, of)
+                if base in BOTH:
+                    text = f"{tables.difference_text(parts)}, clients ± {over_clients(of):.2f}"
+                out[column] = bold(text, significant)
         for cost, column in COSTS.items():
             out[column] = number(of_row[cost].mean(), ",.0f")
         yield out | {"core hours": number(of_row["core_hours"].min())}
@@ -100,7 +126,7 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
         columns |= {TITLES.get(row, row): (row, RANDOM) for row in ON_FRONT_PAGE}
         for column, pair in columns.items():
             line = by_pair.get(pair)
-            text = tables.difference_text(line.parts) if line else "-"
+            text = shown(line.parts, line.clients) if line else "-"
             out[column] = bold(text, bool(line and line.significant))
         yield out
 
@@ -114,7 +140,7 @@ def forest(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
         for y, setting in enumerate(settings):
             line = at_length(found, setting)[1].get((row, RANDOM))
             if line:
-                mean, half = tables.interval(line.parts)
+                mean, half = bounds(line.parts, line.clients)
                 style: dict[str, Any] = {"fmt": "o", "capsize": 2, "color": colour, "label": label}
                 axes.errorbar(mean, y + shift, xerr=half, **style)
                 label = None  # one entry of the legend per row

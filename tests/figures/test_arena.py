@@ -21,12 +21,20 @@ def test_chances():
     rng = np.random.default_rng(1)
     parts = [rng.normal(mean, 1, 50) for mean in (0.3, 0.5, 0.1)]
     one = stats.ttest_1samp(parts[0], 0).pvalue
-    assert standings.chance(parts[:1]) == pytest.approx(one)
+    assert standings.chance(parts[:1], parts[:1]) == pytest.approx(one)
     over_partitions = stats.ttest_1samp([part.mean() for part in parts], 0).pvalue
     mean, error = np.mean(parts), np.sqrt(sum(part.var(ddof=1) / 50 for part in parts)) / 3
     over_clients = 2 * stats.t(147).sf(mean / error)
-    assert standings.chance(parts) == pytest.approx(max(over_partitions, over_clients))
-    assert standings.chance([part - mean for part in parts]) > 0.9
+    assert standings.chance(parts, parts) == pytest.approx(max(over_partitions, over_clients))
+    centred = [part - mean for part in parts]
+    assert standings.chance(centred, centred) > 0.9
+    people = standings.of_clients(standings.HAR, parts)  # in each of the three partitions
+    over_people = stats.ttest_1samp(np.mean(parts, axis=0), 0)
+    low, high = over_people.confidence_interval()
+    assert standings.bounds(parts[:1] * 3, people) == pytest.approx(
+        (parts[0].mean(), high / 2 - low / 2)
+    )
+    assert standings.chance(parts[:1] * 3, people) == pytest.approx(over_people.pvalue)
 
 
 @pytest.fixture
@@ -67,7 +75,9 @@ def test_a_table_shows_what_is_significant(lines):
     runs, clients = lines
     found = standings.differences(runs, clients)
     longer = runs[runs["seed"] == 1].assign(epochs=20)  # of one partition, with one row more
-    other = found[found["to"] == standings.RANDOM].assign(parts=[found["parts"][0][:1]])
+    other = found[found["to"] == standings.RANDOM].assign(
+        parts=[found["parts"][0][:1]], clients=[found["clients"][0][:1]]
+    )
     other = other.assign(row="Oracle", epochs=20, significant=False)
     (front,) = standings.answer(pd.concat([runs, longer]), pd.concat([found, other]))
     assert (front["epochs"], front["DPFL"], front["Oracle"]) == ("10", "**+1.98 ± 0.08 (3)**", "-")
