@@ -1,9 +1,9 @@
 """The collaboration graph over the rounds, as adjacency matrices: who is chosen, who is in Omega.
 
 Clients are ordered by their groups where the data have any, else by their most frequent class (then
-the second, and so on), so that similar clients are blocks on the diagonal. One run: every tenth
-round. Several runs: one row per run, with the first graph, the middle and the last. --rounds draws
-others.
+the second, and so on), so that similar clients are blocks on the diagonal. Up to 24 clients that
+have names are shown by them. One run: every tenth round. Several runs: one row per run, with the
+first graph, the middle and the last. --rounds draws others.
 """
 
 import argparse
@@ -27,9 +27,11 @@ from dpfl_mpi.graph import asymmetry, sparsity, within
 from dpfl_mpi.results import Result
 
 RUNS = cifar10(budget=("inf", 20, 10, 5))
-# A block is a group of clients, or those with the same most frequent class. Blocks are the clients
-# in the order of their blocks [N], the number of each client's block [N], and the blocks' names.
+# A block is a group of clients, or those with the same most frequent class, or one client. Blocks
+# are the clients in the order of their blocks [N], the number of each client's block [N], and the
+# blocks' names.
 Blocks = tuple[np.ndarray, np.ndarray, list[str]]
+NAMED = 24  # clients at most whose names are shown
 CHOSEN, LEFT_OUT = BLUE, "#F2B48C"  # dark and pale: distinct in grey print too
 MEANING = {"chosen": CHOSEN, r"in $\Omega$, not chosen": LEFT_OUT, "the client itself": DARK}
 
@@ -178,6 +180,10 @@ def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
     lines_of = frames["clients"].groupby("run")
     clients = {run: part.dropna(axis="columns", how="all") for run, part in lines_of}
     blocks = {r.run: blocks_of(clients[r.run], getattr(r, "result", None)) for r in lines}
+    for run, of_run in clients.items():
+        if run in blocks and len(of_run) <= NAMED and "name" in of_run:
+            short = [name if len(name) < 20 else f"{name[:18]}..." for name in of_run["name"]]
+            blocks[run] = blocks[run][0], np.arange(len(short)), short
 
     def panel(axes: Axes, i: int, t: int) -> None:
         line, of_run = lines[i], graphs[lines[i].run]

@@ -422,6 +422,11 @@ def test_groups_of_clients(tmp_path):
     # 0 chose 1 and 2; 2 chose 0, 3 is in Omega; 1 chose nobody, 0 is in Omega
     expected = [[3, 0, 1, 0], [0, 3, 0, 0], [2, 0, 3, 2], [0, 1, 2, 3]]
     assert axes.images[0].get_array().tolist() == expected
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert ticks == ["home", "é", "site-1", "site-2"]  # by group
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module("graph_evolution"), "NAMED", 3)
+        axes = draw("graph_evolution", [grouped]).figure.axes[2]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["east", "north"]
     assert "66.7 % inside a group (of all pairs 33.3 %)" in drawing.text
     assert drawing.data["edges_inside_a_group"].tolist() == [0.4, 1.0, 2 / 3]
