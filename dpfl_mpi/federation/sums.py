@@ -224,6 +224,8 @@ class Sums:
             # fsum gives the same bits in any order, also in `over_candidates`
             p_sums = [math.fsum([p[k], *p[graph.of(k)]]) for k in self.members.ids[b]]
             yield b, from_fixed_point(total), np.array(p_sums)
+        for _ in totals:  # a rank without clients takes part in the passes, too
+            pass
 
     def _native_total(self, w_KW: Tensor, arrived: Arrived, i: int, senders: np.ndarray) -> Tensor:
         """Return the fixed-point sum of p_i w_i over local client i and its senders, `[1, W]`."""

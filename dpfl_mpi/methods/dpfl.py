@@ -5,6 +5,8 @@ Personal: w_i.
 Scored: w_i after training, before averaging.
 """
 
+import numpy as np
+
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, State, Tensor
 
@@ -40,7 +42,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     fed.evaluate(w)  # the model the paper reports: trained, not yet averaged
     # Paper: all clients stay; with --churn new clients search (line 3), and clients that lost
     # neighbours look for as many others
-    omega = fed.repaired(omega, lambda candidates: fed.bggc(w, candidates))
+    before, omega = omega, fed.repaired(omega, lambda candidates: fed.bggc(w, candidates))
+    chosen = along_new(chosen, before, omega)
     # Paper: Omega is searched once, the default; with --omega_period lines 3 and 4
     # replace lines 9 to 11
     if t % fed.run.omega_period == 0:
@@ -53,6 +56,19 @@ def round(fed: Federation, state: State, t: int) -> State:
         w, chosen = average_chosen(fed, w, omega, chosen, t)
     fed.evaluate(w, "mixed")
     return {"client": {"w": w}, "shared": {"omega": omega, "chosen": chosen}}
+
+
+def along_new(
+    chosen: CollaborationGraph, before: CollaborationGraph, omega: CollaborationGraph
+) -> CollaborationGraph:
+    """Return the last choice, and in its place the new Omega of clients whose Omega changed.
+
+    They average along it until line 10 comes next, as all do before round 1.
+    """
+    if omega is before:
+        return chosen
+    same = [np.array_equal(before.of(k), omega.of(k)) for k in range(omega.n)]
+    return chosen.where(np.array(same), omega)
 
 
 def average_chosen(

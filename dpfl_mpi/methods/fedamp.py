@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import Federation, Method, State, Tensor, local
 from dpfl_mpi.settings import option
 
@@ -38,7 +39,11 @@ class Options:
     lam: float = option(1.0, "lambda; the pull of w_i to u_i has the weight lambda / alpha", low=0)
 
 
-init = local.init
+def init(fed: Federation) -> State:
+    if (attack := fed.run.attack) and attack.kind in ("sign_flip", "scale"):
+        why = "fedamp sends models before it trains them, so there is no change to falsify"
+        raise UserError(f"--attack is {attack}; {why}")
+    return local.init(fed)
 
 
 def round(fed: Federation, state: State, t: int) -> State:

@@ -107,7 +107,9 @@ def votes(fed: Federation, log_p: Tensor, z: Tensor, memory: Tensor, labels: Ten
 def mixed(log_p: Tensor, votes: Tensor, share: float) -> Tensor:
     """Return ln(share votes + (1 - share) p), `[S, C]`."""
     log_model, log_votes = (math.log(x) if x > 0 else -math.inf for x in (1 - share, share))
-    return (log_p + log_model).logaddexp(votes.log() + log_votes)
+    both = log_p.new_empty(2, *log_p.shape)
+    both[0], both[1] = log_p + log_model, votes.log() + log_votes
+    return both.logsumexp(0)  # logaddexp has other bits in the last elements of a tensor
 
 
 def best_share(log_p: Tensor, votes: Tensor, labels: Tensor) -> float:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor, local
 from dpfl_mpi.methods._senders import highest
@@ -48,6 +49,9 @@ class Options:
 
 
 def init(fed: Federation) -> State:
+    if fed.run.codec:
+        why = "l2c sends changes of models, which no receiver keeps: allowed is none"
+        raise UserError(f"--codec is {fed.run.codec}; {why}")
     return local.init(fed, alpha=np.zeros((len(fed.ids), fed.n)))
 
 

@@ -49,7 +49,8 @@ def round(fed: Federation, state: State, t: int) -> State:
         u.add_(w - start)
         if t > fed.options["until"]:
             return state["shared"]["chosen"]
-        return choose(fed, u, fed.candidates())
+        found = choose(fed, u, fed.candidates())
+        return found.where(fed.learners, state["shared"]["chosen"])  # an absent client's stays
 
     state = _given.round(fed, state, of_round, lambda _, candidates: choose(fed, u, candidates))
     return {"client": {"u": u, **state["client"]}, "shared": state["shared"]}

@@ -29,6 +29,8 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, t: int) -> State:
     def average(w: Tensor, omega: CollaborationGraph) -> tuple[Tensor, CollaborationGraph]:
-        return dpfl.average_chosen(fed, w, omega, state["shared"]["chosen"], t)
+        shared = state["shared"]
+        chosen = dpfl.along_new(shared["chosen"], shared["omega"], omega)
+        return dpfl.average_chosen(fed, w, omega, chosen, t)
 
     return spectral.round(fed, state, t, average)

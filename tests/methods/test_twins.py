@@ -104,6 +104,18 @@ def test_twin(method, options, fields, job):
         assert (learnt < 1).any() and (learnt > 0).any() and (state["W"][:, :HEAD] == 1).all()
 
 
+def test_a_mixture_has_the_same_bits_beside_any_others():
+    """A tensor's last elements may be computed by other instructions than the rest."""
+    log_p = torch.randn(40, 5, generator=torch.Generator().manual_seed(1)).log_softmax(1)
+    votes = torch.rand(40, 5, generator=torch.Generator().manual_seed(2)).softmax(1)
+    votes[3] = 0
+    whole = knnper.mixed(log_p, votes, 0.1)
+    expected = (0.1 * votes.double() + 0.9 * log_p.double().exp()).log()
+    assert whole.double().allclose(expected, atol=1e-6)
+    for size in range(1, 40):
+        assert knnper.mixed(log_p[:size], votes[:size], 0.1).equal(whole[:size])
+
+
 @pytest.mark.parametrize("method", ["apfl", "perfedavg", "pfedme"])
 def test_passes_of_the_kernels_tell_the_losses(method):
     native, by_torch = (play(method, 1, {"kernels": name})[2] for name in ("native", "torch"))

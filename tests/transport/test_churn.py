@@ -66,6 +66,23 @@ def test_who_has_left_is_in_no_round(method, result_of, tmp_path):
             assert (evaluations[t][arrived] > 0).all()
 
 
+def test_who_joins_averages_along_its_omega_until_it_chooses_anew(result_of, tmp_path):
+    fields = fields_of("dpfl", churn=text_file(tmp_path / "churn.csv", "1 3 join\n"), ggc_period=9)
+    result = result_of(fields)
+    senders = result.chosen(1).of(3).tolist()
+    assert senders and [result.chosen(t).of(3).tolist() for t in (2, 3)] == [senders] * 2
+    assert (result["traffic/models_received"][2:, 3] == len(senders)).all()
+
+
+def test_who_is_absent_when_nearest_chooses_last_keeps_its_senders(result_of, tmp_path):
+    there = text_file(tmp_path / "there.txt", "1 1 1 1 0 0\n" + "1 1 1 1 1 1\n" * 2)
+    result = result_of(fields_of("nearest", available=there, options={"until": 1}))
+    for t in (2, 3):
+        assert [result.chosen(t).of(k).tolist() for k in (4, 5)] == [
+            result.chosen(0).of(k).tolist() for k in (4, 5)
+        ]
+
+
 def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(tmp_path):
     slow = text_file(tmp_path / "slow.csv", "10,0.01,5,5,0.1\n" + "1,0.001,5,5,0.1\n" * 5)
     network, runs = {"network": slow, "churn": "0.2:0.6"}, {}
@@ -73,7 +90,8 @@ def test_late_models_and_clients_that_come_and_leave_are_the_same_on_any_ranks(t
         declared = find("method", method)
         send = {} if declared.asks_all or declared.sends else {"send": "layers=body"}
         late = 2 if LATE[method] == WORKS else 0
-        runs[method] = fields_of(method, **network, **send, codec="topk:0.3", staleness=late)
+        codec = "none" if method == "l2c" else "topk:0.3"
+        runs[method] = fields_of(method, **network, **send, codec=codec, staleness=late)
     done = run_many(3, tmp_path, runs)
     for method, fields in runs.items():
         assert differences(run_here(tmp_path / f"{method}1.h5", fields), done[method]) == [], method
