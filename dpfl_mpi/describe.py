@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,12 +76,14 @@ def main(arguments: list[str] | None = None) -> int:
         save(partition, args.save, run, source.sha256)
         print(f"saved to {args.save}: run on it with --partition file:{args.save}")
     ensemble = needs.ensemble_of(run, source)
+    samples = int(partition.sizes("train").mean())
+    backend, steps = needs.one_client(run, job, source, ensemble, samples)
     plan = needs.needs_of(run, job, source, partition, ensemble, args.ranks, args.nodes)
+    if backend.native:
+        plan = replace(plan, kernels=len(backend.native.memory))
     print("\n" + table(source, partition, plan.owner, args.rows))
     print("\n" + fitted(plan_text(run, plan)))
     needs.refuse(job, plan)
-    samples = int(partition.sizes("train").mean())
-    backend, steps = needs.one_client(run, job, source, ensemble, samples)
     if backend.warning:
         print(fitted(f"warning    {backend.warning}"))
     if args.measure:
@@ -182,7 +185,8 @@ def plan_text(run: Resolved, plan: Needs) -> str:
     # the rank that needs most memory, and the node that does
     largest = int(plan.memory.argmax())
     parts = ("data", "models", "results", "window")
-    in_parts = ", ".join(f"{name} {megabytes(getattr(plan, name)[largest])}" for name in parts)
+    bytes_of = {name: getattr(plan, name)[largest] for name in parts} | {"kernels": plan.kernels}
+    in_parts = ", ".join(f"{name} {megabytes(size)}" for name, size in bytes_of.items())
     work = f"{plan.steps.max() / max(plan.steps.mean(), 1):.2f} of the mean work"
     of_rank = f"at most {work} and {megabytes(plan.memory[largest])} ({in_parts})"
     by_node = np.bincount(plan.node, plan.memory)

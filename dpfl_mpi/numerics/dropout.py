@@ -113,7 +113,7 @@ class KeyedAttention(nn.MultiheadAttention):
                 scores = scores.masked_fill(mask, -math.inf)
             elif mask is not None:
                 scores = scores + mask
-        shares = self.drop(scores.softmax(3))
+        shares = self.drop(torch._safe_softmax(scores, 3))  # 0 where all is masked
         joint = (shares @ v).transpose(1, 2).flatten(2)
         y = functional.linear(joint, self.out_proj.weight, self.out_proj.bias)
         returned = (shares.mean(1) if average_attn_weights else shares) if need_weights else None

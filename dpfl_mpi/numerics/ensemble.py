@@ -286,7 +286,10 @@ class Ensemble:
         with torch.enable_grad():
             logits = self._call(self.learner, leaves, self.module_input(x_SHWC))
             loss = loss_of(logits, y_S)
-            gradients = torch.autograd.grad(loss, list(leaves.values()))
+            # a forward that chooses by what it reads may not use every parameter
+            gradients = torch.autograd.grad(
+                loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
         padding = w_W.new_zeros(self.width - self.size)
         return torch.cat([*(g.reshape(-1) for g in gradients), padding]), loss.detach()
 

@@ -41,6 +41,12 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before_numpy)  # noqa: NPY002
 
 
+def states() -> tuple[Any, ...]:
+    """Return the states of PyTorch's, NumPy's and Python's global generators, to compare."""
+    numpy = repr(np.random.get_state())  # with its position  # noqa: NPY002
+    return torch.get_rng_state().tolist(), numpy, random.getstate()
+
+
 def check_module(
     name: str,
     module: Any,
@@ -60,6 +66,8 @@ def check_module(
         if batch_norm or getattr(part, "track_running_stats", False):
             layer = f"layer {layer} ({type(part).__name__})"
             raise UserError(f"--model: {layer} keeps batch statistics; use GroupNorm or none")
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.inplace:
+            raise UserError(f"--model: layer {layer} has inplace=True; allowed is False")
     for complaint in of_parameters(module):
         raise UserError(f"{model}{complaint}")
     if head and head not in dict(module.named_modules()):
@@ -75,9 +83,14 @@ def of_parameters(module: nn.Module) -> Iterator[str]:
     """Yield what is wrong with parameters: a float32 row cannot hold them, or not all train."""
     if not list(module.parameters()):
         yield " has no parameters; there is nothing to train"
+    at: dict[int, str] = {}  # the first parameter at an address
     for name, p in module.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
             yield f": {name} has no size yet (a Lazy layer); build must give every layer its size"
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            yield f": {name} has a hook on its gradient, which would not be called"
+        if p.numel() and (other := at.setdefault(p.data_ptr(), name)) != name:
+            yield f": {name} lies in the memory of {other}; assign the Parameter, not its data"
         if p.dtype != torch.float32:
             kind = str(p.dtype).removeprefix("torch.")
             yield f": {name} is {kind}; parameters must be float32"
@@ -102,10 +115,10 @@ def of_forward(
     values = {name: p.detach().clone() for name, p in learner.named_parameters()}
     try:
         with torch.no_grad(), seeded(0):
-            before = torch.get_rng_state()
+            before = states()
             draws.begin(torch.zeros((), dtype=torch.int64))
             logits, both, first = learner(two), scorer(two), scorer(two[:1])
-            drew = not torch.equal(before, torch.get_rng_state())
+            drew = before != states()
     except Exception as error:
         size = "x".join(map(str, shape))
         yield f"forward failed on samples of {size}: {in_one_line(error)}"
@@ -117,7 +130,7 @@ def of_forward(
     if drew or any(isinstance(part, RANDOM) for part in learner.modules()):
         layers = "nn.Dropout, Dropout1d, Dropout2d, Dropout3d and MultiheadAttention (without"
         allowed = f"{layers} add_bias_kv, add_zero_attn), as layers that build makes"
-        yield f"forward draws random numbers from PyTorch's generator; allowed are {allowed}"
+        yield f"forward draws random numbers from a global generator; allowed are {allowed}"
     for name, p in learner.named_parameters():
         if not torch.equal(p, values[name]):
             yield f"forward changes the parameter {name} (as an Embedding's max_norm does)"

@@ -57,6 +57,7 @@ class Needs:
     passes: int  # that the widest graph takes; 0: not even one model per client fits
     parameters: int  # of a model
     row: int  # bytes of a row
+    kernels: int = 0  # what the native kernels work in
 
     @property
     def models(self) -> np.ndarray:
@@ -65,7 +66,8 @@ class Needs:
 
     @property
     def memory(self) -> np.ndarray:
-        return PYTHON + self.data + self.models + self.sketches + self.results + self.window
+        beside = PYTHON + self.sketches + self.kernels
+        return beside + self.data + self.models + self.results + self.window
 
 
 def ensemble_of(run: Resolved, source: Source) -> Ensemble:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import random
 import re
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -211,6 +212,8 @@ def test_dropout_is_keyed_by_client_epoch_and_step_and_off_while_scoring(monkeyp
 INSIDE = {  # what comes before the one layer
     "rrelu": nn.Sequential(nn.ReLU(), nn.RReLU()),
     "noise": lambda x: x + torch.randn_like(x),
+    "depth": lambda x: x * (random.random() > 0.5),
+    "numpy": lambda x: x * float(np.random.rand()),  # noqa: NPY002
 }
 
 
@@ -226,6 +229,11 @@ class Odd(nn.Module):
         if wrong == "nan":
             nn.init.constant_(self.fc.bias, math.nan)
         self.odd = nn.Parameter(double) if wrong == "double" else None
+        if wrong == "hook":
+            self.fc.weight.register_hook(lambda g: g * 0)
+        if wrong == "tied":
+            self.other = nn.Linear(64, 10)
+            self.other.weight.data = self.fc.weight.data
 
     def forward(self, x):
         x = self.inside(x.flatten(1) * self.scale)
@@ -248,9 +256,11 @@ RETURNED = "forward returned a"
 ODD = {
     "double": "odd is float64; parameters must be float32",
     "nan": "fc.bias starts with a value that is not finite",
-    "functional": "forward draws random numbers from PyTorch's generator",
-    "noise": "forward draws random numbers from PyTorch's generator",
-    "rrelu": "forward draws random numbers from PyTorch's generator",
+    "functional": "forward draws random numbers from a global generator",
+    "noise": "forward draws random numbers from a global generator",
+    **dict.fromkeys(("rrelu", "depth", "numpy"), "forward draws random numbers from a global"),
+    "hook": "fc.weight has a hook on its gradient, which would not be called",
+    "tied": "other.weight lies in the memory of fc.weight; assign the Parameter, not its data",
     "buffer": "forward changes the buffer scale",
     "none": f"{RETURNED} NoneType for 2 samples of 10 classes; ... logits, float [2, 10]",
     "one axis": f"{RETURNED} tensor [2] for 2 samples of 10 classes",
@@ -267,6 +277,7 @@ TRACKED = nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), *HEAD)
 @pytest.mark.parametrize(("module", "sentence"), [
     *((Odd(wrong), sentence) for wrong, sentence in ODD.items()),
     (TRACKED, "layer 0 (InstanceNorm2d) keeps batch statistics"),
+    (nn.Sequential(nn.Dropout(inplace=True), *HEAD), "layer 0 has inplace=True; allowed is False"),
     (nn.Flatten(), "has no parameters; there is nothing to train"),
     (LAZY, "1.weight has no size yet (a Lazy layer)"),
 ], ids=lambda v: getattr(v, "wrong", None))  # fmt: skip

@@ -162,3 +162,26 @@ def test_a_copy_on_a_cpu_draws_what_the_original_does():
         key = torch.tensor(number)
         (g, loss), (g_here, loss_here) = (of.gradient(w, x, y, key) for of in (ensemble, here))
         assert torch.equal(g, g_here) and loss == loss_here and (g == 0).sum() > 5
+
+
+class Experts(nn.Module):
+    """Two layers; a sample's first number says which one it is for."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        if bool((x[:, 0] > 0).all()):
+            return self.a(x)
+        return self.b(x)
+
+
+def test_a_layer_that_no_sample_uses_has_a_gradient_of_zeros():
+    ensemble = Ensemble(Experts(), (0.0,), (1.0,), CPU, dtype="float32")
+    row = row_from(list(ensemble.module.parameters()), ensemble.width)
+    x, y = torch.rand(5, 4) + 1, torch.tensor([0, 1, 2, 0, 1])
+    g, _ = ensemble.gradient(row, x, y, torch.zeros((), dtype=torch.int64))
+    layers = ensemble.row_layers(g)
+    assert layers["a.weight"].abs().sum() > 0
+    assert not layers["b.weight"].any() and not layers["b.bias"].any()

@@ -300,6 +300,13 @@ def test_gradient_of_each_layer(name):
     compare(trial(*NETS[name]))
 
 
+def test_attention_to_a_text_without_words():
+    layer = nn.TransformerEncoderLayer(12, 3, 24, 0.0, batch_first=True)
+    net = trial(*of(TOKENS, without_padding, e=nn.Embedding(17, 12), m=layer))
+    net.pixels[::3] = 0
+    compare(net)
+
+
 def convolution(draw, channels):
     kernel, stride, dilation = (draw.choice(of) for of in ([1, 2, 3, 5], [1, 1, 2], [1, 1, 2]))
     padding, groups = draw.randint(0, (kernel - 1) * dilation), draw.choice([1, 1, 2])
@@ -375,6 +382,8 @@ DROPPING = {
 def test_dropout_draws_as_keyed(name, form):
     """With a key the gradient is that of `Ensemble.gradient`; scoring drops nothing."""
     net = trial(*DROPPING[name])
+    if name == "attention":
+        net.pixels[::3] = 0  # texts without words
     net.compute_by(functools.partial(Cpu, form=form))
     check_against_pytorch(net.client.kernels, net.ensemble)
     order, key = numbers(net.rng.permutation(net.m)[:19]), np.array([2**62 + 12345])

@@ -19,6 +19,7 @@ from dpfl_mpi.errors import UserError
 from dpfl_mpi.mpi import placement
 from dpfl_mpi.mpi.placement import place
 from dpfl_mpi.numerics import cpu, native_backend
+from dpfl_mpi.numerics.kernels import Kernels
 from dpfl_mpi.plan import needs
 from dpfl_mpi.settings import Job, Run
 
@@ -151,6 +152,17 @@ def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(said, monke
     assert f"warning {slower} time" in shown and "steps of" in shown
     flags = "--clients", 3, "--kernels", "native", "--no-measure"
     assert said(main, *flags, code=2).endswith("error: the kernels were not built\n")
+
+
+@pytest.mark.skipif(not cpu.LIBRARY.exists(), reason="the kernels were not built")
+def test_what_the_kernels_work_in_is_planned(said):
+    run = Run(model="resnet").resolve()
+    source = open_source(run)
+    kernels = Kernels(needs.ensemble_of(run, source), source.shape, cpu.Cpu)
+    size = kernels.machine.memory.nbytes
+    assert size > 2**20
+    words = " ".join(said(main, "--model=resnet", "--no-measure").split())
+    assert f", kernels {needs.megabytes(size)})" in words
 
 
 def test_bfloat16_is_measured_by_what_computes_it():

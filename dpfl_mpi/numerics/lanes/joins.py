@@ -343,6 +343,7 @@ def matmul(recorder, out, input, other):
 
 @handles("softmax")
 @handles("log_softmax", of="log_softmax")
+@handles("safe_softmax", of="safe_softmax")
 def softmax(recorder, out, input, dim=None, *_, of="softmax", **settings):
     if dim is None or dim % input.dim() == 0:
         raise Unsupported("softmax over samples, or over an axis that is not named")
@@ -352,7 +353,7 @@ def softmax(recorder, out, input, dim=None, *_, of="softmax", **settings):
             return last.movedim(-1, dim).contiguous()
     view = recorder.sample_view(input)
     geometry = 1, math.prod(view.shape[:-1]), view.shape[-1]
-    size = [int(of == "log_softmax")]
+    size = [int(of == "log_softmax"), int(of == "safe_softmax")]
     recorder.add_layer(out, "softmax", [Use(view, geometry)], geometry, size=size, in_place=True)
     return None
 
@@ -381,7 +382,7 @@ def attention(
             scores = torch.where(mask, scores, -math.inf)
         elif mask is not None:
             scores = scores + mask
-        shares = scores.softmax(-1)
+        shares = torch._safe_softmax(scores, -1)
         return (recorder.dropout(recorder.dropping, shares) if dropout_p else shares) @ value
 
 
