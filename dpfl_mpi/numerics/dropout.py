@@ -64,7 +64,8 @@ class KeyedDropout(nn.Module):
 
     def shared_axes(self, x: Tensor) -> int:
         """Return how many of x's last axes share a draw: for `nn.Dropout2d` all but [S, C]."""
-        return x.dim() - 2 if self.trailing == 2 else self.trailing
+        # as PyTorch does, which takes the samples of [S, C, L] for channels in Dropout3d
+        return x.dim() - 2 if self.trailing == 2 else min(self.trailing, x.dim() - 1)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:

@@ -112,6 +112,7 @@ def test_draws_are_those_of_splitmix64():
     x = torch.ones(4, 6, 5)
     assert not KeyedDropout(1.0, 0, draws)(x).any()
     assert KeyedDropout(0.3, 2, draws).shared_axes(x) == 1  # nn.Dropout2d of [S, C, L]
+    assert KeyedDropout(0.3, 3, draws).shared_axes(x) == 2  # nn.Dropout3d of it: whole samples
 
 
 @pytest.mark.parametrize("trailing", [0, 1, 2, 3])
