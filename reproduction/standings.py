@@ -52,12 +52,6 @@ def bounds(parts: Parts, clients: Parts) -> tuple[float, float]:
     return mean, max(half, over_clients(clients))
 
 
-def shown(parts: Parts, clients: Parts) -> str:
-    """Return "+0.20 ± 1.08 (3)": mean, interval, partitions."""
-    mean, half = bounds(parts, clients)
-    return f"{round(mean, 2) + 0:+.2f} ± {half:.2f} ({len(parts)})"
-
-
 def differences(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     """Return each difference once, a line per setting, epochs, row and base.
 
@@ -95,7 +89,7 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame, found: pd.DataFrame) -> Lin
             out[column] = "-"
             if base in differences.index:
                 parts, of, significant = differences.loc[base, ["parts", "clients", "significant"]]
-                text = shown(parts, of)
+                text = tables.difference_text(parts, bounds(parts, of)[1])
                 if base in BOTH:
                     text = f"{tables.difference_text(parts)}, clients ± {over_clients(of):.2f}"
                 out[column] = bold(text, significant)
@@ -126,8 +120,11 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
         columns |= {TITLES.get(row, row): (row, RANDOM) for row in ON_FRONT_PAGE}
         for column, pair in columns.items():
             line = by_pair.get(pair)
-            text = shown(line.parts, line.clients) if line else "-"
-            out[column] = bold(text, bool(line and line.significant))
+            out[column] = "-"
+            if line:
+                half = bounds(line.parts, line.clients)[1]
+                text = tables.difference_text(line.parts, half)
+                out[column] = bold(text, bool(line.significant))
         yield out
 
 

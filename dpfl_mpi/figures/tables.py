@@ -55,11 +55,15 @@ def comparable(parts: Parts) -> bool:
     return len(parts) > 1 or (len(parts) == 1 and len(parts[0]) > 1)
 
 
-def difference_text(parts: Parts) -> str:
-    """Return "+0.20 ± 1.08 (3)": mean, 95 % interval, partitions; "-" without an interval."""
+def difference_text(parts: Parts, half: float | None = None) -> str:
+    """Return "+0.20 ± 1.08 (3)": mean, 95 % interval, partitions; "-" without an interval.
+
+    `half` is its half width, if it is another one than that of `interval`.
+    """
     if not comparable(parts):
         return "-"
-    mean, half = interval(parts)
+    mean, usual = interval(parts)
+    half = usual if half is None else half
     return f"{round(mean, 2) + 0:+.2f} ± {half:.2f} ({len(parts)})"
 
 
