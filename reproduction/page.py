@@ -167,8 +167,8 @@ def pictures() -> Iterator[tuple[Path, Figure | None]]:
         if name not in ("controls", "cifar-10-motivation"):
             for picture, figure in recomputed.pictures(frames):
                 yield HERE / name / f"{picture}.png", figure
-    runs, _, differences = arena_lines()
-    yield HERE / "forest.png", standings.forest(runs, differences)
+    of_question = known(question.RUNS_FILE), known(question.CLIENTS_FILE)
+    yield HERE / "forest.png", question.forest(*of_question)
     cells = known(harm_map.FILE)
     yield HERE / "map.png", harm_map.draw_map(cells)
     yield HERE / "sizes.png", harm_map.draw_sizes(cells)

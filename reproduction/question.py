@@ -10,14 +10,17 @@ Runs that question.csv holds are not computed again. The data are prepared as qu
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from arena import Cell, cell, collect, done_in, known
+from matplotlib.figure import Figure
 from recomputed import holm
 from scipy.special import stdtr
 from standings import HAR, RANDOM
 
 from dpfl_mpi.errors import exit_with, in_a_sentence
+from dpfl_mpi.figures.style import BLUE, DARK, GREY, ORANGE, TEXT
 from dpfl_mpi.figures.tables import interval, markdown
 from dpfl_mpi.settings.command_line import Parser
 
@@ -26,7 +29,7 @@ RUNS_FILE, CLIENTS_FILE = FOLDER / "question.csv", FOLDER / "question-clients.cs
 SEEDS = range(101, 113)  # fresh: no earlier run of this repository used one of them
 MARGIN = 0.5  # points; two methods that differ by less are called equal
 LEVEL = 0.05  # of all contrasts together
-CHOOSERS = ("Oracle", "Nearest", "DPFL")
+CHOOSERS = {"Oracle": DARK, "Nearest": ORANGE, "DPFL": BLUE}  # and their colours
 EPOCHS = {
     "CIFAR-10 Patho(3)": 500,
     "CIFAR-10 Dir(0.1)": 500,
@@ -139,6 +142,31 @@ def table(runs: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
             texts[i] = f"{each[0].mean():+.2f} ± {half_width(each):.2f}, {verdict}"
         out[title] = texts
     return out
+
+
+def forest(runs: pd.DataFrame, clients: pd.DataFrame) -> Figure:
+    """Draw the difference of each contrast that has all its runs, with its 95 % interval."""
+    figure, axes = plt.subplots(figsize=(TEXT, 2.8))
+    names, score = list(EPOCHS), next(iter(SCORES))  # the score that decides
+    complete = set()
+    for (row, colour), shift in zip(CHOOSERS.items(), (-0.25, 0.0, 0.25), strict=True):
+        points = []
+        for y, setting in enumerate(names):
+            found = differences(setting, row, score, runs, clients)
+            if len(found) == len(SEEDS):
+                complete.add(setting)
+                points.append((found.mean(), y + shift, half_width(units(setting, found))))
+        mean, y, half = np.array(points).reshape(-1, 3).T
+        axes.errorbar(mean, y, xerr=half, fmt="o", capsize=2, color=colour, label=row)
+    axes.axvspan(-MARGIN, MARGIN, color=GREY, alpha=0.2, lw=0, label="half a point")
+    axes.axvline(0, color=GREY, lw=0.6)
+    lacks = "\n(not all runs are in)"
+    labels = [name if name in complete else name + lacks for name in names]
+    axes.set_yticks(range(len(names)), labels)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("points over a random graph of the same budget")
+    figure.legend(loc="outside upper center", ncols=4)
+    return figure
 
 
 def power(repetitions: int = 2000) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The arena in tables.md, README and a picture: rows against Local and random graphs.
+"""The arena in tables.md and README: rows against Local and random graphs.
 
 `runs` has a line per Run (setting, epochs, row, seed, run, partition, costs per client), `clients`
 a line per Run and client (run, client, accuracy). Differences are paired by client. The p of one is
@@ -9,16 +9,12 @@ or more; with one partition it never is. An interval that stands alone is the wi
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from recomputed import Lines, chance_over_seeds, error_over_clients, holm, over_clients
 from scipy.special import stdtr
 
 from dpfl_mpi.figures import tables
-from dpfl_mpi.figures.names import text_label
-from dpfl_mpi.figures.style import BLUE, DARK, GREY, ORANGE, TEXT
 from dpfl_mpi.figures.tables import Parts, means, number, paired
 
 RANDOM = "Random graph"  # with as many clients as the budget allows
@@ -31,7 +27,6 @@ BASES = BOTH | OTHERS  # rows to which differences are shown, with their columns
 ON_FRONT_PAGE = ("Oracle", "Nearest", "DPFL", "Pairwise", "Ditto", "FedAvg+FT")
 COSTS = {"models": "models", "megabytes": "MB", "evaluations": "evaluations", "steps": "steps"}
 TITLES = {"Ditto": "Ditto (twice the steps)"}
-IN_FOREST = {"Oracle": DARK, "Nearest": ORANGE, "DPFL": BLUE}
 
 
 def of_clients(setting: str, parts: Parts) -> Parts:
@@ -126,25 +121,3 @@ def answer(runs: pd.DataFrame, found: pd.DataFrame) -> Lines:
                 text = tables.difference_text(line.parts, half)
                 out[column] = bold(text, bool(line.significant))
         yield out
-
-
-def forest(runs: pd.DataFrame, found: pd.DataFrame) -> Figure:
-    """Draw what the choosers gain over a random graph in each setting, with 95 % intervals."""
-    figure, axes = plt.subplots(figsize=(TEXT, 3.6))
-    settings = list(dict.fromkeys(runs["setting"]))
-    for (row, colour), shift in zip(IN_FOREST.items(), (-0.25, 0.0, 0.25), strict=True):
-        label: str | None = row
-        for y, setting in enumerate(settings):
-            line = at_length(found, setting)[1].get((row, RANDOM))
-            if line:
-                mean, half = bounds(line.parts, line.clients)
-                style: dict[str, Any] = {"fmt": "o", "capsize": 2, "color": colour, "label": label}
-                axes.errorbar(mean, y + shift, xerr=half, **style)
-                label = None  # one entry of the legend per row
-    axes.axvspan(-0.5, 0.5, color=GREY, alpha=0.2, lw=0, label="half a point")
-    axes.axvline(0, color=GREY, lw=0.6)
-    axes.set_yticks(range(len(settings)), [text_label(setting) for setting in settings])
-    axes.invert_yaxis()
-    axes.set_xlabel("points over a random graph of the same budget")
-    figure.legend(loc="outside upper center", ncols=4)
-    return figure

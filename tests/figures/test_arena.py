@@ -69,11 +69,6 @@ def test_a_table_shows_what_is_significant(lines):
     assert not standings.differences(runs, noise)["significant"].any()
     one = standings.differences(runs[runs["seed"] == 1], clients)
     assert not one["significant"].any() and one["p"].min() < 1e-6  # of one partition
-    (axes,) = standings.forest(runs, found).axes
-    (bar,) = axes.containers  # DPFL's; its middle is the mean, in the order of settings
-    assert bar.lines[0].get_xydata() == pytest.approx(np.array([[1.98, 0.25]]), abs=0.01)
-    runs, clients = lines
-    found = standings.differences(runs, clients)
     longer = runs[runs["seed"] == 1].assign(epochs=20)  # of one partition, with one row more
     other = found[found["to"] == standings.RANDOM].assign(
         parts=[found["parts"][0][:1]], clients=[found["clients"][0][:1]]
@@ -194,6 +189,25 @@ def test_differences_and_intervals_by_hand():
     assert question.half_width([over_seeds]) == pytest.approx(63.531, abs=1e-3)
     seeds, people = question.units(question.HAR, points)
     assert seeds == pytest.approx([10, 20]) and people == pytest.approx([10, 20])
+
+
+def test_the_forest_draws_contrasts_with_all_runs():
+    gains = np.array([1, 3] * 6)  # of DPFL, points by seed; its last seed lacks at first
+    names = {"setting": question.HAR, "seed": list(question.SEEDS) * 2}
+    runs = pd.DataFrame(names | {"row": ["DPFL"] * 12 + ["Random graph"] * 12, "run": range(24)})
+    accuracy = np.concatenate([0.5 + gains / 100, np.full(12, 0.5)])
+    clients = pd.DataFrame({"run": range(24), "client": 0, "accuracy": accuracy})
+    (axes,) = question.forest(runs.drop(11), clients).axes
+    assert all("not all runs" in text.get_text() for text in axes.get_yticklabels())
+    clients = pd.concat([clients, clients.assign(client=1)])
+    (axes,) = question.forest(runs, clients).axes
+    bars = [bar.lines[0].get_xydata() for bar in axes.containers]
+    assert [len(points) for points in bars] == [0, 0, 1]
+    assert bars[2] == pytest.approx(np.array([[2, 4.25]]))  # HAR is the last of five
+    low, high = stats.ttest_1samp(gains, 0).confidence_interval()
+    (segment,) = axes.containers[2].lines[2][0].get_segments()
+    assert segment[:, 0] == pytest.approx([low, high])
+    assert [t.get_text() for t in axes.get_yticklabels()][-1] == question.HAR
 
 
 def test_the_page_shows_the_power_that_the_code_computes():
