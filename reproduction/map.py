@@ -35,6 +35,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from question import LEVEL, MARGIN, chance_within, tail
 from recomputed import holm
+from scipy.special import stdtrit
 
 from dpfl_mpi import prepare
 from dpfl_mpi.errors import exit_with, in_a_sentence
@@ -361,8 +362,9 @@ def predictions(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a line per data set of `REAL`: does harm predict what a choice gains (question.md)?
 
     The oracle's gain at the places of question.md is a line of harm, by least squares. The
-    prediction holds within two standard deviations of these places from that line. Where nobody
-    knows the groups, `spectral` stands for the oracle.
+    prediction holds within two standard deviations of these places from that line. The interval
+    beside it is a new place's, by the t distribution, which grows with the distance to these
+    places. Where nobody knows the groups, `spectral` stands for the oracle.
     """
     of_oracle = runs[of_question(runs) & (runs["row"] == ORACLE)]
     by_place = of_oracle.groupby(PLACE[:-1])["trained_gain"].mean()
@@ -371,7 +373,8 @@ def predictions(runs: pd.DataFrame) -> pd.DataFrame:
     if len(by_place) < len(PLACES_ASKED) or at_places.isna().any():
         return pd.DataFrame()
     slope, start = np.polyfit(at_places, by_place, 1)
-    deviation = np.sqrt(((by_place - start - slope * at_places) ** 2).sum() / (len(by_place) - 2))
+    free, away = len(by_place) - 2, at_places - at_places.mean()
+    deviation = np.sqrt(((by_place - start - slope * at_places) ** 2).sum() / free)
     for data in REAL:
         row = ORACLE if data in GROUP_OF else "Spectral"
         part = runs[(runs["data"] == data) & (runs["row"] == row)]
@@ -381,6 +384,8 @@ def predictions(runs: pd.DataFrame) -> pd.DataFrame:
             holds = abs(gain - predicted) <= 2 * deviation
             line = {"data": data, "harm": f"{harm:.1f}", "chooser": row}
             line["predicted gain"] = f"{predicted:+.1f} ± {2 * deviation:.1f}"
+            spread = 1 + 1 / len(by_place) + (harm - at_places.mean()) ** 2 / (away**2).sum()
+            line["95 % interval"] = f"± {stdtrit(free, 0.975) * deviation * np.sqrt(spread):.1f}"
             line |= {"gain": f"{gain:+.1f} ± {half:.1f} ({len(part)})"}
             verdict = "holds" if holds else "fails"
             finished = len(part) == len(SEEDS)

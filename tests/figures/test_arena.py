@@ -281,6 +281,8 @@ def test_predictions_from_harm_by_hand():
     # odd seeds gain 1 more: deviation 0.5477, over sqrt(5) 0.2449, t(4) = 2.77645
     assert (pacs["predicted gain"], pacs["gain"]) == ("+10.0 ± 2.4", "+7.6 ± 0.7 (5)")
     assert (pacs["the prediction"], har["the prediction"]) == ("holds", "4 of 5 seeds")
+    # harms deviate by 2 from their mean 2 in four places: 1 + 1 / 6 + 8 ** 2 / 16 is 5.1667
+    assert pacs["95 % interval"] == f"± {2.77645 * np.sqrt(6 / 4 * 5.1667):.1f}" == "± 7.7"
     low = pd.DataFrame(lines)
     low.loc[low["row"] == "Oracle", "trained_gain"] -= 0.1 * (low["data"] == "PACS by domain")
     assert harm_map.predictions(low)["the prediction"][0] == "fails"
