@@ -54,7 +54,7 @@ def read(source: Path, vocabulary: int, length: int, clients_per_folder: int = 1
     columns: dict[str, np.ndarray] = {}
     if tables := tables_of(source, files):
         texts, y, test = of_tables(source, tables)
-        lists = [text_of(files[p], str(p)) for p in files if p.name == "classes.txt"]
+        lists = [text_of(files[p], f"{source}: {p}") for p in files if p.name == "classes.txt"]
         y = named(y, lists[0].split("\n") if lists else [])
     else:
         found = layout(source, files, {}, what="text")

@@ -397,6 +397,8 @@ def test_texts(tmp_path):
     assert out.client_names == ("p", "q") and np.bincount(out.test_clients).tolist() == [2, 2]
     image = "p/s/3 is no text (it holds the character NUL); leave out such files"
     unstaged(tmp_path, "text_folder", alone | {"p/s/3": b"\xff\xd8\0JFIF"}, image)
+    names = ": classes.txt is no text (it holds the character NUL); leave out such files"
+    unstaged(tmp_path, "text_folder", files | {"classes.txt": b"World\0"}, names)
 
 
 def test_links_and_what_is_twice_are_refused(tmp_path, monkeypatch):
