@@ -60,7 +60,8 @@ def round(fed: Federation, state: State, t: int) -> State:
     a = head_weights(fed, *statistics(fed, w_i))
     w_i = fed.local_opt(w_i, epochs=head_epochs, trained=head)
     aligned = fed.gradient_of(partial(objective, fed.options["lam"], state["shared"]["c"]))
-    momentum = "w" if fed.run.optimizer == "sgd" else "base"  # Adam counts each half's steps
+    # SGD's two halves share a momentum, as their columns differ; of Adam each half counts its steps
+    momentum = "w" if fed.run.optimizer == "sgd" else "base"
     w_i = fed.local_opt(w_i, epochs=base_epochs, gradient=aligned, trained=~head, momentum=momentum)
     fed.evaluate(w_i)
     c = centroids(fed, *statistics(fed, w_i)[:2])
@@ -113,11 +114,13 @@ def head_weights(
     """Return how much each local client's head takes of each active client's, `[K, N]`.
 
     Collective. `mixture` says how; h_i is client i's mean features by class, times the class's
-    share p_i(y), and v_i the variance of its features over its number of images.
+    share p_i(y), and v_i the variance of its features divided by its number of images.
     """
-    n = np.maximum(counts.sum(1), 1)
-    h = (counts / n[:, None])[:, :, None] * means if len(n) else means
-    v = (squares - (h**2).sum((1, 2))) / n if len(n) else squares
+    h, v = means, squares
+    if len(fed.ids):  # a rank without clients has no shapes; `of_active` takes the others'
+        n = np.maximum(counts.sum(1), 1)
+        h = (counts / n[:, None])[:, :, None] * means
+        v = (squares - (h**2).sum((1, 2))) / n
     h_N, v_N = of_active(fed, h).reshape(fed.n, -1), of_active(fed, v)
     a, active = np.zeros((len(fed.ids), fed.n)), np.flatnonzero(fed.active)
     for i, k in enumerate(fed.ids):

@@ -99,6 +99,14 @@ def test_what_a_method_counts(computed, method):
         assert not received[~scored[1:]].any()
 
 
+def test_a_rank_without_clients_takes_part_in_every_method(runs, tmp_path):
+    """Of five ranks one has none; a window of one row needs two passes for two models."""
+    four = {"clients": 4, "participation": 1.0, "window_gb": 1.7e-5}  # one of them a newcomer
+    few = {name: runs[name] | four for name in FIELDS}
+    alone, idle = run_many(1, tmp_path / "1", few), run_many(5, tmp_path / "5", few)
+    assert [name for name in few if differences(alone[name], idle[name])] == []
+
+
 @pytest.mark.parametrize("method", MORE)
 def test_a_method_with_a_client_that_diverges(computed, method):
     with Result(computed[1][f"{method} diverges"]) as result:
