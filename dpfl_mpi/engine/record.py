@@ -107,8 +107,8 @@ class Record:
             if ledger.counts:
                 row["traffic/bytes_sent"] = ledger.bytes
             recorder.append(row)
-            # root alone spent this time, while the others went on: it is the highest of all ranks
-            seconds[PHASES.index("write"), 1:] += time.perf_counter() - start
+            # all ranks wait for root meanwhile
+            seconds[PHASES.index("write")] += time.perf_counter() - start
             for phase, of_phase in zip(PHASES, seconds, strict=True):
                 recorder.append({f"seconds/{phase}": of_phase})
             self._write_best(recorder, clients)

@@ -9,6 +9,7 @@ from dpfl_mpi import testing
 from dpfl_mpi.engine import machine
 from dpfl_mpi.mpi.world import LIBRARY
 from dpfl_mpi.results import Result
+from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings.fields import to_flags
 
 ROW = 4816 * 4  # bytes of a row of the perceptron on 8x8 images
@@ -120,6 +121,16 @@ def test_what_ranks_send(computed):
         # in passes a sender that several clients of a rank want is sent once per pass
         assert narrow["traffic/bytes_rma"].sum() > wide["traffic/bytes_rma"].sum()
     assert Result(computed[3]["late"])["network/age"].sum() > 0
+
+
+def test_seconds_of_ranks(computed):
+    for ranks in (1, 3):
+        with Result(computed[ranks]["base"]) as result:
+            for phase in PHASES:
+                lowest, mean, highest = result[f"seconds/{phase}"].T
+                assert (lowest <= mean * (1 + 1e-12)).all()
+                assert (mean <= highest * (1 + 1e-12)).all()
+            assert (result["seconds/write"] > 0).all()
 
 
 def test_the_command(tmp_path, digits_file):
