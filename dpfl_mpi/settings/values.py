@@ -237,11 +237,12 @@ def parse(name: str, value: Any, most: int | None = None) -> Any:
         if (fields := fields_of(form, text, most)) is not None:
             if form in ("none", "all", "layers=all") or fields.get("share") == 0:
                 return None
-            kind = re.findall(r"\w+", form)[0]
-            # 0.50 and 0.5 become one text, so that one setting has one key
-            as_typed = name in ("reach", "checkpoint_every")
-            words = {name: decimals(value) for name, value in fields.items()}
-            return setting.make(text if as_typed else form.format(**words), kind, fields)
+            kind = re.findall(r"\w+", form)[0]  # its first word
+            # 0.50 and 0.5 become one text, so that one setting has one key; groups have no form to
+            # write them by, and checkpoint_every is in no key
+            as_typed = kind == "groups" or name == "checkpoint_every"
+            parts = {field: decimals(number) for field, number in fields.items()}
+            return setting.make(text if as_typed else form.format(**parts), kind, fields)
     path = text if name == "available" else file_of(text)
     if path and "FILE" in setting.forms:
         return setting.make(f"file:{path}" if name == "partition" else text, "file", path=path)

@@ -50,6 +50,12 @@ def test_budget_that_does_not_count_the_client_itself():
     assert Run(clients=20, budget=1).resolve().most_senders == 0
 
 
+def test_a_number_that_is_written_otherwise_is_the_same_setting():
+    alike = {"reach": ("geometric:0.5", "geometric:0.50"), "attack": ("scale:0.1", "scale:.1")}
+    for name, (one, other) in alike.items():
+        assert Run(**{name: one}).slug() == Run(**{name: other}).slug() != Run().slug()
+
+
 def test_only_what_is_written_as_a_path_names_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bare = {"budget": "inf", "reach": "sites:4", "partition": "dirichlet"}
