@@ -47,7 +47,8 @@ def window_slots(
 ) -> tuple[np.ndarray, int]:
     """Return the slots that each rank needs, and how many of `row` bytes --window_gb allows.
 
-    A rank that wants so many models `[ranks]` receives each version of other ranks' clients once.
+    `wanted` `[ranks]`: how many models each rank's clients ask for. One that several of them want
+    comes once in each of its `versions`.
     """
     others = int(clients.sum()) - clients
     return np.minimum(wanted, others * versions), int(window_gb * 2**30 // row)
@@ -63,7 +64,10 @@ def models_per_pass(need: np.ndarray, capacity: np.ndarray, clients: np.ndarray)
 
 
 def waves(clients: np.ndarray) -> int:
-    """Return in how many groups, alike on all ranks, their so many `clients` search Omega."""
+    """Return in how many groups clients search Omega, the same on all ranks.
+
+    `clients` is how many each rank has.
+    """
     return max(1, min(WAVES, int(clients.max()) // WAVE))
 
 

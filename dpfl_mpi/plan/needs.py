@@ -102,12 +102,13 @@ def needs_of(
     elif columns is not None:
         packed = 4 * int(columns[: ensemble.size].sum())
     window, passes = windows(run, job, clients, row, packed or row)
-    rows = rows_of(run, clients)
+    rows = rows_per_rank(run, clients)
     if packed:  # models are unpacked into memory
         unpacked = np.minimum(clients * run.most_senders, n - clients)
         rows["unpacked"] = unpacked * (run.staleness + 1)
     if passes > 1:
-        # a few models for all clients at a time: sums in 64 bits, quotients, the kernels' search
+        # the sums of all clients at once, of 64 bits, i.e. 2 rows each: totals, and for a search
+        # also the Y that it starts from, and its X and Y
         searches = run.most_senders > 0 and method.searches
         rows["passes"] = clients * (8 if searches else 2)
     # confusion matrices: the best in 64 bits, what is sent in 32
@@ -140,13 +141,14 @@ def needs_of(
     )
 
 
-def rows_of(run: Resolved, clients: np.ndarray) -> dict[str, np.ndarray]:
+def rows_per_rank(run: Resolved, clients: np.ndarray) -> dict[str, np.ndarray]:
     """Return how many rows ranks with so many clients hold at most, by purpose."""
     method = run.found("method")
     # Clients search in groups, one after the other; what counts or changes single messages needs
     # all at once. A client that searches has two sums of 64 bits, i.e. 4 rows. Where clients ask
     # different others, each also has a sum to start from, 2 rows.
-    groups = 1 if run.network or run.codec or run.send else placement.waves(clients)
+    in_parts = run.send or method.sends
+    groups = 1 if run.network or run.codec or in_parts else placement.waves(clients)
     searching = -(-clients // groups)
     asks_some = run.reach is not None or run.most_asked < run.clients - 1
     search = 4 * searching + 2 * clients * asks_some
@@ -179,6 +181,7 @@ def windows(
         max_rows = min(int(clients.sum()), MAX_ROWS_PER_PASS)
         rows = placement.rows_per_pass(np.full(len(clients), limit), clients, max_rows)
         window = np.where(clients > 0, np.minimum(others, rows), 0)
+    # slots of whole models that --window_gb allows
     _, whole = placement.window_slots(clients * most, clients, versions, job.window_gb, row)
     per_pass = placement.models_per_pass(slots, np.full(len(clients), whole), clients)
     if per_pass == 0:
