@@ -102,7 +102,7 @@ def report(result: Result, scores: np.ndarray, on: str) -> str:
         return lines[0] if lines else none
     mean = f"mean {100 * scores.mean():.2f} %, std over clients {100 * scores.std():.2f}"
     ends = f"lowest {100 * scores.min():.1f} %, highest {100 * scores.max():.1f} %"
-    lines.append(fold(f"{len(scores)} models on {SAMPLES[on]}: {mean}, {ends}", first=""))
+    lines.append(fold(f"{len(scores)} models on {SAMPLES[on]}: {mean}, {ends}"))
     if on == "own":
         stored = result["best/test_acc"][scored]
         equal = int((np.abs(stored - scores) < 1e-9).sum())

@@ -219,7 +219,7 @@ def compare(a: Result, b: Result, room: int = WIDTH) -> str:
     bits = "all recorded numbers are equal to the bit"
     if arrays := Result.differences(a, b):
         bits = f"arrays that differ: {', '.join(arrays)}"
-    return "\n".join([*out, "", fold(by_client, first=""), fold(bits, first="")])
+    return "\n".join([*out, "", fold(by_client), fold(bits)])
 
 
 def cite(results: Sequence[Result]) -> str:

@@ -6,7 +6,6 @@ methods, numbers that would depend on the number of ranks.
 """
 
 import itertools
-import random
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.federation import Parts
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import State
+from dpfl_mpi.numerics.model_check import global_generators
 from dpfl_mpi.plugins import short
 from dpfl_mpi.survival.checkpoint import numpy_of
 
@@ -112,13 +112,6 @@ def kind(value: Any) -> str:
     """Return what a value is, in words."""
     of = f" of {value.dtype}" if hasattr(value, "dtype") else ""
     return f"a {type(value).__name__}{of}"
-
-
-def global_generators() -> tuple[Any, ...]:
-    """Return the states of the random generators of `torch`, `numpy.random` and `random`."""
-    _, keys, position, *rest = np.random.get_state()  # noqa: NPY002  # read, not drawn from
-    of_torch = torch.get_rng_state().numpy().tobytes()
-    return of_torch, np.asarray(keys).tobytes(), position, *rest, random.getstate()
 
 
 def check_own(parts: Parts, state: State, generators: tuple[Any, ...]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from dpfl_mpi import batch
 from dpfl_mpi.engine import after
 from dpfl_mpi.engine.build import build
-from dpfl_mpi.engine.checks import check_own, check_state, global_generators
+from dpfl_mpi.engine.checks import check_own, check_state
 from dpfl_mpi.engine.follow import Followers
 from dpfl_mpi.engine.record import begin_record
 from dpfl_mpi.errors import REQUEUE, STALLED, Damaged, Leave, Nobody, UserError
@@ -19,6 +19,7 @@ from dpfl_mpi.federation import Parts
 from dpfl_mpi.methods import Method, State
 from dpfl_mpi.mpi.node import remove_left
 from dpfl_mpi.mpi.world import World
+from dpfl_mpi.numerics.model_check import global_generators
 from dpfl_mpi.plugins import admit, codes, find, short
 from dpfl_mpi.plugins.code import folder_kept
 from dpfl_mpi.results.result import check_replaceable, date_finished
@@ -103,7 +104,8 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
         state, record = begin_record(path, parts, job, checkpoints)
         method = run.found("method")
         try:
-            # until this start keeps a checkpoint
+            # until this start saves a checkpoint: if the last start began at this round, too, stop
+            # restarting
             world.code = STALLED if checkpoints.note_start() else REQUEUE
             first = parts.round + 1 if state else 0
             # the base has the same rounds without fine-tuning: they may be copied from its result

@@ -12,7 +12,7 @@ import pandas as pd
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.figures import sparsity
 from dpfl_mpi.figures.command import Drawing, limit_panels
-from dpfl_mpi.figures.frames import Frames, with_graphs
+from dpfl_mpi.figures.frames import Frames
 from dpfl_mpi.figures.names import labels, row_name, wrapped
 from dpfl_mpi.figures.style import BLUE, ORANGE, PALE, RED, grid, legend
 from dpfl_mpi.graph import CASES
@@ -38,7 +38,6 @@ def measure(line: Any) -> pd.DataFrame:
 
 
 def draw(frames: Frames) -> Drawing:
-    with_graphs(frames)
     runs = frames.files[[r["graph/cases"].any() for r in frames.files["result"]]]
     if not len(runs):
         raise UserError("none of these results has searched for its graph")

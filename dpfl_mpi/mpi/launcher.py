@@ -81,11 +81,11 @@ def find_line() -> list[str]:
     raise UserError(f"{why}; load your site's MPI module, or pip install -e '.[mpich]'")
 
 
-def requeue(failed: str = "submit it again to go on") -> None:
+def requeue() -> None:
     """Requeue this Slurm job, unless it was cancelled and so is no longer RUNNING.
 
-    If Slurm does not answer, complain in a sentence that ends with `failed`. Under other batch
-    systems users cannot requeue; the exit code lets the system, or the script, start it again.
+    Under other batch systems users cannot requeue; the exit code lets the system, or the script,
+    start it again.
     """
     if batch.system().name != "Slurm":
         return
@@ -96,7 +96,7 @@ def requeue(failed: str = "submit it again to go on") -> None:
         if state.stdout.strip() == "RUNNING":
             subprocess.run(["scontrol", "requeue", job], timeout=ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        complain(f"error: job {job} could not be requeued ({error}); {failed}")
+        complain(f"error: job {job} could not be requeued ({error}); submit it again to go on")
 
 
 class Ranks:

@@ -4,8 +4,8 @@ A kernel is a function that runs on the GPU; each verb (train, score, search, ..
 for one network. Its program is C++: the network's constants, from its `Plan`, and the sources that
 a CPU has, too. NVRTC compiles it for the GPU that is here, without CUDA's toolkit, and the result
 is kept in the user's cache folder. A block is a group of threads on one of the GPU's
-multiprocessors. A team is the threads that compute a client together: those of a block or, in a
-GPU's "cluster", of a few neighbouring blocks.
+multiprocessors. A team is the threads that compute together, as lanes/gpu.h says: those of a block
+or, in a GPU's "cluster", of a few neighbouring blocks.
 """
 
 import functools
@@ -14,7 +14,6 @@ import math
 import os
 import re
 import struct
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,6 +31,7 @@ from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.numerics.ensemble import Ensemble
 from dpfl_mpi.numerics.lanes.declared import SOURCES
 from dpfl_mpi.numerics.lanes.plan import Plan
+from dpfl_mpi.storage import files
 
 TEAM = 512  # threads of a block, a multiple of 32: 128 registers for each
 UNROLLED = 24  # the loop over layers is unrolled for networks of at most so many
@@ -167,10 +167,7 @@ def read(path: Path) -> bytes | None:
 def keep(path: Path, code: bytes) -> None:
     """Write a program into its file in one step: other ranks read and write it, too."""
     with suppress(OSError):  # where the folder is full or read-only, the next run compiles again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(file.name, path)
+        files.write(path, hashlib.sha256(code).digest() + code)
 
 
 # launches ------------------------------------------------------------------------------------

@@ -213,13 +213,13 @@ def entry(name: str, text: str) -> str:
     return fold(text, " " * 23, f"  {name:<21}")
 
 
-def fold(text: str, indent: str = "  ", first: str | None = None) -> str:
+def fold(text: str, indent: str = "  ", first: str = "") -> str:
     """Return a text in lines of at most `WIDTH`, each after `indent`, but the first after `first`.
 
     Lines are not broken at an NBSP, which becomes a blank.
     """
     wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
-    wrapper.initial_indent, wrapper.subsequent_indent = indent if first is None else first, indent
+    wrapper.initial_indent, wrapper.subsequent_indent = first, indent
     return wrapper.fill(text).replace(NBSP, " ")
 
 
@@ -263,5 +263,5 @@ def fitted(text: str) -> str:
     for line in text.split("\n"):
         name = re.match(r" *(\S+( \S+)? {2,})?", line)
         indent = " " * (name.end() if name else 0)
-        out.append(fold(line, indent, "") if len(line) > WIDTH else line)
+        out.append(fold(line, indent) if len(line) > WIDTH else line)
     return "\n".join(out)

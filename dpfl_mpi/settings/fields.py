@@ -86,8 +86,8 @@ def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
     A whole number may stand for a number or a text: 1 and 1.0 are one setting, and so one Run.
     Values of other types are returned as they are.
     """
-    field_type = field_types(schema)[name]
-    if value == "" != next(f for f in fields(schema) if f.name == name).default:
+    field_type, f = field_types(schema)[name], next(f for f in fields(schema) if f.name == name)
+    if value == "" != f.default:
         raise UserError(f"--{prefix}{name} is empty; leave it out, or give it a value")
     if field_type in (float, str) and type(value) is int and abs(value) < 2**63:
         return field_type(value)
@@ -97,7 +97,6 @@ def read(schema: type, name: str, value: Any, prefix: str = "") -> Any:
                 return SWITCH[value.lower()]
             return number(field_type, value)
         except (KeyError, ValueError):
-            f = next(f for f in fields(schema) if f.name == name)
             what = allowed(f, field_type)
             raise UserError(f"--{prefix}{name} is {value}; allowed {what}") from None
     return value

@@ -30,7 +30,6 @@ UNREADABLE = (
     *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
     *(AssertionError, RuntimeError, MemoryError, struct.error, zlib.error),
 )
-END = 2**20  # how many bytes at the end of a log are read
 Size = int | None | range  # of an axis: exactly this, any (None), or one in the range
 Shape = Sequence[Size] | None  # the sizes of all axes; None: any shape
 
@@ -68,22 +67,18 @@ def open_regular(path: Path) -> io.BufferedReader:
         raise Unreadable(f"{path} cannot be read: {reason(error)}") from None
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, last: int | None = None) -> bytes:
+    """Return a file's bytes, or at most so many `last` ones."""
     with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
-        return file.read()
+        if last is not None:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - last))
+        return file.read(last)
 
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_end(path: Path) -> bytes:
-    """Return the last bytes of a file, at most `END`."""
-    with open_regular(path) as file, refused_as(f"{path} cannot be read to its end"):
-        file.seek(max(0, os.fstat(file.fileno()).st_size - END))
-        return file.read(END)
 
 
 def read_text(path: Path) -> str:
@@ -192,7 +187,7 @@ class Hdf5(AbstractContextManager["Hdf5"]):
         return values
 
     def attribute(self, name: str, kind: type, group: str = "/", default: Any = None) -> Any:
-        """Return an attribute as `kind`: str, int, float, bool, or tuple for a list."""
+        """Return an attribute as `kind`: str, int, float or bool."""
         with self.reading(f"the attribute {name}"):
             attributes = self.file[group].attrs if group in self.file else {}
             if default is not None and name not in attributes:
@@ -200,7 +195,7 @@ class Hdf5(AbstractContextManager["Hdf5"]):
             value = attributes[name]
             value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
             # the types that are stored for a `kind`; a bool is an int to Python alone
-            allowed: Any = {float: (int, float), tuple: list}.get(kind, kind)
+            allowed: Any = (int, float) if kind is float else kind
             if not isinstance(value, allowed) or isinstance(value, bool) != (kind is bool):
                 raise self.damaged(f"the attribute {name}", f"is a {type(value).__name__}")
             return kind(value)

@@ -21,7 +21,7 @@ from dpfl_mpi.errors import UserError, complain
 from dpfl_mpi.results.result import result_of
 from dpfl_mpi.settings import Resolved
 from dpfl_mpi.storage.files import explained, replacing
-from dpfl_mpi.storage.foreign import read_end, read_json, refused_as
+from dpfl_mpi.storage.foreign import read_bytes, read_json, refused_as
 from dpfl_mpi.storage.lock import Lock, born
 from dpfl_mpi.survival.signals import GOES_ON, STALLED_TEXT
 
@@ -34,16 +34,17 @@ NOISE = (  # how lines of a log begin that say nothing of the Run
     "srun: Job step aborted",
 )
 ASK_S = 10.0  # seconds between two questions to Slurm, whose controller serves everybody
-BLIND_S = 2 * ASK_S  # so long a submitted job may be missing from Slurm's last answer
+# a job submitted less than this ago is alive, even if Slurm's last answer lacks it
+BLIND_S = 2 * ASK_S
 
 
 @dataclass(frozen=True)
 class Submission:
-    """Which Runs went to which jobs: the content of `jobs.json`. Runs have their results' names."""
+    """Which Runs went to which jobs: the content of `jobs.json`. Keys are names of results."""
 
     cluster: str  # "slurm" or "local"
     jobs: Mapping[str, str]  # numbers of the jobs of Slurm, or of processes on this machine
-    # when each process started: the system uses its number again
+    # when each process started: a later process may get the same number
     born: Mapping[str, str] = field(default_factory=dict)
     stopped: Sequence[str] = ()  # Runs that the sweep itself stopped
     host: str = field(default_factory=socket.gethostname)
@@ -127,8 +128,8 @@ class Entry:
 
     def status(self, jobs: set[str]) -> Status:
         """Return how far the Run is; `jobs` are the numbers of those that Slurm still has."""
-        # if the lock is taken the Run is computed, maybe by another sweep that was quicker
-        # asked before the file is read: a Run that ends in between is seen as finished
+        # If the lock is taken, some process computes the Run, maybe another sweep's. Lock and job
+        # are asked before the file is read, so a Run that ends in between is seen as finished.
         locked, alive = Lock(self.path).taken(), self.alive(jobs)
         recorded = self.recorded()
         state = recorded.state
@@ -139,7 +140,7 @@ class Entry:
             return replace(recorded, state="running")
         if alive:
             return replace(recorded, state="waiting")
-        # a Run may have stopped in order after its sweep was killed, which then did not note it
+        # a sweep that was killed notes no stops: then the last line of the log tells
         stopped = self.submission and self.path.name in self.submission.stopped
         if self.submission and not stopped and not self.log().endswith(GOES_ON):
             return replace(recorded, state="failed")
@@ -184,7 +185,7 @@ class Entry:
         for name in (f"{self.job}_0_log.out", f"{self.job}_0_log.err", f"{self.path.stem}.log"):
             path = folder / name
             with contextlib.suppress(UserError):
-                text += read_end(path).decode(errors="replace")
+                text += read_bytes(path, last=2**20).decode(errors="replace")
         lines = [ln for ln in text.splitlines() if ln.strip() and not ln.startswith(NOISE)]
         errors = [ln for ln in lines if ln.startswith("error: ") or ln.endswith(STALLED_TEXT)]
         if not errors and self.error:  # damaged after its job had finished

@@ -213,18 +213,14 @@ class Arrived:
         # unpacked rows of other ranks by number; None: they are read in the window
         self.unpacked = self.packing.unpacked(route.arriving)
 
-    def rows(self, senders: Senders, to: slice | int | None = None) -> Tensor:
+    def rows(self, senders: Senders, to: int) -> Tensor:
         """Return copies of the senders' models, `[k, W]` on the device, until the next sending.
 
-        `to` are their receivers by local number, one for all or one each. They matter under
-        --staleness, where a receiver may get an older row, and under --send, where columns that are
-        not sent are the receiver's.
+        `to` is their receiver by local number. It matters under --staleness, where a receiver may
+        get an older row, and under --send, where columns that are not sent are the receiver's.
         """
         if self.ages.count == 1 and self.packing.columns is None:
             return self.copies(senders)
-        if to is None:
-            which = "rows(senders, i) must say which of fed.ids receives the models"
-            raise UserError(f"with --staleness or --send {which}")
         ids = self.mailroom.placement.ids
         rows = self.copies(self.ages.numbers(ids[to], np.asarray(senders)))
         return self.packing.complete(rows, self.packing.local_rows[to])
