@@ -94,7 +94,7 @@ class Watched:
         return max(rank[name] for rank in self.ranks)
 
     def seconds(self, first: int = 1, end: int | None = None) -> dict[str, float]:
-        """Return the mean seconds of rounds `first` to `end`, slowest rank, by phase.
+        """Return the slowest rank's mean seconds by phase, over rounds `first` to `end` - 1.
 
         Preprocessing is round 0.
         """

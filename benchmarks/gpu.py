@@ -63,7 +63,7 @@ from dpfl_mpi.results.summary import slowest_seconds
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS_S = {"compile": 90, "bits": 60, "sanitize": 120, "rate": 90, "paper": 120, "ncu": 60}
 LIMITS_S |= {"tests": 120}
-TOTAL_S, LAST_S = 480, 3  # LAST_S: a part's own programs end before it
+TOTAL_S, LAST_S = 480, 3  # LAST_S: a part's programs must end so long before its limit
 LR, EPOCHS, GOAL = 0.01, 5, 300  # GOAL: times the plain loop
 TEAMS, CLUSTERS = (256, 512, 128, 768, 1024), (1, 2, 4)
 OF_TEAM = "team_bytes", "train"

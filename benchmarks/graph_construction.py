@@ -1,4 +1,4 @@
-"""Choosing the graph: this package's search against Algorithm 2 written down as it stands.
+"""Choosing the graph: this package's search against a twin, Algorithm 2 as it stands.
 
     OMP_NUM_THREADS=1 python benchmarks/graph_construction.py --data data/cifar10.h5 [--clients 100]
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--data", default="data/cifar10.h5")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--budget", default="10")
-    parser.add_argument("--measured", type=int, default=10, help="clients that the twin searches")
+    parser.add_argument("--measured", type=int, default=10, help="clients of the twin")
     args = parser.parse_args()
     torch.set_num_threads(1)
     n = args.clients

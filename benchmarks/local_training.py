@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/local_training.py [--model cnn] [--repeats 9] [--augment]
 
 The paper's CNN or another of `SUBJECTS`, mini-batches of 16 random samples, SGD with momentum 0.9,
-weight decay 1e-3, clipping at norm 20. All are timed in turn, `repeats` times, in seconds of this
-process on the core; medians and ratios are of this one run.
+weight decay 1e-3, clipping at norm 20. All are timed in turn, `repeats` times, in CPU seconds of
+this process; medians and ratios are of this one run.
 
 - plain: NCHW, ReLU then pool, `torch.optim.SGD`.
 - tuned: channels last, fused SGD; of the CNN, pool then ReLU (the same function, fewer ReLUs).

@@ -107,6 +107,7 @@ def named(name: str, n: int) -> CollaborationGraph:
     apart = np.abs(k[:, None] - k)
     steps = np.abs(row[:, None] - row) + np.abs(column[:, None] - column)
     edges = {"ring": (apart == 1) | (apart == n - 1), "grid": steps == 1, "complete": apart > 0}
+    # a ring of one client would have an edge to itself
     return CollaborationGraph.from_edges(n, *np.nonzero(edges[name] & (apart > 0)))
 
 

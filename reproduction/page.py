@@ -90,6 +90,7 @@ def network_tables() -> dict[str, str]:
 
 @cache
 def arena_lines() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the lines of arena.csv, those of its clients, and the differences between rows."""
     texts = {"run": str, "commit": str}
     runs = pd.read_csv(HERE / "arena.csv", dtype=texts)
     clients = pd.read_csv(HERE / "arena-clients.csv", dtype=texts)

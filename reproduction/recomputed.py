@@ -47,7 +47,7 @@ def error_over_clients(parts: Parts) -> float:
 
 
 def over_clients(parts: Parts) -> float:
-    """Return the half width of its 95 % interval, t(sum of n - 1)."""
+    """Return the half width of the 95 % interval over clients, by t with sum(n - 1) degrees."""
     freedom = sum(len(part) - 1 for part in parts)
     return float(stdtrit(freedom, 0.975) * error_over_clients(parts))
 
@@ -63,7 +63,8 @@ def chance_over_seeds(parts: Parts) -> float:
 def holm(chances: Iterable[float]) -> np.ndarray:
     """Return p-values corrected for their number m: the i-th smallest (from 0) times m - i.
 
-    None is below a smaller one's, or above 1 (Scandinavian Journal of Statistics 6, 1979).
+    A larger p keeps a corrected value at least as large; none exceeds 1 (Scandinavian Journal of
+    Statistics 6, 1979).
     """
     p = np.array(list(chances))
     order, out = np.argsort(p, kind="stable"), np.empty_like(p)

@@ -351,8 +351,8 @@ def train_val(pool: np.ndarray, y: np.ndarray, seed: int) -> Pair:
 def apportion(counts: np.ndarray, draws: int) -> np.ndarray:
     """Return how many of `draws` samples each class gets, int64 `[C]`, in proportion to `counts`.
 
-    The shares are rounded down, and the classes with the largest remainders get one more; a lot
-    decides among equal ones.
+    The shares are rounded down, and the classes with the largest remainders get one more; of
+    equal remainders some are drawn at random.
     """
     exact = counts / counts.sum() * draws
     out = np.floor(exact)

@@ -332,7 +332,7 @@ def arrays_in(file: Hdf5, labelled: bool) -> Arrays:
     for name in ("mean", "std"):
         fields[name] = tuple(file.array(name, "f", (None,)).tolist())
     for name in NAMES:
-        listed = name in file or name == "class_names"
+        listed = name in file or name == "class_names"  # which every file has
         fields[name] = tuple(file.array(name, "OS", (None,)).tolist()) if listed else ()
     return Arrays(**fields, note=file.attribute("note", str))
 

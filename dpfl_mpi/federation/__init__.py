@@ -229,7 +229,8 @@ class Federation:
     def note_received(self, models: int) -> None:
         """Count so many models as received by every active client, besides those that verbs count.
 
-        For methods that call `every_row`: a model that it brought, and a verb counted, counts once.
+        For methods that call `every_row`, which counts nothing itself. Rows that `fed.exchange` has
+        sent and counted, too, count once.
         """
         log = self._parts.log
         self.notes["models_received"] += models * self.active[self.ids] - log.counted_twice

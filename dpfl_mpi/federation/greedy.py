@@ -35,8 +35,8 @@ class Greedy:
         if self.rule.order == "loss":
             losses = self.neighbours.losses_of_received(received)
         starts = self.sums.over_received(received)
-        # block by block, so that the sums of one block are held; but a pass (a part of the models,
-        # where they exceed the window) brings models for all blocks
+        # One block after the other, so that only its sums are in memory. But models that do not all
+        # fit into the window come in passes (`arrived` is None), each for all blocks.
         groups = [list(starts)] if received.arrived is None else ([start] for start in starts)
         for group in groups:
             searches = self.searches(group, w_KW, self.members.most_senders)  # line 1
@@ -60,7 +60,7 @@ class Greedy:
             losses = self.neighbours.losses_of(w_KW, candidates)
         y_KW, p_y = self.sums.over_candidates(w_KW, candidates)  # lines 1-7
         # groups of blocks, one after the other, so that only one holds the sums of its X; but
-        # --network simulates that all clients ask at once
+        # where single messages are counted or changed (--network, --codec, --send) all ask at once
         groups = 1 if self.mail.ledger.counts else waves(self.members.per_rank)
         chosen: list[list[int]] = []
         # `exchange` stages the rows, i.e. copies them to be sent, and `send` sends staged rows

@@ -76,7 +76,7 @@ class Limits:
 
 def limits_of(run: Resolved, world: World) -> Limits:
     """Return the limits of a Run, made on root, which has the files that it names. Collective."""
-    # attackers are drawn as the clients are whose labels --flip_share flips
+    # the stream of --flip_share, so that attackers of label_flip are the clients that it flips
     attack, attacked = run.attack, run.attack.share if run.attack else 0.0
     flipped = attacked if attack and attack.kind == "label_flip" else run.flip_share
     shares = {

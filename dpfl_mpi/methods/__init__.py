@@ -33,11 +33,12 @@ PARAMETERS = {  # of the functions that a method's file defines
 }
 OPTIONAL = ("finetune_gradient", "newcomer")
 OWN_GRAPH = ("omega_period", "graphs")  # settings that a graph drawn anew in each round ignores
+# what some methods do not read (`Method.unread`): of the budget, of any graph, of the search
 OF_BUDGET = {"budget", "budget_counts_self"}
 OF_GRAPHS = {*OF_BUDGET, "reach", "flipped_run_ggc", *OWN_GRAPH}
 OF_SEARCH = {"ggc_period", "ggc_off_rounds"}
 OPTIMIZERS = ("sgd", "adam", "adamw")
-MOST = 1000  # models per client, or calls of fed.every_row, in a round
+MOST_PER_ROUND = 1000  # of `Method.models` and of `Method.every_row`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +67,12 @@ class Method:
     preprocesses: bool = False  # init trains tau_init epochs, and a run has two rounds fewer
     finetunes: bool = True  # only the rows are scored, so +FT may train them
     # that each client trains in a round, tau_train epochs each
-    models: int = dataclasses.field(default=1, metadata={"low": 1, "high": MOST})
+    models: int = dataclasses.field(default=1, metadata={"low": 1, "high": MOST_PER_ROUND})
     # only models leave a client, so --attack can falsify all that does; False: sketches, say, too
     sends_models: bool = True
     sends: str = ""  # of a graph: the layers that leave a client, as --send layers=; empty: all
     # calls of fed.every_row in a round
-    every_row: int = dataclasses.field(default=0, metadata={"low": 0, "high": MOST})
+    every_row: int = dataclasses.field(default=0, metadata={"low": 0, "high": MOST_PER_ROUND})
     optimizers: tuple[str, ...] = OPTIMIZERS  # fewer where it takes steps of its own
     # Besides the verbs it computes without sums, exp or log, so the kernels give it the same bits
     # on all processors.

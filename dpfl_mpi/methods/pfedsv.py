@@ -35,8 +35,8 @@ CITATION = """@article{wu2022pfedsv,
   journal = {arXiv:2202.02502}, year = {2022}
 }"""
 METHOD = Method("pFedSV", CITATION, searches=False, ignores=OWN_GRAPH, look="#CC79A7 :")
-ALL_ORDERS = 8  # models: all orders of 12 fill the memory of a machine
-DECAY = 0.2  # share of a relevance that stays when a new value comes
+ALL_ORDERS = 8  # most models of which all orders are tried, 40,320
+KEPT = 0.2  # share of a relevance that stays when a new value comes
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def round(fed: Federation, state: State, t: int) -> State:
         if len(senders[i]):
             members = np.array([k, *senders[i]])
             phi = values(fed, i, models[i])
-            r[i, members] = DECAY * r[i, members] + (1 - DECAY) * phi
+            r[i, members] = KEPT * r[i, members] + (1 - KEPT) * phi
             weights[i, members] = np.maximum(phi, 0)
     w = fed.average(w, chosen, received, weights=weights)
     fed.evaluate(w, "mixed")

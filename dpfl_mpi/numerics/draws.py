@@ -77,7 +77,8 @@ def dropout_keys(
 ) -> np.ndarray:
     """Return the dropout key of every step of each client, int64 `[k, epochs * most steps]`.
 
-    Client i has `steps[i]` steps an epoch; after its last step a row is filled up with 0.
+    Client i has `steps[i]` steps an epoch, from its epoch `first[i]` on; after its last step
+    a row is filled up with 0.
     """
     out = np.zeros((len(clients), epochs * int(steps.max(initial=0))), np.int64)
     if library := _library():

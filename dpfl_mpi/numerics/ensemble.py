@@ -127,6 +127,7 @@ def inputs_of(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
 
 
 def mean_cross_entropy(logits_SC: Tensor, y_S: Tensor) -> Tensor:
+    """Return the mean loss, a number. Each one is multiplied by 1 / S, as the kernels do."""
     losses = nn.functional.cross_entropy(logits_SC, y_S, reduction="none")
     return (losses * (1 / len(y_S))).sum()
 

@@ -275,13 +275,13 @@ def folder_kept() -> Iterator[None]:
 
 
 def execute(flag: str, code: Code) -> tuple[ModuleType, Any]:
-    """Return the module and the object that MODULE:OBJECT names, without one the module again."""
+    """Return the module and the object that MODULE:OBJECT names, both the same without :OBJECT."""
     # The module is executed once per content. A `UserError` begins with `flag`.
     package = outermost(code.name)
     version = code.text_sha256, code.root
     if code.installed and IMPORTED.get(package, version) != version:
         forget_modules(package)
-    importlib.invalidate_caches()  # a file may be younger than Python's list of its folder
+    importlib.invalidate_caches()  # Python may list a folder as it was before a file came
     try:
         if not code.installed:
             ROOTS[package] = code.root

@@ -1,8 +1,8 @@
 /* What vectors.h and team.h declare, for a GPU; their comments hold here, too.
  *
  * A vector has 16 lanes, each held by one thread, so 16 neighbouring threads are one member of the
- * team. A client is computed by one team of CLUSTER blocks, or by a cluster of TEAMS blocks, each a
- * team that has some of the images. The caller defines TEAM, the threads of a block.
+ * team. The caller defines TEAM, the threads of a block. To train, one team of CLUSTER blocks
+ * computes a client. To score, TEAMS teams of one block each share a client's images.
  *
  * With EMULATED, the tests compile this as C++ for a CPU (tests/numerics/emulated.h). */
 #ifndef EMULATED
@@ -31,7 +31,7 @@ typedef unsigned long long uint64_t;
 #define CLUSTER 1 /* blocks of a team */
 #endif
 #ifndef TEAMS
-#define TEAMS 1 /* of a client */
+#define TEAMS 1 /* teams of a client */
 #endif
 
 enum { LANES = 16, LANES_HELD = 1 }; /* of a vector; by a thread */
@@ -103,7 +103,8 @@ INLINE float lane(Vectors v, int l) { return floats_at(v)[l]; }
   } \
   }
 
-enum { THREADS = TEAM * CLUSTER, MEMBERS = THREADS / LANES, WARP = 32 }; /* of a team; of a warp */
+enum { THREADS = TEAM * CLUSTER, MEMBERS = THREADS / LANES }; /* of a team */
+enum { WARP = 32 };                                           /* threads */
 typedef struct {
   int thread; /* number of this thread in its team */
 } Team;

@@ -25,8 +25,9 @@ INTERNAL Windows windows_of(Pass *p, const Images *images, int64_t first) {
 }
 
 #ifdef GPU
-/* Read images of bytes. A member reads PIXELS pixels of a line at a time, as words of four bytes;
- * the first byte may be any byte of a word. */
+/* Read images of bytes. A member reads PIXELS pixels of a line at a time, as aligned words of four
+ * bytes, which takes fewer reads. A line may start inside a word: then each four bytes come from
+ * two words. */
 INTERNAL void read_bytes(const Pass *p, const Images *images, Windows windows) {
   enum { PIXELS = 8 };
   const Net *net = p->net;

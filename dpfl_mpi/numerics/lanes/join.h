@@ -1,8 +1,8 @@
 /* Sums and products of two values, of a value and parameters, and along dimensions of a value.
  *
- * Here an array may lie in the arena with any step, in vectors, from one number of a dimension to
- * the next (0: one number for all), as a transposed or broadcast tensor does. `size` and `table`
- * are the fields of Layer. */
+ * Here an array may have any stride along each dimension, as a transposed or broadcast tensor does.
+ * Strides count vectors; with stride 0 all indices share one number. `size` and `table` are the
+ * fields of Layer. */
 
 /* Where one number lies in each of up to three arrays of the same shape. */
 typedef struct {
@@ -22,7 +22,8 @@ INLINE Spot spot_of(const int32_t *table, int32_t dimensions, const int arrays, 
   return spot;
 }
 
-/* SHARE; but where `alone` the first member has all, because several add to the same number. */
+/* SHARE; but if `alone` the first member does everything, because several indices add to the same
+ * number. */
 #define SHARE_UNLESS(t, alone, i, n) \
   SHARE(t, i##_part, (alone) ? 1 : (n)) \
     for (int64_t i = (alone) ? 0 : i##_part, i##_last = (alone) ? (n) : i##_part + 1; \
@@ -34,7 +35,7 @@ INLINE Spot spot_of(const int32_t *table, int32_t dimensions, const int arrays, 
  * same of inner dimensions. `table`: as spot_of reads it, of outer, then of inner dimensions, with
  * steps in y, a and b. */
 enum { JOIN_WHAT, JOIN_A, JOIN_B, JOIN_OUTER, JOIN_OUTER_COUNT, JOIN_INNER, JOIN_INNER_COUNT };
-/* CHOOSE: a where b is not 0, else number[0] */
+/* CHOOSE: a where b is above 0, else number[0] */
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, CHOOSE };
 
 /* Run a statement, the last argument, for each number of y that is this member's. The caller names

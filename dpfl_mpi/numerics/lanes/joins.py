@@ -109,7 +109,7 @@ def add_plus(recorder, out, times, input, parameter):
 def add_join(recorder, out, what, a, b, otherwise=0.0):
     """Record what one of `JOINS` makes of two values number by number, broadcast to each other.
 
-    "choose" takes a where b is not 0, else the number `otherwise`.
+    "choose" takes a where b is above 0, else the number `otherwise`.
     """
     if any(recorder.tracked(t) and t.dim() != out.dim() for t in (a, b)):
         raise Unsupported(f"{what} of tensors of {a.dim() - 1} and {b.dim() - 1} axes")
@@ -273,16 +273,18 @@ def summed(recorder, out, input, dim=None, *_, mean=False, **settings):
         return add_pool(recorder, out, "mean_pool", input, [0, h, h, 0, w, w], False, (c, 1, 1))
     stays = [i for i in range(len(view.shape)) if i not in gone]
     size, table = [], []
-    for axes in (stays, gone):
-        counts, strides = merged([view.shape[i] for i in axes], [view.strides[i] for i in axes])
-        size += [len(counts), math.prod(counts)]
+    for part in (stays, gone):  # size and table as join.h says
+        counts, strides = merged([view.shape[i] for i in part], [view.strides[i] for i in part])
+        number = math.prod(counts)  # in the end, that of the numbers in one sum
+        size += [len(counts), number]
         table += [*counts, *strides]
-    # where two sums have a number in common, one thread adds up its gradient
+    # where two sums have a number in common, one thread computes all gradients: several would add
+    # to the same place
     common = any(view.strides[i] == 0 and view.shape[i] > 1 for i in stays) or overlap([view])
     recorder.add_layer(
         out, "total", [Use(view)], flat(tuple(view.shape[i] for i in stays)),
         size=[*size, view.offset, int(common)], table=table,
-        numbers=(1 / size[3] if mean else 1.0,), keeps=False,
+        numbers=(1 / number if mean else 1.0,), keeps=False,
     )  # fmt: skip
     return None
 

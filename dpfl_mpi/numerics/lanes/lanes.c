@@ -13,7 +13,7 @@
  * (gpu.h). All forms and any number of threads give the same bits, because
  *   - products are added by fused multiply-add, written out; the compiler neither contracts
  *     (-ffp-contract=off) nor reorders (-fno-fast-math);
- *   - sums over images go one by one, or in fours (0 + 2) + (1 + 3), four after four;
+ *   - sums over images go one by one, or in fours (0 + 2) + (1 + 3), four lanes at a time;
  *   - the order of every other sum does not depend on the number of registers;
  *   - exp and log are fixed polynomials.
  * Not-a-number is passed on everywhere, so a client that diverges is found. */

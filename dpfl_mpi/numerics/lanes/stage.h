@@ -270,15 +270,17 @@ INTERNAL void prepare_inputs(const Pass *p, const Layer *layer, const Stage *s, 
 }
 
 /* Add to line y of the inputs' gradient dx, for `count` channels from `first` on, what comes from
- * all pooled positions whose windows contain it. The order is that of `spread` on a CPU. */
+ * all pooled positions whose windows contain it. It adds in the order of `spread` on a CPU, so the
+ * bits are the same. */
 INLINE void spread_line(const int count, const Pass *p, const Stage *s, int first, int y,
                         Vectors dx) {
   const float *w = lines_of_taps(p, s);
   const Vectors candidates = candidates_of(p, s);
   const int ahead = divisor(count == 1 ? 8 : 4, s->filters); /* filters that are read at once */
+  /* rows whose windows, lines 2 row to 2 row + 5, contain y */
   for (int row = (y > 5 ? y - 4 : 0) / 2; row < s->rows && 2 * row <= y; row++) {
     const int line = y - 2 * row; /* of the window */
-    Vec sum[3][6];                /* of each channel, the window's part of the line */
+    Vec sum[3][6];                /* of each channel, dx at the window's six columns of line y */
     UNROLL for (int c = 0; c < count; c++)
       UNROLL for (int x = 0; x < 4; x++) sum[c][x] = dx[x_place(s, first + c, y, x)];
     for (int column = 0; column < s->columns; column++) {

@@ -137,9 +137,11 @@ class Op:
     scratch: int = 0  # vectors that it works in during a call
     thread_scratch: int = 0  # further ones, which each thread of a client has for itself
     in_place: bool = False  # its first input's gradient may lie where its output's does
-    overwrites: bool = False  # its output may too: its way back does not read its input
+    # its output may lie where its first input does: its way back does not read that
+    overwrites: bool = False
     keeps: bool = True  # its way back reads its output, which then stays
-    part: tuple[Geometry, int, int] | None = None  # it writes this, from this plane and unit on
+    # the part of `out` that it writes: its geometry, first plane, first unit; None: all
+    part: tuple[Geometry, int, int] | None = None
     in_stage: bool = False  # it may be the convolution or the pool of a stage
     below: int = 0  # its tokens are below this; 0: they may be any
     adds: int = 0  # bit i: the gradient of use i is added to what is there

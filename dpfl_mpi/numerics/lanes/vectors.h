@@ -128,7 +128,7 @@ INLINE float lane(const Vec *v, int l) { return ((const float *)v)[l]; }
     continue; \
   }
 
-/* g [4] += the sums of four vectors over their n images, four after four. */
+/* g [4] += the sums of four vectors over their n images, four lanes at a time. */
 #if FORM >= 256
 INLINE void add_lanes_of_four(float *g, const Vec *v, int n) {
   /* p and q: lanes 0 + 2 and 1 + 3 (of each four lanes) of two vectors each */
@@ -141,7 +141,7 @@ INLINE void add_lanes_of_four(float *g, const Vec *v, int n) {
 }
 #endif
 
-/* g [count] += the sum of each vector over its n images, four after four: (0 + 2) + (1 + 3). */
+/* g [count] += the sum of each vector over its n images, four lanes at a time: (0 + 2) + (1 + 3). */
 static void add_lanes(float *g, const Vec *v, int64_t count, int n) {
   int64_t i = 0;
 #if FORM >= 256
