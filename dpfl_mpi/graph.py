@@ -132,10 +132,9 @@ def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> Collaboratio
     return CollaborationGraph.from_edges(graph.n, np.array(receivers, int), np.array(senders, int))
 
 
-def sparsity(adjacency: np.ndarray) -> float:
-    """Return 1 - (edges + N) / N^2 of a bool matrix `[N, N]` whose diagonal is False."""
-    n = len(adjacency)
-    return 1 - (int(adjacency.sum()) + n) / n**2
+def sparsity(graph: CollaborationGraph) -> float:
+    """Return 1 - (edges + N) / N^2."""
+    return 1 - (len(graph.senders) + graph.n) / graph.n**2
 
 
 def within(graph: CollaborationGraph, groups: np.ndarray) -> tuple[float, float]:
@@ -146,8 +145,9 @@ def within(graph: CollaborationGraph, groups: np.ndarray) -> tuple[float, float]
     return inside / edges if edges else np.nan, pairs / max(graph.n * (graph.n - 1), 1)
 
 
-def asymmetry(adjacency: np.ndarray) -> tuple[float, float]:
+def asymmetry(graph: CollaborationGraph) -> tuple[float, float]:
     """Return the share of edges without their reverse, and of unordered pairs with A_ij != A_ji."""
-    n, edges = len(adjacency), int(adjacency.sum())
-    one_way = int((adjacency & ~adjacency.T).sum())
+    n, edges, receivers = graph.n, len(graph.senders), graph.receivers()
+    both_ways = np.isin(receivers * n + graph.senders, graph.senders * n + receivers)
+    one_way = int((~both_ways).sum())
     return one_way / max(edges, 1), one_way / max(n * (n - 1) / 2, 1)

@@ -87,11 +87,8 @@ def rounds(result: Result) -> str:
 def clients(result: Result, room: int) -> str:
     """Return a table of the best and the worst clients by test accuracy."""
     test, names = result["best/test_acc"], result.class_names
-    labels, classes = name_columns(result.named()), []
+    labels, counts = name_columns(result.named()), result["client/class_counts"]
     width = CLASSES_WIDTH - max(map(len, labels.get("name", [""])))
-    for counts in result["client/class_counts"]:
-        largest = [c for c in np.argsort(-counts, kind="stable") if counts[c]]
-        classes.append(listed([f"{names[c]}({counts[c]})" for c in largest], width))
     columns: dict[str, Any] = labels | {
         "test %": percent(test, 1),
         "val %": percent(result["best/val_acc"], 1),
@@ -101,12 +98,15 @@ def clients(result: Result, room: int) -> str:
         "test": result["client/n_test"],
         **({} if result.benign.all() else {"counts": np.where(result.benign, "yes", "no")}),
         "collaborators": result.chosen(result.last_round).degrees(),
-        "classes (samples)": classes,
     }
     order = np.argsort(-test, kind="stable")
-    shown = (*order[:CLIENTS], *order[max(CLIENTS, len(order) - CLIENTS) :])
-    rows = [[k, *(column[k] for column in columns.values())] for k in shown]
-    return table(("client", *columns), rows, room, keys=2 if "name" in labels else 1)
+    rows = []
+    for k in (*order[:CLIENTS], *order[max(CLIENTS, len(order) - CLIENTS) :]):
+        largest = [c for c in np.argsort(-counts[k], kind="stable") if counts[k, c]]
+        classes = listed([f"{names[c]}({counts[k, c]})" for c in largest], width)
+        rows.append([k, *(column[k] for column in columns.values()), classes])
+    header = ("client", *columns, "classes (samples)")
+    return table(header, rows, room, keys=2 if "name" in labels else 1)
 
 
 def graph(result: Result) -> str:
@@ -119,12 +119,12 @@ def graph(result: Result) -> str:
         graphs = {"Omega": 0} | graphs
     rows = []
     for name, t in graphs.items():
-        edges = result.graph(t)
-        degree = edges.sum(1)
+        chosen = result.chosen(t)
+        degree = chosen.degrees()
         degrees = f"{degree.min()} / {degree.mean():.1f} / {degree.max()}"
-        shares = percent([sparsity(edges), *asymmetry(edges)], 1)
-        inside = [] if groups is None else percent(within(result.chosen(t), groups)[:1], 1)
-        rows.append([name, edges.sum(), shares[0], degrees, *shares[1:], *inside])
+        shares = percent([sparsity(chosen), *asymmetry(chosen)], 1)
+        inside = [] if groups is None else percent(within(chosen, groups)[:1], 1)
+        rows.append([name, len(chosen.senders), shares[0], degrees, *shares[1:], *inside])
     header = ["graph", "edges", "sparsity %", "collaborators", "edges one way %", "pairs one way %"]
     header += [] if groups is None else ["edges inside a group %"]
     return table(header, rows)

@@ -155,7 +155,7 @@ def against(frames: Frames) -> pd.DataFrame:
 def graphs(frames: Frames) -> Lines:
     for row, budget in DPFL.items():
         by_round = frames.of("graphs", setting_of(frames), row).sort_values("t")["graph"]
-        ends = [graph().matrix() for graph in by_round.iloc[[0, -1]]]
+        ends = [graph() for graph in by_round.iloc[[0, -1]]]
         both = [(sparsity(m), *(1 - share for share in asymmetry(m))) for m in ends]
         sparse, edges, pairs = (
             f"{100 * first:.1f} to {100 * last:.1f}" for first, last in zip(*both, strict=True)

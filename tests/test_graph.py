@@ -3,10 +3,11 @@
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_mpi.graph import CollaborationGraph, named
+from dpfl_mpi.graph import CollaborationGraph, asymmetry, named, sparsity
 
 
 @settings(max_examples=60)
@@ -54,3 +55,12 @@ def test_a_few_edges_are_found_in_a_graph_of_all_without_a_copy_of_it():
     tracemalloc.stop()
     assert most < reach.senders.nbytes / 4
     assert not reach.within(graph)
+
+
+def test_measures_against_a_matrix():
+    for n in (1, 2, 7):
+        matrix = (np.random.default_rng(n).random((n, n)) < 0.4) & ~np.eye(n, dtype=bool)
+        graph = CollaborationGraph.from_edges(n, *np.nonzero(matrix))
+        one_way, pairs = (matrix & ~matrix.T).sum(), max(n * (n - 1) / 2, 1)
+        assert sparsity(graph) == pytest.approx(1 - (matrix | np.eye(n, dtype=bool)).mean())
+        assert asymmetry(graph) == (one_way / max(matrix.sum(), 1), one_way / pairs)

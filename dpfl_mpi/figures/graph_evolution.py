@@ -23,7 +23,7 @@ from dpfl_mpi.figures.command import Drawing, cifar10, limit_panels
 from dpfl_mpi.figures.frames import Frames, client_order, with_graphs
 from dpfl_mpi.figures.names import labels, text_label, wrapped
 from dpfl_mpi.figures.style import BLUE, DARK, GREY, TEXT, patches
-from dpfl_mpi.graph import asymmetry, sparsity, within
+from dpfl_mpi.graph import CollaborationGraph, asymmetry, sparsity, within
 from dpfl_mpi.results import Result
 
 RUNS = cifar10(budget=("inf", 20, 10, 5))
@@ -93,8 +93,10 @@ def squares(
         spine.set(visible=True, linewidth=0.5)
 
 
-def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, blocks: Blocks, t: int) -> None:
-    """Draw round t's graph: who chose whom, and who is in Omega, bool `[N, N]`."""
+def matrix(
+    axes: Axes, chosen: CollaborationGraph, omega: CollaborationGraph, blocks: Blocks, t: int
+) -> None:
+    """Draw round t's graph as a matrix: who chose whom, and who is in Omega."""
     order, block, block_names = blocks
     n = len(order)
     # the name of each block, in its middle, where it overlaps no other
@@ -105,7 +107,7 @@ def matrix(axes: Axes, chosen: np.ndarray, omega: np.ndarray, blocks: Blocks, t:
         name = dict(enumerate(block_names)).get(int(block[order[start]]), "-1")
         fits = (end - start) / n >= 0.04 * (len(name) if upright else 1)
         names[(start + end - 1) / 2] = name if fits else ""
-    cells = np.where(chosen, 2, np.where(omega, 1, 0))[np.ix_(order, order)]
+    cells = np.where(chosen.matrix(), 2, np.where(omega.matrix(), 1, 0))[np.ix_(order, order)]
     squares(axes, cells, ("white", LEFT_OUT, CHOSEN, DARK), starts[1:] - 0.5, names)
     if not upright:  # long names are turned below, and beside the first column of panels alone
         axes.tick_params(axis="x", labelrotation=90)
@@ -146,16 +148,16 @@ def draw_rounds(
     return figure
 
 
-def measure(adjacency: np.ndarray, shared: np.ndarray) -> dict[str, float]:
-    """Return measures of a graph; `shared`: which clients share a class, both bool `[N, N]`."""
-    n, edges = len(adjacency), int(adjacency.sum())
-    one_way, pairs = asymmetry(adjacency)
+def measure(graph: CollaborationGraph, shared: np.ndarray) -> dict[str, float]:
+    """Return measures of a graph; `shared`: which clients share a class, bool `[N, N]`."""
+    n, edges = graph.n, len(graph.senders)
+    one_way, pairs = asymmetry(graph)
     return {
         "edges": edges,
-        "sparsity": sparsity(adjacency),
+        "sparsity": sparsity(graph),
         "one_way_edges": one_way,
         "one_way_pairs": pairs,
-        "edges_sharing_a_class": (adjacency & shared).sum() / max(edges, 1),
+        "edges_sharing_a_class": shared[graph.receivers(), graph.senders].sum() / max(edges, 1),
         "pairs_sharing_a_class": shared.sum() / max(n * (n - 1), 1),
     }
 
@@ -187,9 +189,9 @@ def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
 
     def panel(axes: Axes, i: int, t: int) -> None:
         line, of_run = lines[i], graphs[lines[i].run]
-        chosen = of_run[t]().matrix()
+        chosen = of_run[t]()
         is_recorded = 0 in of_run and t < line.omega_until  # else this round has another Omega
-        omega = of_run[0]().matrix() if is_recorded else np.zeros_like(chosen)
+        omega = of_run[0]() if is_recorded else CollaborationGraph.empty(chosen.n)
         matrix(axes, chosen, omega, blocks[line.run], t)
 
     figure = draw_rounds(shown, names if several else [""], panel)
@@ -209,7 +211,7 @@ def draw(frames: Frames, rounds: Sequence[str] | None = None) -> Drawing:
         columns_of_run = {key: getattr(r, key) for key in ("method", "setting", "budget", "seed")}
         text.append(f"{r.row} on {r.setting}, {r.seed_text}")
         for t in drawn:
-            values = measure(graphs[r.run][t]().matrix(), shared)
+            values = measure(graphs[r.run][t](), shared)
             data.append({"run": Path(r.run).stem} | columns_of_run | {"round": t} | values)
             edges = f"{values['edges']:5d} edges, sparsity {100 * values['sparsity']:5.1f} %"
             inside, what = "sharing_a_class", "between clients that share a class"

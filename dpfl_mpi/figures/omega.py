@@ -53,7 +53,7 @@ def overlap(counts: np.ndarray) -> np.ndarray:
     """Return 1 - the total variation distance of clients' class distributions, `[N, N]`."""
     # `counts` are each client's samples by class, `[N, C]`
     shares = counts / counts.sum(1, keepdims=True)
-    return np.minimum(shares[:, None], shares[None]).sum(2)
+    return np.stack([np.minimum(of_client, shares).sum(1) for of_client in shares])
 
 
 def homophily(graph: CollaborationGraph, common: np.ndarray) -> float:
@@ -134,7 +134,7 @@ def of_round(result: Result, t: int) -> dict[str, float]:
     """Return the `MEASURES` of round t's graph."""
     graph, counts = result.chosen(t), result["client/class_counts"]
     groups = counts.argmax(1) if result.groups is None else result.groups
-    one_way = asymmetry(graph.matrix())[0] if len(graph.senders) else float("nan")
+    one_way = asymmetry(graph)[0] if len(graph.senders) else float("nan")
     return {
         "homophily": homophily(graph, in_common(result)),
         "reciprocity": 1 - one_way,

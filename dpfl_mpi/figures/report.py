@@ -108,16 +108,17 @@ def graph_data(result: Any) -> dict[str, list[Any]]:
     names = ("omega", "omega_indptr", "edges", "sparsity", "asymmetry", "inside", "positions")
     if not len(result["graph/chosen/senders"]):
         return {name: [] for name in names}
-    omega, graphs = result.omega(), [result.graph(t) for t in range(result.last_round + 1)]
-    chosen = map(result.chosen, range(len(graphs) if result.groups is not None else 0))
-    share = np.mean(graphs, axis=0)  # [N, N], the share of rounds in which each edge is there
+    omega, graphs = result.omega(), [result.chosen(t) for t in range(result.last_round + 1)]
+    grouped = graphs if result.groups is not None else []
+    # the share of rounds in which each edge is there, [N, N]
+    share = np.mean([graph.matrix() for graph in graphs], axis=0)
     return {
         "omega": omega.senders.tolist(),
         "omega_indptr": omega.indptr.tolist(),
-        "edges": [np.argwhere(g).ravel().tolist() for g in graphs],  # receiver, sender, receiver...
+        "edges": [np.stack([g.receivers(), g.senders], 1).ravel().tolist() for g in graphs],
         "sparsity": [round(100 * sparsity(g), 2) for g in graphs],
         "asymmetry": [round(100 * asymmetry(g)[0], 2) for g in graphs],
-        "inside": rounded((100 * within(graph, result.groups)[0] for graph in chosen), 1),
+        "inside": rounded((100 * within(graph, result.groups)[0] for graph in grouped), 1),
         "positions": np.round(layout(np.maximum(share, share.T)), 4).tolist(),
     }
 

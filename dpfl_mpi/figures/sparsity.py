@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from dpfl_mpi.figures.command import Drawing, cifar10
 from dpfl_mpi.figures.frames import Frames, with_graphs
 from dpfl_mpi.figures.style import COLUMN, curves, legend
-from dpfl_mpi.graph import sparsity
+from dpfl_mpi.graph import CollaborationGraph, sparsity
 
 RUNS = cifar10(budget=("inf", 20, 10, 5))
-Measures = Mapping[str, Callable[[np.ndarray], float]]  # functions of a graph `[N, N]`, by name
+Measures = Mapping[str, Callable[[CollaborationGraph], float]]  # by name
 
 
 def draw_over_rounds(
@@ -36,7 +35,7 @@ def draw_measures(frames: Frames, measures: Measures, width: float, **look: Any)
     figure, panels = plt.subplots(1, len(measures), figsize=(width, 2.2), squeeze=False)
     graphs, text = with_graphs(frames), []
     for name, measure in measures.items():
-        graphs[name] = [measure(graph().matrix()) for graph in graphs["graph"]]
+        graphs[name] = [measure(graph()) for graph in graphs["graph"]]
     data = draw_over_rounds(figure, frames, graphs, list(measures), 100)
     for axes, name in zip(panels[0], measures, strict=True):
         axes.set(xlabel="round", ylabel=f"{name}, %", **look)
