@@ -21,6 +21,7 @@ from dpfl_mpi.settings.fields import as_dict
 # settings that are shown even where they are the same in all Runs
 MAIN = ["dataset", "partition", "clients", "model", "method"]
 MAIN += ["budget", "budget_models", "rounds", "seed"]
+OWNERS = {"options": "method", "model_options": "model"}  # whose options they are
 # the outcomes that are shown: in words, the factor by which they are multiplied, and decimals
 SHOWN = {
     "accuracy": ("test accuracy, %", 100, 2),
@@ -53,21 +54,29 @@ def in_folder(folder: Path) -> list[Result]:
 def of_runs(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Return the columns of the table by name, a value per result.
 
-    Settings: `MAIN`, and those in which Runs differ whose methods read them. `budget` is B_c as it
-    was typed, `budget_models` the number that it stands for (None: it differs between clients).
+    Settings: `MAIN`, and those in which Runs differ whose methods read them (None: off, or not
+    read). `budget` is B_c as it was typed, `budget_models` the number that it stands for (None: it
+    differs between clients).
     Scores are from 0 to 1, means over benign clients; `std` and `lowest` are those of the accuracy.
     Costs are of a client: local epochs of all its models (the most of any client), models received
     (mean over benign clients), megabytes sent; `edges` those of the last graph, `seconds` of a
     rank, `hours` simulated. What is not known is nan.
     """
     settings = [flat_settings(result) for result in results]
+    unread = [result.method.unread for result in results]
     out: dict[str, list[Any]] = {"path": [str(result.path) for result in results]}
-    columns = {}
     for name in dict.fromkeys([*MAIN, *(name for of_run in settings for name in of_run)]):
-        columns[name] = [of_run.get(name) for of_run in settings]
-    for name, values in columns.items():
-        if name in MAIN or len({json.dumps(v) for v in values if v is not None}) > 1:
-            out[name] = values
+        setting, _, option = name.removesuffix("_sha256").partition(".")
+        # an option is compared where the method, model, ... is one that has it somewhere
+        owner = OWNERS[setting] if option else ""
+        owners = {of_run[owner] for of_run in settings if name in of_run} if owner else set()
+        compared = {
+            json.dumps(of_run.get(name))
+            for of_run, not_read in zip(settings, unread, strict=True)
+            if setting not in not_read and (not owner or of_run[owner] in owners)
+        }
+        if name in MAIN or len(compared) > 1:
+            out[name] = [of_run.get(name) for of_run in settings]
     outcomes = [outcome(result) for result in results]
     return out | {name: [of_run[name] for of_run in outcomes] for name in outcomes[0]}
 

@@ -55,6 +55,17 @@ def several(tmp_path_factory):
     return at
 
 
+def test_the_table_shows_what_is_off_in_some_runs(tmp_path):
+    more = ({}, {"codec": "int8", "reach": "sites:2"})
+    paths = [tiny_result.make(tmp_path / f"{i}.h5", **m) for i, m in enumerate(more)]
+    frame = dpfl_mpi.table(paths)
+    for name, value in more[1].items():
+        assert frame[name].isna().tolist() == [True, False] and frame[name][1] == value
+    paths.append(tiny_result.make(tmp_path / "local.h5", "local"))
+    frame = dpfl_mpi.table(paths[1:])
+    assert "reach" not in frame  # Local does not read it, so there is nothing to compare
+
+
 def test_one_table_of_runs(several, said):
     out = several / "runs.csv"
     assert said(export.main, several, "--format=runs", "--out", out) == f"{out}\n"
