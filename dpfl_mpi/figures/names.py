@@ -23,6 +23,7 @@ from dpfl_mpi.results.summary import NBSP
 from dpfl_mpi.settings import Resolved, Run
 from dpfl_mpi.settings.fields import as_dict
 from dpfl_mpi.settings.run import REPEATED
+from dpfl_mpi.settings.values import written
 
 Group = list[Result]  # repetitions
 
@@ -163,7 +164,7 @@ def differences(result: Result, rivals: Sequence[Result], without: Sequence[str]
     of_rivals, words = [fields(r) for r in rivals], []
     for field in of_rivals[0]:
         value = getattr(result.run, field, "not a field")
-        is_default = defaults.get(field) is not None and value == defaults[field]
+        is_default = defaults.get(field) is not None and written(value) == defaults[field]
         differs = len({json.dumps(values.get(field), default=str) for values in of_rivals}) > 1
         is_named = is_file(result, field) or field not in without
         if differs and not is_default and value is not None and is_named:
@@ -189,7 +190,7 @@ def value_of(result: Result, field: str) -> str:
         value = f"of {Path(value).stem}"
     if contents.startswith(CODE):
         return f"{short(value)} [{contents[5:11]}]"
-    return f"{value} [{contents[:6]}]" if contents else str(value)
+    return f"{value} [{contents.split(':')[-1][:6]}]" if contents else str(value)
 
 
 def labels(runs: pd.DataFrame) -> list[str]:

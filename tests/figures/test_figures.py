@@ -238,6 +238,11 @@ def test_repetitions(made, tmp_path):
     run = SimpleNamespace(run=SimpleNamespace(**fields))
     assert names.value_of(run, "options") == "lam 0.5"
     assert names.value_of(run, "graphs") == "of a [ababab]"
+    file = SimpleNamespace(partition="file:p.json", contents={"partition": f"file:{6 * 'cd'}"})
+    assert names.value_of(SimpleNamespace(run=file), "partition") == "file:p.json [cdcdcd]"
+    periods = [tiny_result.make(tmp_path / f"{p}.h5", omega_period=p) for p in ("inf", 1)]
+    (_, usual, _), (_, other, _) = names.named(names.repetitions(map(Result, periods)))
+    assert other == f"{usual}, omega_period 1"
 
     def group(method, *best):  # one result per seed, all on one partition
         one = {"partition_seed": 1}
