@@ -58,11 +58,8 @@ def load(name: str, module: ModuleType) -> ModuleType:
     for settings in ("AUTHORS_CODE", "PAPER"):
         check_settings(f"{settings} of {what}", getattr(module, settings, {}))
     paper = getattr(module, "PAPER", {})
-    # What the file itself says; what follows from the prepared data does not replace it.
-    complete = len(paper) == len(SMALL)
-    set_by_file = {field for field, value in paper.items() if not complete or value != SMALL[field]}
     found: dict[str, Any] = {
-        "SAID": set_by_file,
+        "SAID": {*paper},  # by the file itself: what follows from prepared data does not replace it
         "SOURCE": "what its read takes",
         "NO_DOWNLOAD": "name it with --source PATH",
         "DATA": f"data/{name}.h5" if hasattr(module, "read") else None,

@@ -17,7 +17,7 @@ from test_prepare import stage, unstaged
 from dpfl_mpi import describe
 from dpfl_mpi.data.own import arrays_of, numbered
 from dpfl_mpi.data.source import ARRAYS, NAMES, check, in_file, in_memory, made_by, open_source
-from dpfl_mpi.datasets import pfllib
+from dpfl_mpi.datasets import SMALL, pfllib
 from dpfl_mpi.datasets._pickles import unpickle
 from dpfl_mpi.numerics.clients import bordered
 from dpfl_mpi.plugins import admit, find
@@ -192,6 +192,19 @@ def test_clients_that_cannot_take_part_are_counted(tmp_path, said, capfd):
 def test_a_value_of_paper_that_no_run_takes_is_named(tmp_path, paper, sentence):
     run = Run(dataset=own_file(tmp_path / "mine.py", paper))
     assert refused(sentence, run.resolve) == f"PAPER of the data set mine {sentence}"
+
+
+def test_a_file_may_repeat_a_default(tmp_path):
+    """A complete PAPER, made of another's, is what the file says, where it equals a default too."""
+    path = own_file(tmp_path / "mine.py", SMALL, load="read(source)")
+    y = np.arange(480) % 4
+    names = [f"c{i % 40:02d}" for i in range(480)]
+    prepared = tmp_path / "mine.h5"
+    x = np.zeros((480, 28, 28, 1), np.uint8) + y[:, None, None, None].astype(np.uint8)
+    write(arrays_of(x, y, client=names), "mine", prepared)
+    for _ in range(2):  # loaded, and taken from memory
+        run = Run(dataset=path, data=str(prepared)).resolve()
+        assert (run.partition.text, run.clients, run.model) == ("pathological", 20, "mlp")
 
 
 def test_an_unknown_weighting_is_named(tmp_path):
