@@ -91,8 +91,12 @@ class Partition:
         if self.pooled:
             used = np.concatenate([self.indices["train"], self.indices["val"]])
             share = np.isin(self.indices["test"], used).mean()
-            test = f"clients share images: {100 * share:.0f} % of the test images {training}"
-            notes.append(test if share else "clients share no image")
+            images = np.concatenate([used, self.indices["test"]])
+            if share or len(np.unique(images)) < len(images):
+                test = f"{100 * share:.0f} % of the test images {training}"
+                notes.append(f"clients share images: {test}")
+            else:
+                notes.append("clients share no image")
         elif shared := np.isin(self.indices["val"], self.indices["train"]).mean():
             notes.append(f"{100 * shared:.0f} % of the validation samples {training}")
         if empty := int((self.class_counts.sum(0) == 0).sum()):

@@ -353,6 +353,8 @@ def test_fedrep(tmp_path):
     dealt = deal(apart, letters(per_class=2000))
     used = np.concatenate([dealt.indices[part] for part in PARTS])
     assert len(np.unique(used)) == len(used) and dealt.note() == "clients share no image"
+    dealt.indices["val"][:] = dealt.indices["train"][0]
+    assert re.fullmatch("clients share images: 0 % of the test images are in .*", dealt.note())
     text = "40 clients would take ... samples of class ..., the data have 200; use fewer --clients"
     refused(f"--no-overlap: {text}, or --overlap", deal, apart, letters(per_class=200))
     text = "--classes_per_client is 3; the data have 2 classes"
