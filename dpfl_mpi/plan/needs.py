@@ -169,8 +169,8 @@ def windows(
 ) -> tuple[np.ndarray, int]:
     """Return the slots of each rank's window, and the passes that the widest graph takes.
 
-    A slot has the bytes of a model as it is sent. A model that is sent in part or compressed may
-    have to come whole once, in `row` bytes. 0 passes: not even one model per client fits.
+    A slot has the bytes of a model as it is sent. With a codec a model may have to come whole once,
+    in `row` bytes. 0 passes: not even one model per client fits.
     """
     most, versions = run.most_senders, run.staleness + 1
     # how many slots a rank could use, and how many --window_gb allows
@@ -182,7 +182,8 @@ def windows(
         rows = placement.rows_per_pass(np.full(len(clients), limit), clients, max_rows)
         window = np.where(clients > 0, np.minimum(others, rows), 0)
     # slots of whole models that --window_gb allows
-    _, whole = placement.window_slots(clients * most, clients, versions, job.window_gb, row)
+    largest = row if run.codec else slot
+    _, whole = placement.window_slots(clients * most, clients, versions, job.window_gb, largest)
     per_pass = placement.models_per_pass(slots, np.full(len(clients), whole), clients)
     if per_pass == 0:
         return window, 0

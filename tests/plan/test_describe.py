@@ -92,6 +92,8 @@ def test_window_of_a_rank(monkeypatch):
     assert narrow.passes == 2 and (narrow.window < plan.window).all()
     assert narrow.rows["passes"].tolist() == (8 * narrow.clients).tolist()
     assert planned(fields | {"budget": 20}, 4, 2, window_gb=two_rows).passes == 10
+    head = planned(fields | {"send": "layers=head"}, 4, 2, window_gb=two_rows / 4)
+    assert head.passes > 0 and head.window.max() < plan.window.max() / 4  # no model comes whole
     more = planned(fields, 40, 2)
     assert (more.clients == 0).sum() == 10 and more.window[more.clients == 0].sum() == 0
     fields = {"clients": 7, "method": "pfedgraph"}
