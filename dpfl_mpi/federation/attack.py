@@ -85,13 +85,16 @@ class Attack:
 
 
 def backdoor_success(scoring: Scoring) -> np.ndarray:
-    """Return how often a mark turns predictions of each best model to class 0, float64 `[K]`."""
-    backend, clients = scoring.backend, scoring.backend.clients
+    """Return how often a mark turns predictions of each best model to class 0, float64 `[K]`.
+
+    It is NaN where a client was never scored, or has no test images of other classes.
+    """
+    backend, clients, scored = scoring.backend, scoring.backend.clients, scoring.best_round >= 0
     unmarked = clients.score_x.clone()
     mark(clients.score_x)
     out = np.full(len(clients), np.nan)
     with torch.no_grad():
-        for i, _, predicted, labels in backend.scores(scoring.best, np.ones(len(clients), bool)):
+        for i, _, predicted, labels in backend.scores(scoring.best, scored):
             test = slice(int(clients.n_val[i]), int(clients.n_val[i] + clients.n_test[i]))
             other = labels[test] != TARGET
             if other.any():
