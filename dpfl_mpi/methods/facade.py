@@ -48,9 +48,9 @@ class Options:
 
 
 def init(fed: Federation) -> State:
-    for flag in ("reach", "send"):
+    for flag in ("reach", "send", "patience"):
         if fed.options["final"] and getattr(fed.run, flag):
-            whole = "it averages whole models of all clients"
+            whole = "it averages whole models of all clients after the last round"
             raise UserError(f"--options.final is true; {whole}: leave out --{flag}")
     head = fed.columns("head")
     w, k = fed.common_row(), fed.options["heads"]

@@ -140,8 +140,7 @@ def aggregate(fed: Federation, w: Tensor, a: np.ndarray, phi: Tensor) -> tuple[T
     p = fed.p * fed.active / fed.p[fed.active].sum()
     lacking = a[:, ~fed.active].any(1)
     a = a * fed.active * fed.active[fed.ids][:, None]
-    # a row of zeros stays; no other sums to less than LEAST
-    a[lacking] /= np.maximum(a[lacking].sum(1, keepdims=True), LEAST)
+    a[lacking] /= np.maximum(a[lacking].sum(1, keepdims=True), 1e-6)  # a row of zeros stays
     rows, mean = w.double() * 0, phi.double() * 0
     for j, row in fed.every_row(w):
         model = row.double()
@@ -179,5 +178,6 @@ def mixture(away: np.ndarray, v: np.ndarray) -> np.ndarray:
     rows = np.concatenate([away.T / size, np.diag(np.sqrt(np.maximum(v, 0))) / size])
     x, _ = nnls()(np.concatenate([rows, np.ones((1, len(v)))]), np.append(np.zeros(len(rows)), 1.0))
     x /= x.sum()
-    x[x < LEAST] = 0
+    if x.max() >= LEAST:
+        x[x < LEAST] = 0
     return np.round(x, 6) / np.round(x, 6).sum()

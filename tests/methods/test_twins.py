@@ -169,6 +169,8 @@ def test_fedpac_weights_by_hand():
     for d, v, right in ((1.0, (1, 1), 1 / 3), (0.0, (1, 3), 1 / 4), (2.0, (0.5, 0), 0.5 / 4.5)):
         x = fedpac.mixture(np.array([[0.0, 0], [d, 0]]), np.array(v, float))
         assert x == pytest.approx([1 - right, right], abs=2e-6)
+    many = fedpac.mixture(np.zeros((2000, 1)), np.ones(2000))  # each is below LEAST
+    assert many == pytest.approx(1 / 2000, abs=2e-6)
     far = fedpac.mixture(np.array([[0.0], [40]]), np.ones(2))  # 1 / 1602 counts as 0
     assert far.tolist() == [1, 0]
 
