@@ -141,6 +141,8 @@ def test_what_cannot_be_checked(tmp_path, monkeypatch, capsys):
     (check, *_) = made_of("method", "local", {"cleints": 7})
     with pytest.raises(AssertionError, match="there is no setting cleints; did you mean clients"):
         check()
+    away = next(c for c in testing.checks("local", rounds=4, clients=1) if c.away)
+    assert away.complaint() == ""  # a table of four rounds, in which the client is always there
     (check,) = testing.checks("cnn")
     shapes = []
 
