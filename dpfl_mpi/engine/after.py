@@ -106,6 +106,7 @@ def tune(record: Record, parts: Parts, method: Method) -> Iterator[int]:
     start = best_rows(parts)
     members.begin_after()  # everyone takes part but newcomers
     training.momentum.clear()
+    training.attack.before.clear()
     w = start.clone()  # `w` are the models in training [K, W]
     gradient = method.finetune_gradient(parts.fed, start) if method.finetune_gradient else None
     # most local epochs of a client; counted here, before one may diverge and not be tuned
@@ -174,3 +175,6 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
         names = (*SCORES, "models_received", "evaluations")
         notes.append({name: parts.log.notes[name].copy() for name in names})
     record.series("newcomers", np.array(EPOCHS), notes)
+    # the best models are of the rounds, in which newcomers took no part
+    parts.scoring.forget_best(newcomers)
+    parts.scoring.best[joins[:, 0]] = 0

@@ -22,7 +22,7 @@ from dpfl_mpi.mpi.world import World
 from dpfl_mpi.numerics.model_check import global_generators
 from dpfl_mpi.plugins import admit, codes, find, short
 from dpfl_mpi.plugins.code import folder_kept
-from dpfl_mpi.results.result import check_replaceable, date_finished
+from dpfl_mpi.results.result import check_replaceable, date_started
 from dpfl_mpi.results.summary import found
 from dpfl_mpi.settings import Job, Resolved, Run
 from dpfl_mpi.settings.fields import check
@@ -50,7 +50,7 @@ def train(run: Run, job: Job, world: World) -> Path:
             checkpoints.clear(sure=True)
         else:
             key, folder = checkpoints.key, checkpoints.folder
-            date = world.decide(lambda: date_finished(resolved, key, path, job, folder.is_dir()))
+            date = world.decide(lambda: date_started(resolved, key, path, job, folder.is_dir()))
         if date is None:
             compute(path, resolved, job, checkpoints, lock)
         elif world.root and not job.quiet:
@@ -136,7 +136,8 @@ def compute(path: Path, run: Resolved, job: Job, checkpoints: Checkpoints, lock:
             if run.finetune_epochs:
                 for t in after.tune(record, parts, method):
                     watch.begin(t)
-                    record.print_round()
+                    if t > run.rounds or first > run.rounds:  # else round T has its line
+                        record.print_round()
             if run.newcomers:
                 assert state is not None
                 for t in after.add_newcomers(record, parts, state, method):

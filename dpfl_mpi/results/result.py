@@ -595,10 +595,10 @@ def check_current(result: Result, run: Resolved, job: Job) -> None:
             raise UserError(f"{done} from {of}; bring back those data, {anew}")
 
 
-def date_finished(
+def date_started(
     run: Resolved, key: Mapping[str, Any], path: Path, job: Job, has_copy: bool
 ) -> str | None:
-    """Return when a result was finished ("": unknown), None if it is not there or not finished.
+    """Return when a finished result was last started ("": unknown), None if there is none.
 
     A file torn by a kill counts as not there if a checkpoint `has_copy` of what it recorded. A
     `UserError` if the result is not what the Run would give now, or another file is in the way.

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import within
-from dpfl_mpi.results.result import Result, date_finished, title
+from dpfl_mpi.results.result import Result, date_started, title
 from dpfl_mpi.results.schema import PHASES
 from dpfl_mpi.settings import Job, Resolved
 from dpfl_mpi.storage.files import checkpoints_of
@@ -53,7 +53,7 @@ def print_finished(run: Resolved, job: Job) -> bool:
     if job.fresh or not os.path.isfile(path) or checkpoints_of(path).exists() or Lock(path).taken():
         return False
     with contextlib.suppress(UserError):
-        date = date_finished(run, run.key(), path, job, has_copy=False)
+        date = date_started(run, run.key(), path, job, has_copy=False)
         if date is not None and not job.quiet:
             print(found(date), summary(path), sep="\n", flush=True)
         return date is not None
@@ -61,7 +61,7 @@ def print_finished(run: Resolved, job: Job) -> bool:
 
 
 def found(date: str) -> str:
-    return f"already finished ({date or 'date unknown'}); --fresh recomputes"
+    return f"already finished (started {date or 'at an unknown time'}); --fresh recomputes"
 
 
 def summary(path: Path) -> str:

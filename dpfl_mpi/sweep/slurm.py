@@ -82,7 +82,10 @@ def flags_of(entry: Entry, job: Job, base_of: Mapping[str, Entry]) -> list[str]:
     save_models = entry in base_of.values() or job.save_models
     out = str(entry.path.resolve())
     of_entry = dataclasses.replace(job, quiet=False, out=out, save_models=save_models)
-    return to_flags(changed(entry.run) | changed(of_entry))
+    of_run = changed(entry.run)
+    if "budget" in of_run:  # as it was typed, such as 0.1N
+        of_run["budget"] = entry.run.typed_budget
+    return to_flags(of_run | changed(of_entry))
 
 
 @contextlib.contextmanager
@@ -150,8 +153,7 @@ def submit(args: argparse.Namespace, job: Job, todo: Sequence[Entry], monitor: M
         numbers[entry.path.name] = later_job.job_id
         Submission("slurm", numbers).save(folder)
     load_submissions(monitor.entries, folder.parent)
-    number = next(iter(numbers.values())).split("_")[0]
-    what = f"{len(array)} jobs as array {number}" if len(array) > 1 else f"job {number}"
-    later = len(numbers) - max(1, len(array))
-    wait_text = f" and {later} that wait for others" if later else ""
-    print(f"submitted {what}{wait_text}; logs in {folder}", flush=True)
+    number, later = next(iter(numbers.values())).split("_")[0], len(numbers) - len(array)
+    first_jobs = f"{len(array)} jobs as array {number}" if len(array) > 1 else f"job {number}"
+    words = [first_jobs] * bool(array) + [f"{later} that wait for others"] * bool(later)
+    print(f"submitted {' and '.join(words)}; logs in {folder}", flush=True)

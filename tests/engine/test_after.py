@@ -160,6 +160,10 @@ def test_newcomers_of_fedavg_tune_the_global_model(tmp_path, monkeypatch):
         # an image or two: the twin's mean is in other order
         assert np.abs(stored[:, new] - np.array(accuracy)).max() <= 0.05
         assert result["newcomers/models_received"].sum() == 0
+        # best models are of the rounds
+        assert not result["best/confusion"][new].any() and result["best/confusion"][~new].any()
+        assert not result["model/best"][new].any() and result["model/best"][~new].any(1).all()
+        assert np.array_equal(np.isnan(result["best/test_auc"]), new)
 
 
 def test_newcomers_with_wrong_labels_do_not_count(result_of):

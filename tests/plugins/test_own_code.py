@@ -298,7 +298,7 @@ def test_a_run_from_outside_on_two_ranks_is_that_of_one(outside, result_of, monk
         since = two.starts()[0]["time"][:16].replace("T", " ")
     capsys.readouterr()
     run_here(path, fields, quiet=False)
-    assert capsys.readouterr().out == f"already finished ({since}); --fresh recomputes\n"
+    assert capsys.readouterr().out == f"already finished (started {since}); --fresh recomputes\n"
 
 
 def test_a_result_is_read_and_drawn_where_its_files_are_not(alone, said, outside):
