@@ -6,7 +6,8 @@ Scored: (u_i / mu_i, v_i) after training.
 
 v_i trains at the body z_i = u_i / mu_i, then u_i by the gradients at z_i. Then each client shares
 its body and mu evenly among its receivers and itself: u_i = sum_j u_j / (1 + out_j), and mu_i
-alike.
+alike. A client that receives nothing, or has stopped, sends nothing either, so that no mu shrinks
+or grows for ever.
 
 Paper: read from its abstract and published code (arXiv 2405.17876): head epochs, then body
     epochs, and new random senders in each round.
@@ -66,7 +67,7 @@ def round(fed: Federation, state: State, t: int) -> State:
     body_epochs = fed.run.tau_train - epochs
     u = fed.local_opt(u, epochs=body_epochs, trained=~head, gradient=at_z)
     fed.evaluate((u / mu_K1).where(~head, u))
-    chosen = random_graph(fed)
+    chosen = sharing(fed, random_graph(fed))
     u, mu = push(fed, u, mu, chosen, head)
     fed.evaluate((u / fed.column(mu).float()).where(~head, u), "mixed")
     return {"client": {"w": u, "mu": mu}, "shared": {"chosen": chosen}}
@@ -79,6 +80,16 @@ def debiased_gradient(fed: Federation, mu_K1: Tensor, head: Tensor, block, batch
     loss = fed.gradient(block, batch)
     block.w.copy_(u)
     return loss
+
+
+def sharing(fed: Federation, graph: CollaborationGraph) -> CollaborationGraph:
+    """Return the graph without edges from clients that do not learn or receive nothing in it."""
+    while True:
+        shares = fed.learners & (graph.degrees() > 0)
+        edges = shares[graph.senders]
+        if edges.all():
+            return graph
+        graph = graph.only(edges)  # of which other clients may receive nothing
 
 
 def push(

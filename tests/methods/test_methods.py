@@ -438,6 +438,10 @@ def test_push_sum_keeps_the_mass_and_its_bytes_are_the_body():
         size = 4 * int((~head[: fed.ensemble.size]).sum()) + 8  # and mu
         assert fed._parts.mail.ledger.bytes.tolist() == [3 * size, 2 * size, 0, 0]
         fed._parts.members.trains[0] = False  # --patience
+        pairs = ([[1], [0, 2], [1], [2]], [[1], [2], [1], [2]]), ([[3], [0], [1], [2]], 4 * [[]])
+        for edges, kept in pairs:  # 0 sends nothing, nor does who receives from it alone
+            found = dfedpgp.sharing(fed, CollaborationGraph.from_lists(edges))
+            assert [found.of(k).tolist() for k in range(4)] == kept
         new, mu = dfedpgp.push(fed, u, np.full(4, 0.5), graph, head)
         assert torch.equal(new[order[0]], u[order[0]]) and mu[order[0]] == 0.5
 
