@@ -28,7 +28,9 @@ CITATION = """@inproceedings{xu2023fedpac,
   author = {Xu, Jian and Tong, Xinyi and Huang, Shao-Lun},
   booktitle = {International Conference on Learning Representations (ICLR)}, year = {2023}
 }"""
-METHOD = Method("FedPAC", CITATION, topology="server", every_row=1, look="#999933 :")
+METHOD = Method(
+    "FedPAC", CITATION, topology="server", sends_models=False, every_row=1, look="#999933 :"
+)
 LEAST = 1e-3  # a smaller weight counts as 0, as in the published code
 
 
@@ -113,8 +115,8 @@ def head_weights(
 ) -> np.ndarray:
     """Return how much each local client's head takes of each active client's, `[K, N]`.
 
-    Collective. `mixture` says how; h_i is client i's mean features by class, times the class's
-    share p_i(y), and v_i the variance of its features divided by its number of images.
+    Collective. `mixture` says how. Here h_i is no head: it is client i's mean features by class,
+    times the class's share p_i(y). v_i is the variance of its features divided by its images.
     """
     h, v = means, squares
     if len(fed.ids):  # a rank without clients has no shapes; `of_active` takes the others'
@@ -153,7 +155,10 @@ def aggregate(fed: Federation, w: Tensor, a: np.ndarray, phi: Tensor) -> tuple[T
 
 
 def of_active(fed: Federation, values: np.ndarray) -> np.ndarray:
-    """Return the values of all clients, `[N, ...]`, of absent ones 0. They go to the server."""
+    """Return the values of all clients, `[N, ...]`, of absent ones 0.
+
+    They go to the server, so along no edge: on a network they cost nothing.
+    """
     values_N = fed.tell(values, CollaborationGraph.empty(fed.n))
     return np.where(fed.active.reshape(-1, *[1] * (values_N.ndim - 1)), values_N, 0)
 
@@ -171,8 +176,8 @@ def nnls() -> Callable[..., tuple[np.ndarray, float]]:
 def mixture(away: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Return argmin_x ||sum_j x_j away_j||^2 + sum_j v_j x_j^2 over {x >= 0, sum x = 1}.
 
-    Where the sum is only pulled to 1, the minimum is the same but for a factor; so it is one of
-    least squares.
+    `nnls` cannot hold the sum at 1. A last row adds (sum x - 1)^2 to what it minimises; as the rest
+    is quadratic, its x is then the x sought times a factor, which dividing by sum x takes away.
     """
     size = np.sqrt(max((away**2).sum(1).max(), v.max()) or 1.0)
     rows = np.concatenate([away.T / size, np.diag(np.sqrt(np.maximum(v, 0))) / size])
