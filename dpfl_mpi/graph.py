@@ -102,13 +102,15 @@ def named(name: str, n: int) -> CollaborationGraph:
 
     The grid has rows of about sqrt(n) clients, in their order, and ends at its borders.
     """
-    k = np.arange(n)
-    row, column = np.divmod(k, math.ceil(math.sqrt(n)))
-    apart = np.abs(k[:, None] - k)
-    steps = np.abs(row[:, None] - row) + np.abs(column[:, None] - column)
-    edges = {"ring": (apart == 1) | (apart == n - 1), "grid": steps == 1, "complete": apart > 0}
-    # a ring of one client would have an edge to itself
-    return CollaborationGraph.from_edges(n, *np.nonzero(edges[name] & (apart > 0)))
+    k, side = np.arange(n), math.ceil(math.sqrt(n))
+    if name == "complete" or n < 3:
+        a, b = np.triu_indices(n, 1)
+    elif name == "ring":
+        a, b = k, (k + 1) % n
+    else:  # to the right, and down
+        right, down = k[(k % side < side - 1) & (k < n - 1)], k[: max(n - side, 0)]
+        a, b = np.concatenate([right, down]), np.concatenate([right + 1, down + side])
+    return CollaborationGraph.from_edges(n, np.concatenate([a, b]), np.concatenate([b, a]))
 
 
 def rewired(graph: CollaborationGraph, rng: np.random.Generator) -> CollaborationGraph:

@@ -110,21 +110,27 @@ def limits_of(run: Resolved, world: World) -> Limits:
 
 def reach_graph(reach: Text, n: int, rng: np.random.Generator) -> CollaborationGraph:
     """Return the graph of the senders that each of n clients can reach, as --reach says."""
-    reached = np.zeros((n, n), bool)
     if reach.kind == "file":
-        reached[reach.table[:, 0], reach.table[:, 1]] = True
-    elif reach.kind == "geometric":  # random points in a square; those within the radius
-        points = rng.random((n, 2))
-        for k in range(n):  # row by row: all at once would take 32 N^2 bytes
-            reached[k] = ((points[k] - points) ** 2).sum(1) <= reach.radius**2
+        receivers, senders = np.unique(reach.table, axis=0).T
+        apart = receivers != senders
+        return CollaborationGraph.from_edges(n, receivers[apart], senders[apart])
+    if reach.kind == "geometric":
+        points = rng.random((n, 2))  # in a square
     elif reach.kind == "sites":
         site = rng.permutation(n) % reach.sites
-        reached = site[:, None] == site[None]
     else:
-        for group in reach.groups:
-            reached[np.ix_(group, group)] = True
-    np.fill_diagonal(reached, False)
-    return CollaborationGraph.from_lists(np.flatnonzero(row) for row in reached)
+        groups = np.array([np.isin(np.arange(n), group) for group in reach.groups])
+
+    def reached(k: int) -> np.ndarray:
+        """Return the clients that k can reach; a row of N^2 bytes at a time."""
+        if reach.kind == "geometric":
+            near = ((points[k] - points) ** 2).sum(1) <= reach.radius**2
+        else:
+            near = site == site[k] if reach.kind == "sites" else groups[groups[:, k]].any(0)
+        near[k] = False
+        return np.flatnonzero(near)
+
+    return CollaborationGraph.from_lists(map(reached, range(n)))
 
 
 def graphs_of(run: Resolved, world: World) -> list[CollaborationGraph]:
