@@ -119,21 +119,23 @@ class Checkpoints:
         shared = named("state", state["shared"]) | named("federation", of_all_ranks)
         schema, row_bytes = {}, 0
         for name, value in clients.items():
-            row = numpy_of(value[:0])  # no rows: nothing is copied from a GPU
+            empty = numpy_of(value[:0])  # no rows: nothing is copied from a GPU
             kind = "tensor" if isinstance(value, torch.Tensor) else "array"
-            schema[name] = {"kind": kind, "dtype": row.dtype.str, "shape": row.shape[1:]}
-            row_bytes += row.itemsize * math.prod(row.shape[1:])
+            schema[name] = {"kind": kind, "dtype": empty.dtype.str, "shape": empty.shape[1:]}
+            row_bytes += empty.itemsize * math.prod(empty.shape[1:])
         # each rank writes its shards, numbered so that no two ranks share a number
         stem = f"{parts.round:06d}.{self.world.decide(lambda: secrets.token_hex(6))}"
-        step = max(1, SHARD // row_bytes)  # rows of a shard
+        rows_per_shard = max(1, SHARD // row_bytes)
         with self._errors_on_all_ranks():
-            for number, first in enumerate(range(0, len(parts.ids), step)):
+            for number, first in enumerate(range(0, len(parts.ids), rows_per_shard)):
                 name = f"{stem}.{self.world.rank + self.world.size * number:05d}.shard.h5"
-                rows = {name: value[first : first + step] for name, value in clients.items()}
-                write(self.folder / name, image(rows, shard=name))
+                rows = {
+                    name: value[first : first + rows_per_shard] for name, value in clients.items()
+                }
+                write(self.folder / name, hdf5_bytes(rows, shard=name))
         with self._errors_on_all_ranks():
             if recorder:
-                numbers, shared["client/row"] = np.divmod(parts.members.row_of, step)
+                numbers, shared["client/row"] = np.divmod(parts.members.row_of, rows_per_shard)
                 shared["client/shard"] = parts.members.owner + self.world.size * numbers
                 self._commit(parts, stem, schema, shared, recorder)
         self.round = parts.round
@@ -149,7 +151,7 @@ class Checkpoints:
         results = self.folder / f"{stem}.results.h5"
         with replacing(results) as path:
             recorder.copy(path)
-        data = image(
+        data = hdf5_bytes(
             shared,
             key=json.dumps(self._key(parts.provenance)),
             round=parts.round,
@@ -342,7 +344,7 @@ def results_of(manifest: Path) -> Path:
     return manifest.with_name(f"{stem_of(manifest)}.results.h5")
 
 
-def image(values: Named, **attributes: Any) -> bytes:
+def hdf5_bytes(values: Named, **attributes: Any) -> bytes:
     """Return the bytes of an HDF5 file, made in memory, so that HDF5 never meets a full disk."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=("v110", "v110")) as file:

@@ -221,7 +221,7 @@ def test_every_kind_of_state_comes_back():
     without_axes = {"beta": torch.tensor(0.5, dtype=torch.float64), "seven": np.array(7)}
     arrays |= without_axes
     scalars = {"count": 3, "share": np.float64(0.1), "yes": True, "name": "x", "none": None}
-    with h5py.File(io.BytesIO(checkpoint.image({"omega": graph} | arrays | scalars))) as file:
+    with h5py.File(io.BytesIO(checkpoint.hdf5_bytes({"omega": graph} | arrays | scalars))) as file:
         back = {name: checkpoint.stored(file[name], torch.device("cpu")) for name in file}
     for name, value in arrays.items():
         assert type(back[name]) is type(value)
