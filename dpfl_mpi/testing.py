@@ -69,7 +69,7 @@ def write_samples(path: Path, shape: str) -> None:
     prepare.write(arrays_of(x.astype(dtype), y), "image_folder", path)
 
 
-def write_present(path: Path, rounds: int, clients: int) -> None:
+def write_present(path: Path, clients: int, rounds: int = len(PRESENT)) -> None:
     """Write a table for --available, rounds by clients; a client alone is always present."""
     table = np.tile(PRESENT, (rounds, clients))[:rounds, :clients]
     np.savetxt(path, table if clients > 1 else np.ones_like(table), "%d")
@@ -113,7 +113,7 @@ class Check:
                 write_samples(Path(settings["data"]), shape)
             if self.away:
                 settings["available"] = f"{folder}/available"
-                write_present(Path(settings["available"]), settings["rounds"], settings["clients"])
+                write_present(Path(settings["available"]), settings["clients"], settings["rounds"])
             for ranks in (1, 2, 3):
                 try:
                     results.append(api.run(ranks=ranks, out=f"{folder}/{ranks}.h5", **settings))
