@@ -87,7 +87,7 @@ def copy_base(
         problem = "cannot be read" if path.exists() else "is not there"
     if problem:
         if path.exists() or not job.quiet:
-            complain(f"the base of the tuning, {path}, {problem}: its rounds are computed here")
+            complain(f"the result to fine-tune, {path}, {problem}: its rounds are computed here")
         return {}
     diverged = {"client/diverged_round": clients["client/diverged_round"].astype(np.int64)}
     record.recorder.write(copied | diverged)

@@ -182,7 +182,8 @@ class Record:
         means = (100 * mean(clients[name][members.benign]) for name in scores)
         percents = "".join(f"{value:8.2f}" for value in means).replace("nan", "  -")
         received = clients["received"].mean()
-        simulated = f"{duration(clock.now.max() / NS):>11}" if clock else ""
+        # no time is simulated where the rounds were copied
+        simulated = f"{duration(clock.now.max() / NS):>11}" if clock and clock.now.any() else ""
         progress = f"{t}/{self.total}"
         cost = f"{received:10.1f}{seconds:9.2f}{left:>8}{simulated}"
         print(f"{progress:>11}{percents}{cost}", flush=True)

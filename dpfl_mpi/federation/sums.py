@@ -283,10 +283,10 @@ class Sums:
         return self._completed(sums_KW, w_KW, p_sums), p_sums
 
     def _completed(self, sums_KW: Tensor, w_KW: Tensor, p_sums: np.ndarray) -> Tensor:
-        """Return the sums, float64 `[K, W]`.
+        """Return the sums, float64 `[K, W]`, with the columns that are not sent (--send) filled in.
 
-        Where a column is not sent, it is the client's own value times its sum of p, so that the
-        quotient is its own value again.
+        There the sum is the client's own weight times its `p_sums`. Whoever calls divides by
+        `p_sums`, and gets its own weight again.
         """
         if self.mail.packing.columns is None:
             return sums_KW

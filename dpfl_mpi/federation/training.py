@@ -96,7 +96,8 @@ class Training:
 
         This is the loop of LocalOpt, for methods that write the step: at most `most` per client,
         none of absent ones. Sets are named after their momentum; the last one's loss is recorded.
-        Unless the epochs `advance`, the next call sees the same batches.
+        Without `advance` these epochs do not count: the next call sees the same batches, and
+        --attack does not take these rows for the start of the round's training.
         """
         backend = self.backend
         for rows in rows_KW.values():

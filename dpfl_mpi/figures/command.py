@@ -36,6 +36,7 @@ from dpfl_mpi.storage.files import explained, replacing
 
 LISTED = 5  # Runs unavailable for one reason that are named each; more are counted
 SEEDS = (32, 42, 52)  # the three repetitions of the paper's tables
+KEYS_WIDTH = 66  # most columns of a terminal for the cells that name a row of a table
 PANELS = 12  # most panels of a figure with one per result: two pages of a paper
 PAPER = {"paper": {"action": "store_true", "help": "add the paper's figures in brackets"}}
 
@@ -56,8 +57,8 @@ def fitted_table(rows: list[list[str]]) -> str:
     # a row is named by the first columns with words below header and rule, if they are narrow
     widths = [len(cell) + 1 for cell in rows[0]]
     in_words = [any(c.isalpha() for row in rows[2:] for c in row[i]) for i in range(len(widths))]
-    counts = (k for k in range(2, len(widths)) if all(in_words[:k]) and sum(widths[:k]) < 66)
-    keys = max(counts, default=1)
+    names = (k for k in range(2, len(widths)) if all(in_words[:k]))
+    keys = max((k for k in names if sum(widths[:k]) < KEYS_WIDTH), default=1)
     parts = split(widths, keys, WIDTH - 1)
     tables = [[f"|{'|'.join(row[i] for i in part)}|" for row in rows] for part in parts]
     return "\n\n".join("\n".join(table) for table in tables)

@@ -4,8 +4,9 @@ Shared: the weights w_ij, from 0 to 1.
 Personal: x_i, which minimises f_i(x_i) + (rho / 2) sum_k w_ik ||x_i - x_k||^2.
 Scored: x_i after training.
 
-All models pass through a server, which also sends a pair's midpoint to both. Bytes count the
-gradients of every client as often as the client with the most pairs sends one.
+All models pass through a server, which also sends a pair's midpoint to both. Bytes count each x_i
+twice a round, for midpoints and for the sum, and the gradients of every client as often as the
+client with the most pairs sends one.
 
 Paper: a round is one step; here it is tau_train epochs, with the x_k of the round's start. A pair
     of 100 clients is compared about once in 50 rounds; in the code, one of 8 clients is some 540

@@ -112,7 +112,8 @@ def all_reduce(fed: Federation, w: Tensor, heads: Tensor, cluster: np.ndarray) -
     for i in np.flatnonzero(fed.learners[fed.ids]).tolist():
         w[i] = sum(total) / models.sum()
         for number in range(k):
-            kept = int(number != cluster[i])  # a head that it did not send counts for itself alone
+            # of k heads a client sent the chosen one; its copies of the others enter its own mean
+            kept = int(number != cluster[i])
             mean = (total[number, head] + kept * heads[i, number]) / (models[number] + kept)
             heads[i, number] = mean
     choose_heads(fed, w, heads, cluster)

@@ -9,7 +9,8 @@ model, its own included, is g_ij = (L_i(v_i) - L_i(w_j)) / ||w_j - v_i||. Client
 mean of the models weighed by max(g_ij, 0), and sums g_ij over the rounds. It asks for the models of
 the largest sums, or with chance `epsilon` for random ones.
 
-Paper: a server sends the models; here clients send them along a graph. M is B_c - 1.
+Paper: a server sends the models; here clients send them along a graph. Its M, how many models a
+    client asks for, is B_c - 1.
 Paper: does not say how fast epsilon falls, its code's commands say by 0.05 a round (`decay`); the
     code draws for each sender, here one draw is for all.
 Paper: its code scores models after averaging.

@@ -59,9 +59,11 @@ def check(fed: Federation, graph: CollaborationGraph, what: str) -> None:
     degrees = graph.degrees()
     k = int(np.argmax((degrees - fed.most_senders) * fed.active))  # who is furthest above
     if fed.active[k] and degrees[k] > fed.most_senders[k]:
-        allowed = f"--budget lets client {k} receive {fed.most_senders[k]} models"
-        needed = f"{what} has {degrees[k]} for it: raise --budget, or set it to inf"
-        raise UserError(f"{allowed}; {needed}")
+        cause, mend = "--budget lets", "raise --budget, or set it to inf"
+        if fed.run.flip_share and not (fed.run.flipped_run_ggc or fed.most_senders[k]):
+            cause, mend = "--no-flipped_run_ggc lets", "leave it out"
+        models = f"{cause} client {k} receive {fed.most_senders[k]} models"
+        raise UserError(f"{models}; {what} has {degrees[k]} for it: {mend}")
     check_reach(fed, graph, what)
 
 

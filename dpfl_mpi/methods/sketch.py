@@ -4,8 +4,8 @@ Shared: a signature of each client, to all; models move along a graph.
 Personal: w_i.
 Scored: w_i after training, before averaging.
 
-A signature is the P largest entries of w_i - w_0, w_0 the common initial row. A client averages
-with the B_c - 1 of the largest cosine of signatures.
+A signature is the P entries of w_i - w_0 of largest absolute value; w_0 is the common initial row.
+A client averages with the B_c - 1 clients whose signatures have the largest cosine with its own.
 
 Paper: what a signature is made of, and the cosine, are decided here; the overlay network is left
     out.

@@ -204,7 +204,7 @@ def main() -> int:
     """Execute the command line and return the exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["run"]:
-        # the seed, unless a flag names one; it comes last, as a file of --config has a seed, too
+        # an array's task is the seed, if no flag gives one; last, as what follows --config wins
         task = os.environ.get(batch.system().array)
         is_named = any(word.split("=")[0] == "--seed" for word in arguments)
         return run(arguments[1:] + (["--seed", task] if task and not is_named else []))

@@ -67,7 +67,8 @@ def set_environment() -> None:
     # no buffer is on a GPU, and MPICH would start CUDA before a rank has its device
     os.environ.setdefault("MPIR_CVAR_ENABLE_GPU", "0")
     if launched(LOCAL_SIZE, 1) > len(os.sched_getaffinity(0)):
-        os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")  # MPICH spins while it waits
+        # more ranks than cores: one that waits lets others compute, instead of asking in a loop
+        os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def modules_by_name() -> Iterator[None]:
 
 
 def check_shm() -> None:
-    """Spare a small /dev/shm; raise `UserError` where it cannot hold a run of one node."""
+    """Keep UCX out of a small /dev/shm; `UserError` where it cannot hold a run of one node."""
     ranks, shm = launched(LOCAL_SIZE, 1), os.statvfs("/dev/shm")
     size, free = (blocks * shm.f_frsize / 1e6 for blocks in (shm.f_blocks, shm.f_bavail))
     if free < ranks * (MPICH_MB + UCX_MB):

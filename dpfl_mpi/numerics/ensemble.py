@@ -37,11 +37,11 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 # without AVX-512, oneDNN of torch 2.13 writes beyond the end of convolutions of few channels
 if X86 and torch.backends.cpu.get_cpu_capability() != "AVX512":
     torch.backends.mkldnn.set_flags(_enabled=False)
-    torch.backends.nnpack.set_flags(_enabled=False)  # next in line, and inexact on whole numbers
+    torch.backends.nnpack.set_flags(_enabled=False)  # would replace it; inexact on whole numbers
 
 Layers = dict[str, Tensor]  # by name, each [*shape] or of k rows [k, *shape]
 Rows = slice | np.ndarray  # which of this rank's rows: consecutive ones, or by number
-FIXED_POINT = 2.0**50  # scale of exact sums: |p_i w_i| < 2^12 keeps every partial sum below 2^62
+FIXED_POINT = 2.0**50  # scale of exact sums: sum p_i = 1, |w_i| < 2^12 keep them below 2^62
 LARGEST = 2.0**12  # a client with a weight that large has diverged
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 DENSE = (nn.Linear, nn.modules.conv._ConvNd)  # what Kaiming's rule initialises

@@ -3,10 +3,10 @@
 A user names a file NAME.py, or MODULE:OBJECT of an installed module. If the file is in a package (a
 folder with an `__init__.py`), the whole outermost package is the code. `plugins.admit` reads it as
 a `Code` without executing it, and `plugins.find` calls `execute`.
-A Run's key has the hash `Code.sha256`: of each module the syntax tree without docstrings, so that a
-comment changes nothing, or in its place the `VERSION` that the module declares. A file is imported
-under a module name made of its content and place. So an edited file is executed again, and two
-files may have the same name.
+A Run's key has the hash `Code.sha256`. It covers each module's syntax tree without docstrings, so a
+changed comment leaves it the same; of a module that declares a `VERSION`, it covers only that. A
+file is imported under a module name made of its content and place. So an edited file is executed
+again, and two files may have the same name.
 """
 
 import ast

@@ -129,7 +129,7 @@ seconds/graph              float  T+1 3     0..
 seconds/exchange           float  T+1 3     0..
 seconds/wait               float  T+1 3     0..    before the opening Fence
 seconds/evaluate           float  T+1 3     0..
-seconds/write              float  T+1 3     0..
+seconds/write              float  T+1 3     0..    until the row is written; without the checkpoint
 model/best                 float  N D              with --save_models
 model/names                JSON                    layers, in their order in a row, and their shapes
 model/shapes               JSON

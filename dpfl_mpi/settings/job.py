@@ -37,7 +37,7 @@ def log_name(text: str) -> bool:
 class Job:
     """Where and how a Run is computed. `fields.check` checks it.
 
-    Nothing here changes more than the last bits (`device`, `kernels`).
+    No field changes the numbers, but for their last bits (`device`, `kernels`).
     """
 
     # fmt: off

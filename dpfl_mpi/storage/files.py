@@ -85,7 +85,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write(path: Path, data: bytes | memoryview) -> None:
     """Write a file with these bytes, whole."""
-    with replacing(path) as part, open(part, "wb") as file:  # write_bytes keeps a view at an error
+    # not Path.write_bytes: at an error the traceback would keep a view of `data`, which its owner
+    # could then not release
+    with replacing(path) as part, open(part, "wb") as file:
         file.write(data)
 
 

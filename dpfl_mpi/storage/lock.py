@@ -45,7 +45,7 @@ def born(pid: int | str) -> str:
 
 
 def gone(pid: int, since: str) -> bool:
-    """Return whether the process that was born then has ended; one that /proc hides has not."""
+    """Return whether the process that started then has ended; False where /proc hides it."""
     if now := born(pid):
         return now != since  # else another process has its number by now
     try:

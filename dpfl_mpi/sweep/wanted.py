@@ -180,7 +180,7 @@ def report_of_method(values: Mapping[str, Sequence[Run]], job: Job, name: str) -
     The accuracy is a mean over clients and Runs. The test set is not read.
     """
     means: dict[str, float] = {}  # by value
-    unscored = dict.fromkeys(values, 0)  # clients without a score, because they diverged
+    unscored = dict.fromkeys(values, 0)  # benign clients that were never scored
     count = 0
     for value, runs in values.items():
         # a Run that is asked for twice, or by settings that it does not read, counts once

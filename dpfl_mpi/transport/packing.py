@@ -78,11 +78,11 @@ class Packing:
         return rows_kW if self.columns is None else torch.where(self.columns, rows_kW, own_kW)
 
     def split(self, graph: CollaborationGraph) -> tuple[list[CollaborationGraph], np.ndarray]:
-        """Return each window's part of a graph, and the keys that all ranks store afterwards."""
+        """Return each window's part of a graph, and the keys of rows to store after (`keep`)."""
         return [graph], NO_KEYS
 
     def pack(self, window: int) -> None:
-        """Stage what this rank sends through a window."""
+        """Copy what this rank sends through a window to host memory, unless it lies there."""
         if self.outgoing is not self.staged[0]:
             columns = slice(None) if self.in_place else self._sent_columns
             self.staged[0].copy_(self.outgoing[:, columns])

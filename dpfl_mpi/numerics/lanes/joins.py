@@ -232,7 +232,7 @@ def expanded(recorder, out, input, *_, **settings):
 
 @handles("embedding of a parameter")
 def rows(recorder, out, input, weight, *_, **settings):
-    """Return neighbouring rows of an embedding (of places, not of tokens) as a view of it."""
+    """Return rows of an embedding of positions as a view of it; None if they are not in order."""
     first, last = int(input.min()), int(input.max()) + 1
     in_order = torch.equal(input.flatten(), torch.arange(first, last))
     return weight[first:last].view_as(out) if in_order else None
