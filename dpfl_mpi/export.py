@@ -9,12 +9,14 @@ clients: a row per client, of its best model by validation, with the columns of
   defined by scikit-learn, are there after the end of the run. AUC is of a class
   against the rest, mean over the classes of the client's test images.
 
-runs: a row per Run: the settings that matter most or differ, B_c as text and as
-  a number, scores from 0 to 1, and costs, as `dpfl_mpi.table` returns them.
+runs: a row per Run: its path, the settings that matter most or differ, B_c as
+    text and as a number, scores from 0 to 1, and costs, as `dpfl_mpi.table`
+    returns them
 
-A folder stands for the results in it. Several share one file, runs.csv beside
-the first one. Its first column, `run`, has their file names, or their paths if
-names repeat.
+A folder stands for the results in it. The file is beside the first result: its
+name with .csv, .clients.csv or .table.csv; of several results runs.csv,
+runs.clients.csv or runs.table.csv. Of several, csv and clients begin with a
+column `run`: the result's name, or its path if names repeat.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Recompute one Run of the page and compare it: `python reproduction/recompute.py RUN`.
 
 RUN is eight hex digits from a runs.csv. It prints how many clients have the same accuracy, to the
-last digit, and exits with 1 unless all have. The same bits are promised on the CPUs that the
-project's README names; on others a few clients may differ.
+last digit, and exits with 1 unless all have. The same bits are promised on x86 with Linux
+(docs/kernels.md); elsewhere a few clients may differ.
 """
 
 import shlex

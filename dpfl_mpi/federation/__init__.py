@@ -211,7 +211,7 @@ class Federation:
         self.budget = read_only(members.limits.most_senders)
         self.reach = members.reach  # the senders that each client can reach; None: everyone
         self.n_train = read_only(parts.backend.clients.n_train)  # [K]
-        # training images of each class [N, C]
+        # training and validation images of each class [N, C]
         self.class_counts = read_only(parts.partition.class_counts)
         # the group of each client, such as its domain, texts [N]; "" where the data have none
         self.groups = np.array(parts.named.get("group", [""] * self.n))

@@ -1,8 +1,7 @@
 """Accuracy against its cost: models received and evaluated, gradient steps, seconds.
 
-docs/experiments.md says how they are counted; with a server, each round counts one model down and
-one up. Seconds are the mean of the ranks: compare only runs of one machine. Fine-tuning adds
-gradient steps; its seconds are not recorded.
+docs/methods.md says how models are counted. Seconds are the mean of the ranks: compare only runs of
+one machine. Fine-tuning adds gradient steps; its seconds are not recorded.
 """
 
 from collections.abc import Sequence

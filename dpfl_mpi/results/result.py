@@ -312,7 +312,7 @@ class Result(AbstractContextManager["Result"]):
 
     @without_inner_frames
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row per client: every array of one number per client.
+        """Return one row per client: /client, /best and /last, and scores by class.
 
         `/client/NAME` is the column NAME, `/best/NAME` is best_NAME, `/last/NAME` is last_NAME.
         name and group, where the data have them, come first.

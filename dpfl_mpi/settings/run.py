@@ -139,7 +139,7 @@ class Run:
         None, "clients leave and join: LEAVE:JOIN, chances per round, or a file")
     staleness: int = NETWORK(0, "S: rounds by which a received model may be late", low=0, high=16)
     codec: Any = NETWORK(None, "how models are compressed: none, int8 or topk:SHARE")
-    send: Any = NETWORK(None, "layers that clients send: all, layers=body or layers=NAMES")
+    send: Any = NETWORK(None, "layers that clients send: all, or layers=body, head or NAMES")
 
     lr: float = OPTIMISER(None, "learning rate eta", above=0)
     lr_schedule: Literal["constant", "cosine"] = OPTIMISER(

@@ -1,6 +1,7 @@
 """Compute many Runs: those of a file or of a grid that have no result yet, here or on Slurm.
 
-`python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits a job for each.
+`python -m dpfl_mpi.sweep analysis/accuracy_table.py --cluster slurm` submits a job for
+each Run that is missing.
 """
 
 import argparse

@@ -63,7 +63,7 @@ def parser(description: str) -> Parser:
     add("--max_parallel", type=int, default=0, metavar="N", help=text)
     add("--ranks", type=int, default=1, metavar="N", help="MPI ranks; on Slurm, per node [1]")
     add("--cpus", type=int, default=1, metavar="N", help="threads per rank [1]")
-    text = "GPUs per Run; on Slurm, per node [1 if there are any]"
+    text = "GPUs per Run [1 if there are any]; on Slurm, per node [none]"
     add("--gpus", type=int, metavar="N", help=text)
     add("--nodes", type=int, default=SLURM["nodes"], metavar="N", help="Slurm: nodes per job [1]")
     text = f"Slurm: time limit of a job in minutes [{SLURM['time']}]"
