@@ -98,17 +98,17 @@ class Cpu:
         return structs
 
     def means(
-        self, models: np.ndarray, p: np.ndarray, ends: np.ndarray, whole: np.ndarray, out: Tensor
+        self, models: np.ndarray, p: np.ndarray, ends: np.ndarray, p_sums: np.ndarray, out: Tensor
     ) -> None:
-        """Write k weighted averages of models, sum p w / whole in float64, into `out` `[k, W]`.
+        """Write k weighted averages of models, sum p w / p_sums in float64, into `out` `[k, W]`.
 
         `models` are the addresses of the models' rows, uint64 `[E]`, and `p` their weights, float64
-        `[E]`. Average i is of the models from number ends[i] to ends[i + 1], int64 `[k + 1]`. Where
-        `whole`, float64 `[k]`, is 0, the row stays.
+        `[E]`. Average i is of the models with numbers from ends[i] to ends[i + 1] - 1, int64
+        `[k + 1]`. Where `p_sums`, float64 `[k]`, is 0, the row stays.
         """
-        k, e = len(whole), int(ends[-1])
+        k, e = len(p_sums), int(ends[-1])
         lists = address(models, "uint64", e), address(p, "float64", e)
-        rows = address(ends, "int64", k + 1), address(whole, "float64", k)
+        rows = address(ends, "int64", k + 1), address(p_sums, "float64", k)
         to = address(out.numpy(), "float32", k, self.width)
         self.calls["means"](*lists, *rows, k, to, self.width)
 

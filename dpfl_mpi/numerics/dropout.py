@@ -64,7 +64,7 @@ class KeyedDropout(nn.Module):
 
     def shared_axes(self, x: Tensor) -> int:
         """Return how many of x's last axes share a draw: for `nn.Dropout2d` all but [S, C]."""
-        # as PyTorch does, which takes the samples of [S, C, L] for channels in Dropout3d
+        # as PyTorch does, whose Dropout3d takes [S, C, L] for one sample of S channels
         return x.dim() - 2 if self.trailing == 2 else min(self.trailing, x.dim() - 1)
 
     def forward(self, x: Tensor) -> Tensor:

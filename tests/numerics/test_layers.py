@@ -412,16 +412,21 @@ TWICE = "no layer for a weight that is used twice in n (test_layers.py, line "
     (lambda s, t: s.e(t[:, 1:].contiguous()), EXCEED),
     (lambda s, t: s.e(t) * (t != 3)[..., None], "a comparison with another token than 0"),
     (lambda s, t: (y := s.e(t)).where((t > 0)[..., None], y * 2), "where of two tensors"),
+    (lambda s, t: s.e(t).masked_fill((t == 0)[..., None], s.h.fill), "masked_fill by a parameter"),
     (lambda s, t: s.e(t) * ((t > 0) + (t > 0))[..., None], "add of yes and no"),
 ])  # fmt: skip
 def test_what_has_no_layer_for_tokens_is_named(function, sentence):
     parts = {"e": nn.Embedding(17, 8), "h": nn.Linear(8, CLASSES)}
+    parts["h"].fill = nn.Parameter(torch.zeros(()))
     module = Forward(lambda s, t: s.h(function(s, t).mean(1)), **parts)
     refused(sentence, describe, module, *TOKENS)
 
 
 @pytest.mark.parametrize(("function", "sentence"), [
     (lambda s, x: s.h(x.cumsum(1)), "no layer for cumsum"),
+    (lambda s, x: s.h(functional.max_pool2d(x.view(-1, 27, 10), 1).flatten(1)),
+     "no layer for a pool over samples"),
+    (lambda s, x: s.h((x * 2).pow_(0.5)), "no layer for the power 0.5 in place"),
     (lambda s, x: s.h(x - x.mean(0)), "no layer for a sum over samples"),
     (lambda s, x: s.h(x) if x.sum() > 0 else s.h(-x), "no layer for "),
     (lambda s, x: s.h(functional.relu(x) if s.training else x), "does other things in training"),

@@ -124,7 +124,7 @@ static void softmax(const Pass *p, const Layer *layer) {
     for (int32_t i = 1; i < in->units; i++)
       greatest = SELECT(ABOVE(x[i], greatest), x[i], greatest);
     if (layer->size[1]) { /* as in attention: of numbers that are all minus infinity it is 0 */
-      const Mask none = ABOVE(FILL(-3.4e38f), greatest);
+      const Mask none = ABOVE(FILL(-0x1.fffffep127f), greatest);
       greatest = SELECT(none, ZERO, greatest), sum = SELECT(none, FILL(1.f), ZERO);
     }
     for (int32_t i = 0; i < in->units; i++) sum += y[i] = exponential(x[i] - greatest);

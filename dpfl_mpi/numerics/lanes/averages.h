@@ -2,17 +2,17 @@
 enum { PIECE = 16 }; /* a row's width is a multiple of this */
 
 /* Write into row k of out [count, width] the average of the models ends[k] ... ends[k + 1] - 1: the
- * sum of p w in float64, in their order, divided by whole[k]. If whole[k] is not above 0, the row
+ * sum of p w in float64, in their order, divided by p_sums[k]. If p_sums[k] is not above 0, the row
  * stays as it is. */
 PUBLIC void NAME(means)(const float *const *models, const double *p, const int64_t *ends,
-                        const double *whole, int64_t count, float *out, int64_t width) {
+                        const double *p_sums, int64_t count, float *out, int64_t width) {
   for (int64_t k = 0; k < count; k++, out += width)
-    for (int64_t i = 0; whole[k] > 0 && i < width; i += PIECE) {
+    for (int64_t i = 0; p_sums[k] > 0 && i < width; i += PIECE) {
       double sum[PIECE];
       for (int l = 0; l < PIECE; l++) sum[l] = p[ends[k]] * models[ends[k]][i + l];
       for (int64_t j = ends[k] + 1; j < ends[k + 1]; j++)
         for (int l = 0; l < PIECE; l++) sum[l] += p[j] * models[j][i + l];
-      for (int l = 0; l < PIECE; l++) out[i + l] = (float)(sum[l] / whole[k]);
+      for (int l = 0; l < PIECE; l++) out[i + l] = (float)(sum[l] / p_sums[k]);
     }
 }
 

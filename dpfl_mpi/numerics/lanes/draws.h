@@ -95,7 +95,7 @@ static void permutation(Stream *s, int64_t start, int64_t n, int32_t *order) {
   for (int64_t i = 0; i < n; i++) order[i] = (int32_t)(start + i);
   for (int64_t last = n - 1; last > 0;) {
     const uint32_t mask = 0xFFFFFFFF >> __builtin_clz((uint32_t)last);
-    for (const int64_t least = mask / 2; last > least;) { /* while the mask stays the same */
+    for (const int64_t next_mask = mask / 2; last > next_mask;) { /* until a smaller mask fits */
       const uint32_t drawn = next_half(s) & mask;
       const int64_t fits = drawn <= last, other = fits ? drawn : last;
       const int32_t swapped = order[last];

@@ -92,9 +92,9 @@ FUNCTION(silu, x * sigmoid_of(x), d * FMA(y, 1.f - sigmoid_of(x), sigmoid_of(x))
 FUNCTION(gelu, gelu_of(x), d * gelu_slope(x))
 FUNCTION(gelu_tanh, gelu_tanh_of(x), d * gelu_tanh_slope(x))
 FUNCTION(line, FMA(a, x, b), a * d)
-/* a (e^x - 1) below 0; not-a-number stays. */
+/* a (e^x - 1) below 0, with that slope at 0, as PyTorch's; not-a-number stays. */
 FUNCTION(elu, SELECT(ABOVE(ZERO, x), a *(exponential(x) - 1.f), x),
-         SELECT(ABOVE(ZERO, x), d *(y + a), d))
+         SELECT(ABOVE(x, ZERO), d, d *(y + a)))
 FUNCTION(root, SQRT(x), .5f * d / y)
 FUNCTION(inverse, 1.f / x, ZERO - d * (y * y))
 /* x limited to a ... b. At a and b the gradient goes through clamp, and not through hardtanh. */

@@ -187,6 +187,8 @@ def power(recorder, out, input, exponent=2):
         return add_join(recorder, out, "mul", input, input)
     if exponent not in (0.5, -0.5):
         raise Unsupported(f"the power {exponent}")
+    if out is input:  # two layers, of which the second would not be where input was
+        raise Unsupported(f"the power {exponent} in place")
     with recorder:
         return input.sqrt() if exponent > 0 else input.sqrt().reciprocal()
 
@@ -205,6 +207,8 @@ def where(recorder, out, condition, input, other):
 
 @handles("masked_fill")
 def masked_fill(recorder, out, input, mask, value):
+    if not is_number(value) or recorder.tracked(value):
+        raise Unsupported("masked_fill by a parameter")
     with recorder:
         stays = ~mask
     add_join(recorder, out, "choose", input, stays, float(value))
@@ -447,7 +451,8 @@ def recurrent(
     """
     directions = 1 + both_ways
     tensors_of_direction = len(weights) // (layers * directions)
-    zeros = [t for t in tensors(start) if not recorder.tracked(t) and not t.any()]
+    constant = [t for t in tensors(start) if not recorder.tracked(t) and not t.requires_grad]
+    zeros = [t for t in constant if not t.any()]
     if len(zeros) < len(tensors(start)) or tensors_of_direction != 2 * (1 + has_biases):
         raise Unsupported("a recurrent layer with a first state, or with projections")
     if dropout and training and layers > 1:

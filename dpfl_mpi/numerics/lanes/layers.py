@@ -216,7 +216,8 @@ def windows_with(table: list[int], size: int) -> list[int]:
     return out
 
 
-@handles("max_pool1d", "max_pool2d")
+@handles("max_pool1d", axes=1)
+@handles("max_pool2d", axes=2)
 def max_pool(
     recorder,
     out,
@@ -227,15 +228,18 @@ def max_pool(
     dilation=1,
     ceil_mode=False,
     return_indices=False,
+    *,
+    axes,
 ):
     if set(pair(dilation, 2, 1)) != {1} or return_indices:
         raise Unsupported("a max-pool with dilation or indices")
-    table, halves = windows(out, input, kernel_size, stride, padding, counts_padding=False)
+    table, halves = windows(out, input, axes, kernel_size, stride, padding, False)
     in_stage = halves and not ceil_mode  # a stage halves both sides of an image
     add_pool(recorder, out, "max_pool", input, table, in_stage)
 
 
-@handles("avg_pool1d", "avg_pool2d")
+@handles("avg_pool1d", axes=1)
+@handles("avg_pool2d", axes=2)
 def avg_pool(
     recorder,
     out,
@@ -246,16 +250,25 @@ def avg_pool(
     ceil_mode=False,
     count_include_pad=True,
     divisor_override=None,
+    *,
+    axes,
 ):
     if divisor_override is not None:
         raise Unsupported("a pool with a divisor of its own")
-    table, _ = windows(out, input, kernel_size, stride, padding, count_include_pad)
+    table, _ = windows(out, input, axes, kernel_size, stride, padding, count_include_pad)
     add_pool(recorder, out, "mean_pool", input, table)
 
 
-def windows(out, input, kernel, stride, padding, counts_padding):
+def check_axes(input, axes):
+    """Refuse a pool of images without channels: PyTorch would take samples for channels."""
+    if input.dim() != axes + 2:
+        raise Unsupported("a pool over samples")
+
+
+def windows(out, input, axes, kernel, stride, padding, counts_padding):
     """Return the table of a pool as in `add_pool`, and whether its windows are 2x2 side by side."""
-    axes, table = input.dim() - 2, []
+    check_axes(input, axes)
+    table = []
     stride = kernel if stride in (None, [], ()) else stride
     kernel, stride, padding = pair(kernel, axes, 1), pair(stride, axes, 1), pair(padding, axes, 0)
     sizes = image(input.shape[1:])[1:], image(out.shape[1:])[1:]
@@ -267,9 +280,12 @@ def windows(out, input, kernel, stride, padding, counts_padding):
     return table, axes == 2 and kernel == stride == (2, 2) and padding == (0, 0)
 
 
-@handles("adaptive_avg_pool1d", "adaptive_avg_pool2d")
-@handles("adaptive_max_pool1d", "adaptive_max_pool2d", kind="max_pool")
-def adaptive_pool(recorder, out, input, *_, kind="mean_pool", **settings):
+@handles("adaptive_avg_pool1d", axes=1)
+@handles("adaptive_avg_pool2d", axes=2)
+@handles("adaptive_max_pool1d", axes=1, kind="max_pool")
+@handles("adaptive_max_pool2d", axes=2, kind="max_pool")
+def adaptive_pool(recorder, out, input, *_, axes, kind="mean_pool", **settings):
+    check_axes(input, axes)
     table = []
     for size, outputs in zip(image(input.shape[1:])[1:], image(out.shape[1:])[1:], strict=True):
         for i in range(outputs):

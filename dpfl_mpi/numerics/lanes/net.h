@@ -57,7 +57,7 @@ typedef struct {
   int32_t decoupled;                                  /* the decay is AdamW's */
 } Sgd;
 
-/* One client's training, along the gradients of mini-batches. */
+/* One client's task in the verbs gradient, step, train, mix, ahead and descents (lanes.c). */
 typedef struct {
   float *w, *m;        /* [width] its row, and the momentum; Adam's m has its means (step.h) */
   float *v, *m_v;      /* the same of its second row (mix) */
@@ -68,8 +68,8 @@ typedef struct {
   int64_t n;           /* images of an epoch */
   Images images;
   Sgd sgd;
-  double loss;         /* written by `gradient`; `train` adds the mini-batches' losses to it, */
-  float losses[2];     /* other verbs in float32 to these: at w and at row (mix), else the first */
+  double loss;         /* `gradient` writes it; `train` adds the loss of each mini-batch to it */
+  float losses[2];     /* to these mix adds (at w; at row); ahead and descents add to the first */
 } Training;
 
 /* Rows that are scored on one client's images. */

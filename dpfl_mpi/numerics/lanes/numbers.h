@@ -26,7 +26,8 @@ INTERNAL Vec exponential(Vec x) {
   for (int i = 0; i < 5; i++) p = FMA(p, r, FILL(c[i]));
   const Vec y = FMA(p, r * r, r) + 1.f; /* e^r */
   const Vec scaled = AS_FLOAT(AS_BITS(y) + (AS_BITS(shifted) << 23));
-  return SELECT(ABOVE(FILL(-50.f), x), ZERO, scaled);
+  /* a GPU's not-a-number, plus the bits of n, would be a number */
+  return SELECT(IS_NAN(x), x, SELECT(ABOVE(FILL(-50.f), x), ZERO, scaled));
 }
 
 /* Return log x of x >= 1, to 1e-7 (Cephes): e log 2 + log(1 + m), 1 + m in sqrt(.5) ... sqrt(2). */

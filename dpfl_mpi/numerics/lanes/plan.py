@@ -59,7 +59,8 @@ def with_stages(ops: list[Op], logits: Slot) -> list[Op]:
         if op.kind == "conv" and op.in_stage and pool and relu and pool.in_stage:
             last = max(pool, relu, key=ops.index)
             last.out.geometry = pool.out.geometry
-            filters, channels = pool.out.geometry[0], op.uses[0].view.slot.geometry[0]
+            assert op.uses[0].geometry is not None  # the layer's, which its slot may not have
+            filters, channels = pool.out.geometry[0], op.uses[0].geometry[0]
             op = Op(
                 "stage", op.uses, last.out, weight=op.weight, bias=op.bias,
                 space=2 * pool.out.size, thread_scratch=4 * filters,
@@ -110,13 +111,13 @@ class Arena:
     def with_copies(self, ops: list[Op]) -> list[Op]:
         """Return the ops, and copies where an op cannot read or write a slot as it is.
 
-        That is what lies apart but is read as planes, and what has no margin but needs one.
+        It cannot read a view with gaps as planes, nor use a margin where the slot can have none.
         """
         out = []
         for op in ops:
             for i, use in enumerate(op.uses):
-                apart = use.geometry and not use.view.whole
-                if apart or (any(use.margin) and use.view.slot in self.without_margin):
+                has_gaps = use.geometry and not use.view.whole
+                if has_gaps or (any(use.margin) and use.view.slot in self.without_margin):
                     assert use.geometry is not None
                     out.append(move(use.view, use.geometry))
                     op.uses[i] = Use(whole(out[-1].out), use.geometry, use.margin)
@@ -131,6 +132,7 @@ class Arena:
         return out
 
     def widen(self, slot: Slot, margin: tuple[int, int]) -> None:
+        """Give a slot margins of at least this size."""
         y, x = self.margins[slot]
         self.margins[slot] = max(y, margin[0]), max(x, margin[1])
 

@@ -131,7 +131,7 @@ INTERNAL void stage(const Pass *p, const Layer *layer) {
    are_busy(s.filters / filters_at_once * s.rows * (s.columns / wide)))
   const float *w = pack_taps(p, &s, weight_of(p, layer));
   if (FITS(8, 1)) POOLED(8, 1)
-  else if (FITS(6, 2)) POOLED(6, 2)
+  else if (s.filters == 6 && FITS(6, 2)) POOLED(6, 2) /* else blocks would not be aligned */
   else if (FITS(4, 2)) POOLED(4, 2)
   else POOLED(4, 1)
 #else

@@ -59,10 +59,10 @@ enum { TEAMS = 1, WARP = 1 };
 /* Run a statement for each place (plane, line, unit) of an array [planes, lines, units] that is
  * this member's. A member has whole lines. */
 #define SHARE_PLACES(t, plane, planes, line, lines, unit, units, ...) \
-  for (int64_t lines_ = part_of(t, (int64_t)(planes) * (lines), (t)->member), \
+  for (int64_t at_ = part_of(t, (int64_t)(planes) * (lines), (t)->member), \
                end_ = part_of(t, (int64_t)(planes) * (lines), (t)->member + 1), \
-               plane = lines_ / (lines), line = lines_ % (lines); \
-       lines_ < end_; lines_++, line = line + 1 < (lines) ? line + 1 : (plane++, 0)) \
+               plane = at_ / (lines), line = at_ % (lines); \
+       at_ < end_; at_++, line = line + 1 < (lines) ? line + 1 : (plane++, 0)) \
     for (int32_t unit = 0; unit < (units); unit++) { __VA_ARGS__; }
 
 /* Run a statement on FOR_BLOCKS of this member's part of `total` things. */

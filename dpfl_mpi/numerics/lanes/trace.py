@@ -142,7 +142,7 @@ class Op:
     keeps: bool = True  # its way back reads its output, which then stays
     # the part of `out` that it writes: its geometry, first plane, first unit; None: all
     part: tuple[Geometry, int, int] | None = None
-    in_stage: bool = False  # it may be the convolution or the pool of a stage
+    in_stage: bool = False  # `plan.with_stages` may make one layer of it and others
     below: int = 0  # its tokens are below this; 0: they may be any
     adds: int = 0  # bit i: the gradient of use i is added to what is there
     location: str = ""  # " in LAYER (FILE, line N)"
@@ -155,8 +155,8 @@ def move(view: View, geometry: Geometry) -> Op:
         shape, strides = view.shape or (1,), view.strides or (1,)
         if view.whole:  # x may have zeros around its lines, which the view's strides do not know
             shape, strides = (x.planes, x.lines, x.units), (x.plane_step, x.line_step, 1)
-        repeated, lists = copies(shape, strides, y)
-        return [len(shape), view.offset, repeated], [*shape, *strides, *lists]
+        gathered, lists = copies(shape, strides, y)
+        return [len(shape), view.offset, gathered], [*shape, *strides, *lists]
 
     out = Slot(geometry, view.slot.upstream, view.slot.tokens)
     use = Use(view, view.slot.geometry if view.whole else None)
@@ -164,10 +164,10 @@ def move(view: View, geometry: Geometry) -> Op:
 
 
 def copies(shape: Sequence[int], strides: Sequence[int], y: Any) -> tuple[int, list[int]]:
-    """Return how many numbers a view reads, and where each one's copies lie in the value `y`.
+    """Return how many different numbers a view reads, and the three lists of move.h about them.
 
-    The gradient of a number that is read several times is the sum over its copies (move.h). For a
-    view that reads each number once the lists are (0, []).
+    They say where the copies of each number lie in the value `y`; its gradient is their sum. For a
+    view that reads each number once the result is (0, []).
     """
     span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     read = torch.arange(span).as_strided(tuple(shape), tuple(strides)).flatten()
