@@ -20,6 +20,7 @@ from dpfl_mpi.data.recipes import deal
 from dpfl_mpi.data.source import Source, open_source
 from dpfl_mpi.errors import UserError, exit_with, in_a_sentence
 from dpfl_mpi.mpi.node import node_memory
+from dpfl_mpi.mpi.start import threads_of_rank
 from dpfl_mpi.plan import needs
 from dpfl_mpi.plan.needs import Needs, duration, megabytes
 from dpfl_mpi.plugins import short
@@ -79,8 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
     samples = int(partition.sizes("train").mean())
     backend, steps = needs.one_client(run, job, source, ensemble, samples)
     plan = needs.needs_of(run, job, source, partition, ensemble, args.ranks, args.nodes)
-    if backend.native:
-        plan = replace(plan, kernels=len(backend.native.memory))
+    if backend.native:  # each client at a time has a work space
+        at_once = max(1, threads_of_rank() // job.threads_per_client)
+        plan = replace(plan, kernels=at_once * len(backend.native.memory))
     print("\n" + table(source, partition, plan.owner, args.rows))
     print("\n" + fitted(plan_text(run, plan)))
     needs.refuse(job, plan)

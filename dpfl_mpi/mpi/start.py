@@ -56,10 +56,15 @@ def launched(names: tuple[str, ...], default: int) -> int:
     return next((int(os.environ[n]) for n in names if whole(os.environ.get(n, ""))), default)
 
 
-def set_environment() -> None:
-    """Set one thread per rank, and what MPICH and UCX need. Call it before MPI and torch start."""
+def threads_of_rank() -> int:
+    """Return how many threads each rank has: OMP_NUM_THREADS, or 1."""
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # of a list, per nested level
-    os.environ["OMP_NUM_THREADS"] = threads if whole(threads) and int(threads) else "1"
+    return max(1, int(threads)) if whole(threads) else 1
+
+
+def set_environment() -> None:
+    """Set what threads, MPICH and UCX need. Call it before MPI and torch start."""
+    os.environ["OMP_NUM_THREADS"] = str(threads_of_rank())
     # MPICH's pipelined ring is 50 times slower on shared cores
     os.environ.setdefault("MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE", "0")
     # at the end of a whole run UCX warns of objects that MPICH left in its pool

@@ -47,7 +47,7 @@ class Needs:
 
     owner: np.ndarray  # rank of every client [N]
     clients: np.ndarray  # how many a rank has
-    node: np.ndarray  # of a rank
+    node: np.ndarray  # the number of its node
     steps: np.ndarray  # gradient steps in the whole run
     data: np.ndarray
     rows: dict[str, np.ndarray]  # how many rows, by purpose; a row in 64 bits counts twice
@@ -71,12 +71,11 @@ class Needs:
 
 
 def ensemble_of(run: Resolved, source: Source) -> Ensemble:
-    """Return the numerics of a Run's model on this machine's CPU."""
+    """Return the `Ensemble` of a Run's model on a CPU; from now on PyTorch has one thread."""
     torch.set_num_threads(1)  # as each rank of a run
-    cpu = torch.device("cpu")
-    how = run.precision, source.dtype
     module = make(run, source, stream(run.seed, INIT, 0, 1))
-    return Ensemble(module, source.mean, source.std, cpu, *how)
+    mean, std, cpu = source.mean, source.std, torch.device("cpu")
+    return Ensemble(module, mean, std, cpu, run.precision, source.dtype)
 
 
 def needs_of(

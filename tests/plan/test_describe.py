@@ -157,7 +157,7 @@ def test_where_no_kernels_were_built_pytorch_is_planned_and_measured(said, monke
 
 
 @pytest.mark.skipif(not cpu.LIBRARY.exists(), reason="the kernels were not built")
-def test_what_the_kernels_work_in_is_planned(said):
+def test_what_the_kernels_work_in_is_planned(said, monkeypatch):
     run = Run(model="resnet").resolve()
     source = open_source(run)
     kernels = Kernels(needs.ensemble_of(run, source), source.shape, cpu.Cpu)
@@ -165,6 +165,11 @@ def test_what_the_kernels_work_in_is_planned(said):
     assert size > 2**20
     words = " ".join(said(main, "--model=resnet", "--no-measure").split())
     assert f", kernels {needs.megabytes(size)})" in words
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")  # four clients at a time, or two
+    for flags, at_once in (([], 4), (["--threads_per_client=2"], 2)):
+        words = " ".join(said(main, "--model=resnet", "--no-measure", *flags).split())
+        planned_mib = float(re.search(r", kernels ([\d.]+) MiB", words)[1])
+        assert planned_mib == pytest.approx(at_once * size / 2**20, rel=0.02)
 
 
 def test_bfloat16_is_measured_by_what_computes_it():
