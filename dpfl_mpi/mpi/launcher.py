@@ -92,10 +92,10 @@ def requeue() -> None:
     job = batch.number()
     ask = ["squeue", "-h", "-j", job, "-o", "%T"]
     try:
-        state = subprocess.run(ask, capture_output=True, text=True, timeout=ANSWER_S)
+        state = subprocess.run(ask, capture_output=True, text=True, timeout=ANSWER_S, check=True)
         if state.stdout.strip() == "RUNNING":
-            subprocess.run(["scontrol", "requeue", job], timeout=ANSWER_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
+            subprocess.run(["scontrol", "requeue", job], timeout=ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
         complain(f"error: job {job} could not be requeued ({error}); submit it again to go on")
 
 
@@ -123,6 +123,9 @@ class Ranks:
         except subprocess.TimeoutExpired:
             if not report.started():
                 self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(ANSWER_S)
+                self.process.kill()  # if it ignores TERM
             code = self.process.wait()
         return code if code >= 0 else 128 - code
 

@@ -87,9 +87,10 @@ def test_no_launcher_and_no_answer_are_a_sentence(place, monkeypatch, said):
     assert said(lambda _: launcher.main(), code=3).count("\n") == 1
     monkeypatch.setattr(launcher, "ANSWER_S", 0.2)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    place("squeue", "exec sleep 20")
-    text = said(lambda _: launcher.requeue() or 1, code=1)
-    assert text.startswith("error: job 17 could not be requeued (") and text.count("\n") == 1
+    for squeue in ("exec sleep 20", "exit 1"):
+        place("squeue", squeue)
+        text = said(lambda _: launcher.requeue() or 1, code=1)
+        assert text.startswith("error: job 17 could not be requeued (") and text.count("\n") == 1
 
 
 def test_the_real_mpirun_makes_a_world(terminal):
