@@ -1,4 +1,4 @@
-"""Senders that several methods choose: at random, by the highest score, or of one cluster."""
+"""What several methods choose: senders at random, by score or of one cluster; the least loss."""
 
 import numpy as np
 
@@ -15,6 +15,11 @@ def random_graph(fed: Federation) -> CollaborationGraph:
 def highest(candidates: np.ndarray, score_N: np.ndarray, limit: int) -> np.ndarray:
     """Return the `limit` candidates with the highest scores; equal ones keep their order."""
     return candidates[np.argsort(-score_N[candidates], kind="stable")[:limit]]
+
+
+def least(losses: np.ndarray) -> int:
+    """Return the number of the lowest loss; NaN, of an exploded model, counts as the highest."""
+    return int(np.argmin(np.where(np.isnan(losses), np.inf, losses)))
 
 
 def same_cluster(fed: Federation, cluster_N: np.ndarray) -> CollaborationGraph:

@@ -52,7 +52,7 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, t: int, weigh: Any = None) -> State:
-    """Return the state after round t; `s` are the similarities, `met` who sent to whom before.
+    """Return the state after round t; `s` are similarities, `met` from whom a client received.
 
     With `weigh(fed, w, s, chosen)` (FedSim), the averages have the weights `[K, N]` it returns.
     """

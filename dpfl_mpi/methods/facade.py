@@ -26,7 +26,7 @@ import numpy as np
 
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.methods import OWN_GRAPH, Federation, Method, State, Tensor
-from dpfl_mpi.methods._senders import random_graph
+from dpfl_mpi.methods._senders import least, random_graph
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{biswas2025facade,
@@ -95,7 +95,7 @@ def choose_heads(fed: Federation, w: Tensor, heads: Tensor, cluster: np.ndarray)
     for i in np.flatnonzero(fed.learners[fed.ids]).tolist():
         models = w[i].repeat(heads.shape[1], 1)  # its core with each of the heads
         models[:, head] = heads[i]
-        cluster[i] = np.argmin(fed.training_losses(i, models))
+        cluster[i] = least(fed.training_losses(i, models))
         w[i, head] = heads[i, cluster[i]]
 
 
@@ -104,16 +104,16 @@ def all_reduce(fed: Federation, w: Tensor, heads: Tensor, cluster: np.ndarray) -
     head, k = fed.columns("head"), heads.shape[1]
     choose_heads(fed, w, heads, cluster)
     cluster_N = fed.tell(cluster)
-    total, models = w.new_zeros(k, w.shape[1]).double(), np.zeros(k)  # of each number
+    total, count = w.new_zeros(k, w.shape[1]).double(), np.zeros(k)  # of the rows with each head
     for j, row in fed.every_row(w):
         total[cluster_N[j]] += row.double()
-        models[cluster_N[j]] += 1
-    fed.note_received(int(models.sum()) - 1)
+        count[cluster_N[j]] += 1
+    fed.note_received(int(count.sum()) - 1)
     for i in np.flatnonzero(fed.learners[fed.ids]).tolist():
-        w[i] = sum(total) / models.sum()
+        w[i] = sum(total) / count.sum()
         for number in range(k):
-            # of k heads a client sent the chosen one; its copies of the others enter its own mean
+            # it sent its chosen head alone: the means of its other heads also count its own copies
             kept = int(number != cluster[i])
-            mean = (total[number, head] + kept * heads[i, number]) / (models[number] + kept)
+            mean = (total[number, head] + kept * heads[i, number]) / (count[number] + kept)
             heads[i, number] = mean
     choose_heads(fed, w, heads, cluster)

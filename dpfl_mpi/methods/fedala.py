@@ -10,7 +10,7 @@ Theta in the lower ones (Algorithm 1).
 Paper: learns W_i on a random s % of the client's samples; here on the first s % of the
     mini-batches of its next epoch, whose order is random.
 Paper: learns until convergence the first time; as in its code, that is a standard deviation below
-    0.1 of the last ten losses, each of a pass's last batch. These steps are not counted.
+    0.1 of the last ten losses, each of a pass's last batch. No record counts these steps.
 Paper: PFLlib, by the same authors, scores the mixture before training.
 """
 
@@ -108,5 +108,6 @@ def learn(fed: Federation, w: Tensor, w_i: Tensor, weight: Tensor, learned: np.n
 
 
 def deviation(losses: list[float]) -> float:
-    """Return the standard deviation of the last losses, infinite while there are too few."""
-    return statistics.pstdev(losses[-LOSSES:]) if len(losses) > LOSSES else math.inf
+    """Return the standard deviation of the last losses, infinite if they are too few."""
+    settled = len(losses) > LOSSES and all(map(math.isfinite, losses[-LOSSES:]))
+    return statistics.pstdev(losses[-LOSSES:]) if settled else math.inf

@@ -63,7 +63,7 @@ def similarities(
     for i, k in enumerate(fed.ids):
         if fed.learners[k]:  # an absent or diverged client scores nothing
             out[i, k] = dac.similarity(fed, i, w[i], w[i : i + 1])[0]
-    return out
+    return np.nan_to_num(out)  # the loss of an exploded model may be NaN
 
 
 def chances(

@@ -20,7 +20,7 @@ import numpy as np
 
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.methods import Federation, Method, Newcomer, State, Tensor
-from dpfl_mpi.methods._senders import same_cluster
+from dpfl_mpi.methods._senders import least, same_cluster
 from dpfl_mpi.settings import option
 
 CITATION = """@inproceedings{ghosh2020ifca,
@@ -62,12 +62,12 @@ def estimate(fed: Federation, theta: Tensor, cluster: np.ndarray) -> np.ndarray:
     """Return argmin_j F_i(theta_j) for each local client, `[K]`; an absent one keeps its own."""
     cluster = cluster.copy()
     for i in np.flatnonzero(fed.learners[fed.ids]).tolist():
-        cluster[i] = np.argmin(fed.training_losses(i, theta))
+        cluster[i] = least(fed.training_losses(i, theta))
     return cluster
 
 
 def newcomer(fed: Federation, state: State) -> Newcomer:
     """Return the model of the smallest loss on each client's training images."""
     theta = state["shared"]["theta"]
-    cluster = [np.argmin(fed.training_losses(i, theta)) for i in range(len(fed.ids))]
+    cluster = [least(fed.training_losses(i, theta)) for i in range(len(fed.ids))]
     return Newcomer(theta[np.array(cluster, int)])

@@ -55,7 +55,8 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, t: int) -> State:
     """Return the state after round t.
 
-    `s` are the similarities, 0 where unknown, `met` who sent to whom before, `kept` the senders.
+    `s` are the similarities, 0 where unknown; `met` says from whom a client has received before,
+    `kept` who its senders are.
     """
     w, s, met, kept = (state["client"][name] for name in ("w", "s", "met", "kept"))
     w = fed.local_opt(w, epochs=fed.run.tau_train)

@@ -45,7 +45,7 @@ AT_ONCE = 4096  # sketches summed at a time
 MOST = 32  # directions
 SHIFTS = 2
 SAMPLE = 1024  # clients to whose positions others move, whose lists two looks compare
-AGREE = 0.5  # of the clients on one of two lists, those on both
+AGREE = 0.5  # clients on both of two lists, as a share of those on either
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,14 @@ from dpfl_mpi.methods import (
     dac,
     dfedpgp,
     dpsgd,
+    fedala,
     oracle,
     pairwise,
     pfedsv,
     random_graph,
     replay,
 )
+from dpfl_mpi.methods._senders import least
 from dpfl_mpi.plugins import find, shipped
 from dpfl_mpi.results import Result
 from dpfl_mpi.results.result import title
@@ -418,6 +420,13 @@ def test_shapley_values_by_hand():
     every_order = list(itertools.permutations(range(3)))
     assert pfedsv.shapley(every_order, value, 0.0) == pytest.approx([1, 3, 3]) and calls == [7]
     assert pfedsv.shapley([[1, 0, 2]], value, -4.0) == pytest.approx([1, 4, 6])
+
+
+def test_an_exploded_model_is_nobodys_choice():
+    assert least(np.array([np.nan, 2, 1])) == 2 and least(np.array([np.nan, np.inf])) == 0
+    few, settled = [1.0] * fedala.LOSSES, [9.0] + [1.0] * fedala.LOSSES
+    assert fedala.deviation(few) == math.inf and fedala.deviation(settled) == 0
+    assert fedala.deviation([*settled, math.nan]) == math.inf
 
 
 def test_push_sum_keeps_the_mass_and_its_bytes_are_the_body():
