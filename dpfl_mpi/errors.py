@@ -83,7 +83,7 @@ def own_line(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, line in frames:
         path = Path(frame.f_code.co_filename)
         in_package = path.is_relative_to(HERE) and path.parent.name != "models"
-        if not in_package and "/torch/" not in str(path):
+        if not in_package and "-packages/torch/" not in str(path):
             return f" ({path.name}, line {line})"
     return ""
 

@@ -66,6 +66,7 @@ ARRAYS = "a path, (x, y), (x, y, client) and (x, y, client, group), arrays with 
 
 def as_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with paths in place of objects, as files in `given/` of the results."""
+    # of the settings just this one: others may be objects, which `run_and_job` refuses
     results = {name: plain(value) for name, value in settings.items() if name == "results"}
     folder = Path(run_and_job(results)[1].results) / "given"
     out = dict(settings)

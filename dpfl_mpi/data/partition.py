@@ -49,7 +49,7 @@ class Partition:
     pooled: bool = False
     # int64 [N]: which of the data's own clients each client is; None if clients were made up
     of_data: np.ndarray | None = None
-    # of a rank's share, which has only its own clients' samples: what the whole partition returns
+    # of a rank's share, which lacks other clients' samples: `sizes`, `sha256` and `note` of all
     whole: dict[str, Any] = field(default_factory=dict)
 
     @property

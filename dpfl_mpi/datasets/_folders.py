@@ -95,7 +95,7 @@ def layout(
     label = np.array([places[path][1] for path in order], str)
     folder = np.array([places[path][0] for path in order], str)
     test = np.array([splits[path] == test_split for path in order], bool)
-    # every split must have every class of the training part, and there may be one data set alone
+    # every split must have all classes of the training part, and no others
     if has_splits or needed:
         classes = tuple(sorted({*label[~test]}))
         in_splits = [(split, folder == split) for split in needed]

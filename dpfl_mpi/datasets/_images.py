@@ -3,6 +3,7 @@
 `placed` is for the user's own images, `published` for the data sets of 32x32 that this package has.
 """
 
+import math
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -41,7 +42,7 @@ def placed(
     images: dict[PurePosixPath, np.ndarray] = {}
     listed: dict[PurePosixPath, str] = {}
     others = []
-    size, total = shape, 0
+    size, total, channels = shape, 0, 1  # total: bytes
     with tqdm(desc=f"reading {source.name}", unit="image", disable=None) as bar:
         for path, read in entries(source):
             if path.name.endswith(LISTS):
@@ -62,7 +63,9 @@ def placed(
                 raise UserError(f"{source}: {path} is {pixels.shape[0]}x{pixels.shape[1]}{mend}")
             images[path] = pixels
             total += pixels.nbytes
-            if 2 * total > memory():
+            # where one has colour, grey ones get as many channels
+            channels = max(channels, pixels.shape[2])
+            if total + len(images) * math.prod(size[:2]) * channels > memory():
                 raise UserError(f"{source} exceeds this machine's memory; use a larger machine")
             bar.update()
     found = layout(source, images, listed, others, needed=needed)

@@ -252,6 +252,7 @@ def until_read(stream: IO[str], seconds: float = PATIENCE_S) -> None:
         pipe = stream.fileno()
         if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
             return
+        # FIONREAD: the number of unread bytes, as 4 bytes
         while time.monotonic() < end and any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
             time.sleep(0.01)
 

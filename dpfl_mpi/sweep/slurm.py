@@ -1,7 +1,7 @@
 """Submits the Runs of a sweep to Slurm, by the library submitit, which calls sbatch.
 
 An `Entry` is a Run with its result file. A fine-tuned Run goes on from the models of its base, the
-same Run without fine-tuning, and so waits for the job of that.
+same Run without fine-tuning, and so waits for its job.
 """
 
 import argparse
