@@ -59,5 +59,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(code)
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Run `main` as the command `dpfl_mpi`."""
     exit_with(main)
+
+
+if __name__ == "__main__":
+    command()
