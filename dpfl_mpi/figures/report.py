@@ -111,7 +111,7 @@ def graph_data(result: Any) -> dict[str, list[Any]]:
     omega, graphs = result.omega(), [result.chosen(t) for t in range(result.last_round + 1)]
     grouped = graphs if result.groups is not None else []
     # the share of rounds in which each edge is there, [N, N]
-    share = np.mean([graph.matrix() for graph in graphs], axis=0)
+    share = sum(graph.matrix().astype(float) for graph in graphs) / len(graphs)
     return {
         "omega": omega.senders.tolist(),
         "omega_indptr": omega.indptr.tolist(),
