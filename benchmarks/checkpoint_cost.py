@@ -3,7 +3,7 @@
     [mpirun -n R] python benchmarks/checkpoint_cost.py [FOLDER]
 
 The state is that of DPFL: models, momentum and best models, 62,006 parameters each. What is
-measured is the disk that FOLDER is on.
+measured is the disk that FOLDER is on; what was just written may be read from memory.
 """
 
 import tempfile

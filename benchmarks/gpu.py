@@ -88,7 +88,9 @@ class Report:
     def say(self, line: str, **values: Any) -> None:
         print(line, flush=True)
         self.values |= values | {"lines": [*self.values.get("lines", ()), line]}
-        self.path.write_text(json.dumps(self.values, indent=1, default=str) + "\n")
+        new = self.path.with_suffix(".new")  # a kill leaves no half of a file
+        new.write_text(json.dumps(self.values, indent=1, default=str) + "\n")
+        new.replace(self.path)
 
 
 # the kernels -------------------------------------------------------------------------------------

@@ -246,6 +246,8 @@ def main() -> None:
     parser.add_argument("--augment", action="store_true", help="crop and flip on all sides")
     parser.add_argument("--threads", type=int, default=1, help="compare so many with one, alone")
     args = parser.parse_args()
+    if args.augment and SUBJECTS[args.model].shape != CIFAR:
+        parser.error("--augment crops colour images of 32x32")
     steps = args.steps + -args.steps % 25
     torch.set_num_threads(1)
     rng, subject = np.random.default_rng(0), SUBJECTS[args.model]

@@ -1,6 +1,6 @@
 """Whether a long run stays as small as it began: memory, files and windows of each rank.
 
-    mpirun -n 2 python benchmarks/soak.py [ROUNDS=5000] [--SETTING VALUE ...]
+    mpirun -n 2 python benchmarks/soak.py [ROUNDS=5000] [--SETTING=VALUE ...]
 
 A tiny run with a checkpoint every 100 rounds. It fails where memory grew by more than 5 %, or the
 number of open files or windows grew, after the first tenth of the rounds. `bad_network.py` starts
