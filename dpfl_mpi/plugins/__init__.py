@@ -86,12 +86,16 @@ def find(kind: str, name: str) -> Any:
         if kind == "model" and callable(found) and not hasattr(found, "build"):
             found = SimpleNamespace(**vars(module) | {"build": found})  # MODULE:FUNCTION
         if kind == "dataset":
-            # its data are known by their content, as its name does not tell them apart
+            if code.attribute:  # MODULE:OBJECT; an object may not take further attributes
+                names = [name for name in dir(found) if not name.startswith("__")]
+                found = SimpleNamespace(**{name: getattr(found, name) for name in names})
+            # OWN_DATA: a Run's key has the content of the data, as the name says nothing of it
             found.OWN_DATA = getattr(found, "OWN_DATA", True)
             for function in ("load", "read"):
                 if callable(getattr(found, function, None)):
-                    sentence = failing_as(f"{function} of the data set {short(name)}", code)
-                    setattr(found, function, sentence(getattr(found, function)))
+                    # used as a decorator: each call then runs inside `failing_as`
+                    guard = failing_as(f"{function} of the data set {short(name)}", code)
+                    setattr(found, function, guard(getattr(found, function)))
         LOADED[key] = package.load(short(name), found)
     return LOADED[key]
 

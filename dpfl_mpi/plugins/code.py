@@ -103,7 +103,8 @@ def code_of(
     flag: str, path: Path, root: Path, module: str, attribute: str = "", installed: bool = False
 ) -> Code:
     """Return the code of a module."""
-    # its hashes cover no absolute path, and no name of a single file: both may change
+    # The hashes cover no absolute path, and the name of a single file only if it declares a
+    # VERSION, which other files may declare, too.
     modules = [root]
     if root.is_dir():
         endings = (".py", *EXTENSION_SUFFIXES)
