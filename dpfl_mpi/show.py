@@ -1,7 +1,8 @@
 """Show a run in the terminal, finished or running: `python -m dpfl_mpi.show RESULT`."""
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,12 @@ def table(
     return "\n\n".join(parts)
 
 
-def percent(values: Sequence[float] | np.ndarray, decimals: int) -> list[str]:
-    return [f"{100 * value:.{decimals}f}" for value in values]
+def fixed(values: Iterable[float], decimals: int) -> list[str]:
+    return ["-" if math.isnan(value) else f"{value:.{decimals}f}" for value in values]
+
+
+def percent(values: Iterable[float], decimals: int) -> list[str]:
+    return fixed((100 * value for value in values), decimals)
 
 
 def settings(run: Run) -> str:
@@ -71,12 +76,12 @@ def rounds(result: Result) -> str:
     arrays = result.by_round()
     columns = {
         "epochs": arrays["epochs"],
-        "train loss": [f"{loss:.4f}" for loss in arrays["train_loss"]],
+        "train loss": fixed(arrays["train_loss"], 4),
         "val %": percent(arrays["val_acc"], 2),
         "test %": percent(arrays["test_acc"], 2),
         "edges": arrays["edges"],
-        "received": [f"{models:.1f}" for models in arrays["models_received"]],
-        "seconds": [f"{seconds:.2f}" for seconds in arrays["seconds"]],
+        "received": fixed(arrays["models_received"], 1),
+        "seconds": fixed(arrays["seconds"], 2),
     }
     if "hours" in arrays:
         columns["hours"] = [f"{hours:.3g}" for hours in arrays["hours"]]

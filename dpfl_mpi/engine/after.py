@@ -139,6 +139,7 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
     members.round = parts.run.rounds + parts.run.finetune_epochs + 1
     members.begin_after()
     parts.training.attack.before.clear()
+    parts.log.begin()
     # where newcomers start: as the method says, from the server's model, or from the initial row
     if method.newcomer:
         plan = method.newcomer(parts.fed, state)
@@ -159,6 +160,7 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
     device = parts.backend.ensemble.device
     joins = torch.from_numpy(newcomers[parts.ids]).to(device)[:, None]
     w, done, notes = plan.start, 0, []
+    to_start = parts.log.notes["evaluations"].copy()  # made to choose where to start
     for epochs in EPOCHS:
         yield members.round
         parts.log.begin()
@@ -174,6 +176,7 @@ def add_newcomers(record: Record, parts: Parts, state: State, method: Method) ->
         parts.fed.evaluate(rows, predict=plan.predict)
         names = (*SCORES, "models_received", "evaluations")
         notes.append({name: parts.log.notes[name].copy() for name in names})
+    notes[0]["evaluations"] += to_start
     record.series("newcomers", np.array(EPOCHS), notes)
     # the best models are of the rounds, in which newcomers took no part
     parts.scoring.forget_best(newcomers)

@@ -135,7 +135,9 @@ def json_lines(path: Path, result: Result, _: int) -> tuple[int, Add]:
     try:
         text = path.read_text() if path.exists() else ""
         # Runs may share a file; a kill may have left half of the last line
-        whole = re.sub(r'{"run": [^\n]*\Z', "", text)
+        end, begin = text[text.rfind("\n") + 1 :], '{"run": '
+        torn = end.startswith(begin) or begin.startswith(end)
+        whole = text.removesuffix(end) if torn else text
         lines = [json.loads(line) for line in whole.splitlines()]
         of_run = [line["round"] for line in lines if run.items() <= line.items()]
         last = max(of_run, default=-1)

@@ -67,7 +67,7 @@ def rounding(start: dict[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_change(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn where a Run goes on with what may round differently."""
+    """Warn where a Run goes on by hardware or versions that may round differently."""
     old, new = rounding(before), rounding(now)
     changed = [name for name in old if name in new and old[name] != new[name]]
     if before.get("portable") and now.get("portable"):  # the same bits on all processors

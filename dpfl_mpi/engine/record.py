@@ -181,7 +181,7 @@ class Record:
             left = duration((self.total - t) * float(np.mean(self.seconds)))
         means = (100 * mean(clients[name][members.benign]) for name in scores)
         percents = "".join(f"{value:8.2f}" for value in means).replace("nan", "  -")
-        received = clients["received"].mean()
+        received = mean(clients["received"][members.benign])
         # no time is simulated where the rounds were copied
         simulated = f"{duration(clock.now.max() / NS):>11}" if clock and clock.now.any() else ""
         progress = f"{t}/{self.total}"
