@@ -172,3 +172,9 @@ assert inspect.getmodule is found
 print(len(paths))"""
     done = ended(sys.executable, "-c", code, timeout=60)
     assert int(done.stdout) < 100, done.stderr  # 1,152 without
+
+
+def test_every_name_in_these_lists_is_a_room():
+    texts = *FLOORS, COMMANDS, LIGHT, *NEVER.values(), *ALLOWED.values()
+    rooms = {top(module) for module in FILES} | {"commands"}
+    assert {name for text in texts for name in text.split()} - rooms == set()

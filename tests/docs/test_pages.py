@@ -377,3 +377,13 @@ def test_the_notebook(tmp_path):
     assert results[0] == results[1] and len(results[0]) == 4
     scores = re.search(r"'([\d.]+) of \d+ images, recorded ([\d.]+)'", after[-1])
     assert scores[1] == scores[2] and [*map(bool, before)] == [*map(bool, after)]
+
+
+def test_the_first_page_says_what_clients_reach_alone(tmp_path):
+    if not LIBRARY.exists():  # PyTorch has other last bits
+        pytest.skip("the kernels were not built")
+    path = run_here(tmp_path / "a.h5", {"method": "local"}, kernels="native")
+    accuracy = re.search(r"test accuracy +([\d.]+ %)", summary(path))[1]
+    page = " ".join((ROOT / "README.md").read_text().split())
+    assert f"Clients that train alone reach {accuracy} (`--method local`)" in page
+    assert f"clients that train alone: {accuracy}" in (ROOT / "CONTRIBUTING.md").read_text()

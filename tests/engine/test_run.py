@@ -59,8 +59,10 @@ MORE = {
     "late": SMALL | LINKS | CODED | {"staleness": 2, "participation": 0.8},
     "near": SMALL | NEAR | {"clients": 9, "budget": 6},
     "remembered": {"method": "knnper", "clients": 5, "newcomers": 0.4},  # alone on a rank, too
+    "lies": SMALL | LINKS | {"attack": "stale:0.4", "codec": "int8", "staleness": 1},
+    "half": SMALL | {"attack": "sign_flip:0.4", "send": "layers=body", "churn": "0.3:0.5"},
 }
-CUT = ("stale", "scale", "sign_flip", "shuffled", "adam", "churn", "late", "near")
+CUT = ("stale", "scale", "sign_flip", "shuffled", "adam", "churn", "late", "near", "lies", "half")
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +97,6 @@ def computed(fields, tmp_path_factory):
 def test_the_answer_knows_neither_ranks_nor_stops(name, computed):
     one, *others = (paths[name] for paths in computed.values() if name in paths)
     assert [differences(one, other) for other in others] == [[]] * len(others) != []
-
-
-def test_a_rank_without_clients_takes_part_in_every_pass(fields, tmp_path):
-    """Of four ranks one has none; a window of one row needs two passes for both other models."""
-    three = fields["base"] | {"clients": 3, "budget": "inf", "tau_init": 0}
-    out = run_many(4, tmp_path, {"idle": three | {"window_gb": 1.2 * ROW / 2**30}})
-    assert differences(run_here(tmp_path / "alone.h5", three), out["idle"]) == []
 
 
 def test_what_ranks_send(computed):

@@ -375,3 +375,28 @@ def test_a_backdoor_is_a_mark_on_every_second_image():
         assert torch.equal(fed.clients.score_x, images)
     big = mark(np.zeros((1, 32, 32, 3), np.uint8))[0, :, :, 0]
     assert big.sum() == 16 * 255 and (big[27:31, 27:31] == 255).all()
+
+
+@pytest.mark.parametrize(("tie", "kept"), [("latest", 3), ("earliest", 1)])
+def test_which_of_equally_good_rounds_counts(tie, kept):
+    """Validation accuracies of about 0.5, 0.6, 0.4 and 0.6: rounds 1 and 3 are equal."""
+    with federation(SMALL | {"tie": tie, "method": "local"}) as fed:
+        n_val, start = int(fed.clients.n_val[0]), fed.common_row()[0]
+        for t, accuracy in enumerate([0.5, 0.6, 0.4, 0.6]):
+            fed.begin_round(t)
+            predicted = np.zeros(n_val + fed.clients.n_test[0], int)
+            predicted[: int(accuracy * n_val)] = 1
+            fed.scoring._note(0, start + t, (predicted * 0.0, predicted, predicted * 0 + 1), "")
+        assert fed.scoring.best_round[0] == kept
+        assert float((fed.scoring.best[0] - start)[0]) == pytest.approx(kept, abs=1e-5)
+
+
+def test_who_has_stopped_leaves_the_servers_average():
+    with federation(SMALL | {"method": "fedavg", "patience": 1}) as fed:
+        fed.begin_round(1)
+        fed.members.stopped_round[2] = 1
+        fed.begin_round(2)
+        p = np.where(np.arange(N) == 2, 0, fed.p)
+        mean = fed.mean(fed.common_row() + torch.from_numpy(fed.ids)[:, None])
+        expected = (p * np.arange(N)).sum() / p.sum()
+        assert float((mean - fed.initial_row())[0]) == pytest.approx(expected, abs=1e-5)

@@ -301,3 +301,13 @@ def test_the_search_has_the_same_mean(kernels):
         for size, expected in means.items():
             fed.scoring.metric_batch = size
             assert fed.scoring.mean(right) == pytest.approx(expected, rel=1e-15)
+
+
+def test_the_share_of_a_round_is_of_those_who_joined_and_are_available(tmp_path):
+    """Clients 0 to 7 have joined, 2 to 8 are available: half of these six is three."""
+    path = text_file(tmp_path / "a", ("0 0 " + "1 " * 7 + "\n") * 2)
+    both, joined = limits_of(run(available=path, participation=0.5)), np.arange(N) < 8
+    for t in (1, 2):
+        present = both.present(t, joined)
+        assert present.sum() == 3 and not present[[0, 1, 8]].any()
+    assert np.array_equal(both.present(0, joined), joined)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from launch import differences, federation, refused, run_here, text_file
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from twins import FIELDS, HEAD, TAU, play
+from twins import FIELDS, HEAD, TAU, keyed, play
 
-from dpfl_mpi import methods, models
+from dpfl_mpi import methods, models, streams
 from dpfl_mpi.engine.checks import check_state
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.federation.members import Members
@@ -178,6 +178,7 @@ def test_the_schedule_is_pytorchs():
     assert decayed[:2] == [0.1, 0.1]  # preprocessing, the first round
     assert decayed[10] == pytest.approx(0.5 * 0.1 * (1 + math.cos(0.9 * math.pi)) / 2, rel=1e-12)
     assert decayed[12] == 0.05  # fine-tuning starts at the schedule's start anew
+    assert rates(lr_decay=0.5) == [0.1] * 10 + [0.05] * 3
 
 
 N, T = 7, 4
@@ -578,3 +579,13 @@ def test_good_states_pass():
     empty = {"client": {}, "shared": {}}
     check_state("mine", empty, fed(0))
     check_state("mine", empty, fed(2, val_acc=np.array([np.nan, 1])))  # it need not score
+
+
+def test_cobo_counts_a_midpoint_down_and_its_gradient_up():
+    _, _, fed = play("cobo", rounds=1, budget="inf")
+    n, key = fed.n, (fed.run.seed, streams.PAIRS)
+    drawn = np.array([keyed(*key, k, 1).random(n) for k in range(n)]) < 1 / n
+    drawn &= ~np.eye(n, dtype=bool)
+    pairs = (drawn | drawn.T).sum(1)
+    received = fed.notes["models_received"][fed.row_of]
+    assert pairs.any() and received.tolist() == (2 + 2 * pairs).tolist()

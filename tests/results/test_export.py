@@ -464,3 +464,27 @@ def test_evaluate_refuses_classes_where_clients_differ_in_more(
         assert one_pool in said(evaluate.main, path, *data, "--on", "all", code=2)
         answer = said(evaluate.main, path, *data, "--on", "classes", code=2)
         assert one_pool in answer and "--data" not in answer
+
+
+def test_show_tells_of_the_network_of_attackers_and_of_who_stopped(tmp_path, said):
+    path = tiny_result.make(tmp_path / "n.h5", network="phones", staleness=1)
+    with tiny_result.changing(path) as file:
+        file["network/age"] = np.array([[0] * 4, [1, 0, 1, 0], [1, 0, 1, 0]])
+    out = " ".join(said(show.main, path).split())
+    assert "sent 1 kB per client and round, 1 kB before" in out
+    # 12 s in all; four of five models received were one round old
+    age = "models were 0.80 rounds old (--staleness 1)"
+    assert f"simulated time 0.2 min (--network phones); {age}" in out
+    curves = Result(path).curves()
+    assert (3600 * curves["hours"]).tolist() == pytest.approx([4, 8, 12])
+    assert curves["bytes_sent"].tolist() == [1000] * 3
+    path = tiny_result.make(tmp_path / "a.h5", patience=1)
+    with tiny_result.changing(path) as file:
+        file.attrs["test_acc"] = 0.6  # of those who do not lie
+        file["client/attackers"] = np.array([False, False, True, False])
+        file["attack/success"] = np.array([0.5, 0.25, 1, np.nan])
+        file["client/stopped_round"] = np.array([1, -1, 2, -1])
+    out = " ".join(said(show.main, path).split())
+    assert "attackers 1 of 4 clients; 66.7 % of benign clients' choices" in out
+    assert "backdoor opens on 37.5 % of marked images" in out
+    assert "stopped early 2 of 4 clients" in out

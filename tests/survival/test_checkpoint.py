@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import h5py
@@ -20,6 +22,7 @@ from making import flip
 
 from dpfl_mpi import prepare
 from dpfl_mpi.data.own import arrays_of
+from dpfl_mpi.engine.record import Record
 from dpfl_mpi.errors import UserError
 from dpfl_mpi.graph import CollaborationGraph
 from dpfl_mpi.plugins import find
@@ -340,3 +343,33 @@ def test_a_full_disk_names_the_round_that_is_whole(tmp_path, monkeypatch):
         state["shared"]["odd"] = {1}
         with pytest.raises(TypeError, match="a checkpoint cannot hold state/odd: it is a set"):
             store.save(fed, state, recorder)
+
+
+def test_a_checkpoint_is_kept_when_its_time_has_come(tmp_path, monkeypatch):
+    """Every five minutes, counted from the last one that was kept."""
+    now, saved = [0.0], []
+    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})
+    monkeypatch.setattr(checkpoint, "time", clock)
+    with begun(tmp_path / "run.h5", checkpoint_every="5min") as (fed, state, recorder, store):
+        for now[0] in (0, 299, 300, 301, 599, 600, 1000):
+            saved.append(store.save(fed, state, recorder, stop=False)[0])
+    assert saved == [False, False, True, False, False, True, True]
+
+
+@pytest.mark.parametrize("group", ["finetune", "newcomers"])
+def test_what_follows_the_rounds_is_repeated_by_the_next_start(group, tmp_path):
+    """A run that ends while it tunes, or while newcomers train, goes on after its last round."""
+    fields, series = starts.small(finetune_epochs=2, newcomers=0.4), Record.series
+    whole, out = starts.here(tmp_path / "whole.h5", fields), tmp_path / "run.h5"
+
+    def cut(record, name, *noted, **more):
+        if name == group:
+            record.parts.close()
+            raise starts.Cut
+        series(record, name, *noted, **more)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(starts.Cut):
+        patch.setattr(Record, "series", cut)
+        starts.here(out, fields, checkpoint_every="1")
+    assert starts.checkpoint_rounds(out) == [3, 4]
+    assert starts.same(starts.here(out, fields), whole) and starts.times_started(out) == 2

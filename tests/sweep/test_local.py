@@ -316,3 +316,15 @@ def test_the_table_word_for_word(capsys):
         f"{NAMES[1]}  finished  round 20/20  test 95.00 %",
         f"{NAMES[2]}  running",
     ]
+
+
+@pytest.mark.parametrize(("words", "at_once"), [
+    ("", 8), ("--ranks 3", 2), ("--ranks 2 --cpus 2", 2), ("--threads_per_client 4", 2),
+    ("--ranks 99", 1), ("--ranks 3 --max_parallel 5", 5),
+])  # fmt: skip
+def test_as_many_runs_at_once_as_there_are_cores(words, at_once, swept, monkeypatch):
+    made = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
+    monkeypatch.setattr(sweep.Local, "run", lambda runs: made.append(runs.at_once))
+    swept("--seeds", "1", "--device", "cpu", *words.split())
+    assert made == [at_once]

@@ -305,3 +305,20 @@ def test_speeds_of_a_file_and_of_a_draw(tmp_path):
     many = speeds_of("phones", None, 1000, 42)
     assert np.median(many.up) == pytest.approx(12.6, rel=0.1)
     assert np.log(many.step).std() == pytest.approx(0.7, rel=0.1)
+
+
+def test_who_joins_trains_on_from_where_it_left_or_from_the_start(tmp_path, result_of):
+    """Local: client 4 comes in round 2; client 1 is away in rounds 2 and 3."""
+    churn = text_file(tmp_path / "churn.csv", "2 4 join\n2 1 leave\n4 1 join\n")
+    fields = SMALL | {"method": "local"}
+    plain, late = (result_of(fields | more)["round/test_loss"] for more in ({}, {"churn": churn}))
+    assert late[2:, 4].tolist() == plain[1:4, 4].tolist() and np.isnan(late[:2, 4]).all()
+    assert late[[0, 1, 4], 1].tolist() == plain[:3, 1].tolist() and np.isnan(late[2:4, 1]).all()
+
+
+def test_by_chances_too_somebody_stays():
+    run = Run(clients=5, rounds=30, churn="1:0", newcomers=0.4).resolve()
+    limits, joined = limits_of(run, federation(SMALL).world), np.ones(5, bool)
+    for t in range(31):
+        joined = limits.joined(t, t, joined)
+        assert joined.sum() == 1 and not joined[limits.newcomers].any()

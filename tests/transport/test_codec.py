@@ -187,3 +187,18 @@ def test_no_method_is_given_rows_of_which_layers_are_missing():
             w = fed.common_row()
             refused(f"{sent} is ...body; {whole}", lambda w=w: next(fed.every_row(w)))
             refused(f"{sent} is ...body; {whole}", fed.losses_of_all, w)
+
+
+def test_a_lie_is_encoded_and_the_liar_averages_its_own_model():
+    lying = {"codec": "int8", "attack": "scale:0.4", "budget": "inf", "method": "random_graph"}
+    with federation(SMALL | lying) as fed:
+        fed.begin_round(1)
+        w = fed.local_opt(fed.common_row(), 1)
+        lies = fed.training.attack.sent(w)
+        mixed = fed.average(w, fed.collect([np.delete(np.arange(6), k) for k in fed.ids]))
+        known, p = fed.mail.packing.known.double(), torch.from_numpy(fed.p[fed.ids])[:, None]
+        expected = ((p * known).sum(0) + p * (w.double() - known)) / p.sum()
+        assert torch.allclose(mixed.double(), expected, atol=2e-6)
+        off, of_lies = ((known - rows).abs().amax(1) for rows in (w, lies))
+        liars = fed.members.limits.attackers[fed.ids]
+        assert liars.sum() == 2 and ((of_lies < off).numpy() == liars).all()
