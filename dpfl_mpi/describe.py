@@ -196,7 +196,7 @@ def plan_text(run: Resolved, plan: Needs) -> str:
     windows = megabytes(plan.window[plan.node == fullest].sum())
     on_node = f"{(plan.node == fullest).sum()} ranks of a node"
     of_node = f"{megabytes(by_node[fullest])} for the {on_node}, {windows} of it windows"
-    # what this machine has, and what says so, such as a limit of the job
+    # the bytes that this machine can give, and what limits them, such as a limit of the job
     (total, limit), (shared, shared_limit) = node_memory(shared=False), node_memory()
     given = f"{megabytes(total)} ({limit})"
     if shared_limit != limit:

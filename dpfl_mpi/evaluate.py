@@ -40,7 +40,7 @@ def of_classes(
 
     A class weighs as much as among the client's own images: if clients differ only in their
     classes, the expected accuracy is the same, with less variance. Clients of different
-    `groups` `[N]` share no images. Nobody may train on these images.
+    `groups` `[N]` share no images. No client may have trained on them (`check_on`).
     """
     of_clients, labels = samples(result, source), source.labels["test"]
     if groups is None:

@@ -16,7 +16,7 @@ from dpfl_mpi.datasets._archives import check_one, first_five, warn_of_unread
 from dpfl_mpi.errors import UserError
 
 SPLIT = re.compile(r"(?:.*[-_])?(train|test|val|valid|validation)", re.IGNORECASE)
-LISTS = "_annotations.txt"  # ends the names of Tiny-ImageNet's lists, of a file and its class
+LISTS = "_annotations.txt"  # how Tiny-ImageNet names its lists of files and their classes
 LAYOUTS = "{train,test}/CLASS/* or CLIENT/CLASS/*"
 
 

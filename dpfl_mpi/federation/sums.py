@@ -208,9 +208,10 @@ class Sums:
         return out
 
     def over_received(self, received: Received) -> Iterator[tuple[slice, Tensor, np.ndarray]]:
-        """Yield each block with the start of its clients' searches: Y, all models received.
+        """Yield each block of clients, and what its searches start from as Y: all models received.
 
-        It is sum p_i w_i and sum p_i over each client and its senders, float64 `[k, W]` and `[k]`.
+        Y is given as sum p_i w_i, float64 `[k, W]`, and sum p_i, float64 `[k]`, over each client
+        and its senders.
         """
         w_KW, p, graph = received.w, self.members.p, received.graph
         senders = [graph.of(k) for k in self.members.ids]

@@ -94,8 +94,9 @@ class Training:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield each step of local epochs as a mini-batch and one `Block` per set of rows.
 
-        This is the loop of LocalOpt, for methods that write the step: at most `most` per client,
-        none of absent ones. Sets are named after their momentum; the last one's loss is recorded.
+        This is the loop of LocalOpt, for methods that write the step: at most `most` steps of a
+        client, none of an absent one. The name of a set is that of its momentum; the loss of the
+        last set is recorded.
         Without `advance` these epochs do not count: the next call sees the same batches, and
         --attack does not take these rows for the start of the round's training.
         """
@@ -142,7 +143,8 @@ class Training:
         """Yield a `Block` per set of rows for each group of clients that train together.
 
         When the caller has trained them, write them back and note steps and losses; at the end
-        count so many epochs. Where others may receive the rows (`sent`), note the attackers' start.
+        add `epochs` to what the learners have trained. Where others may receive the rows (`sent`),
+        note the attackers' start.
         """
         backend, learners = self.backend, self.members.learners[self.members.ids]
         if sent:

@@ -2,8 +2,8 @@
 
 Clients are ordered by their groups where the data have any, else by their most frequent class (then
 the second, and so on), so that similar clients are blocks on the diagonal. Up to 24 clients that
-have names are shown by them. One run: every tenth round. Several runs: one row per run, with the
-first graph, the middle and the last. --rounds draws others.
+have names are shown by them. One run: every tenth round, or every quarter of a short run. Several
+runs: one row per run, with the first graph, the middle and the last. --rounds draws others.
 """
 
 import argparse

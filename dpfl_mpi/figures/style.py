@@ -81,7 +81,7 @@ def marks(rows: pd.DataFrame) -> list[str]:
     """Return a marker for each line of `rows`; later lines of one method have the next ones."""
     positions = rows.groupby("method").cumcount()
     pairs = zip(rows["marker"], positions, strict=True)
-    return [MARKS[(MARKS.rindex(mark) + position) % len(MARKS)] for mark, position in pairs]
+    return [MARKS[(MARKS.index(mark) + position) % len(MARKS)] for mark, position in pairs]
 
 
 def over_repetitions(lines: pd.DataFrame, value: str, by: str = "round") -> pd.DataFrame:

@@ -135,7 +135,8 @@ def cell_text(text: str, bold: bool, published: str) -> str:
 
 def number(value: float, form: str = ".2f") -> str:
     text = "-" if np.isnan(value) else format(value, form)
-    return text.lstrip("-") or "-" if text.strip("-0.") == "" else text  # no -0.00
+    is_zero = text != "-" and not text.strip("-0.")
+    return text.lstrip("-") if is_zero else text  # no -0.00
 
 
 def by_budget(

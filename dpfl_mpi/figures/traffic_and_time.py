@@ -24,7 +24,7 @@ MOVED = ["received_mean", "mpi_rma_mib", "mpi_collective_mib"]
 
 def measure(result: Result, where: str, row: str) -> pd.DataFrame:
     """Return one line per round: models received, MiB that MPI carried, seconds by phase."""
-    rounds = slice(0, result.last_round + 1)  # a round being written may lack some arrays
+    rounds = slice(0, result.last_round + 1)  # a round that an error ended may lack some arrays
     received = result["traffic/models_received"][rounds]
     budget = result["client/budget"] - result.run.budget_counts_self
     columns: dict[str, object] = {
@@ -57,7 +57,7 @@ def draw_bars(panels: tuple[Axes, Axes, Axes], y: int, rounds: pd.DataFrame, gra
     left.plot([later["received_most"].max()] * 2, [y - 0.27, y + 0.27], color=SKY, lw=1.5)
     limit = ""
     if graph:
-        budget = int(rounds["budget_others"].iloc[0])
+        budget = int(rounds["budget_others"].max())
         left.plot([budget] * 2, [y - 0.38, y + 0.38], color=DARK, lw=1, ls=":")
         limit = f" (budget {budget} others)"
     # bytes that MPI carried, and seconds of each phase
@@ -106,7 +106,7 @@ def draw(frames: Frames) -> Drawing:
     right.set_xlabel("seconds, slowest rank,\nall rounds")
     left.plot([], [], color=BLUE, lw=5, label="mean of clients")
     left.plot([], [], color=SKY, lw=1.5, label="most of any client")
-    left.plot([], [], color=DARK, lw=1, ls=":", label="budget (others)")
+    left.plot([], [], color=DARK, lw=1, ls=":", label="budget (others' models)")
     look = {"handlelength": 1, "columnspacing": 1}
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", **look)
     kinds = {"one-sided": BLUE, "collective": GREY}

@@ -69,8 +69,8 @@ def round(fed: Federation, state: State, t: int) -> State:
         s[i, j] = dac.cosines(w[i], w_mW)
     for i, k in enumerate(fed.ids):
         if fed.learners[k]:
-            kept[i], kept[i, wanted[i]] = False, True
-            met[i, wanted[i]] = True
+            kept[i] = False
+            kept[i, wanted[i]] = met[i, wanted[i]] = True
             unknown = ~met[i] & (np.arange(fed.n) != k)
             estimate(s[i], unknown, s_of_senders[wanted[i]], s[i, wanted[i]])
     w = fed.average(w, chosen, received)
@@ -80,9 +80,9 @@ def round(fed: Federation, state: State, t: int) -> State:
 
 
 def senders(fed: Federation, k: int, s_N: np.ndarray, kept_N: np.ndarray, t: int) -> np.ndarray:
-    """Return whose models client k asks for in round t, from those that it `kept_N`, bool `[N]`.
+    """Return the senders of client k in round t; `kept_N`, bool `[N]`, are those it has so far.
 
-    Those with the largest log weights after Gumbel noise was added are a draw by the weights.
+    The clients with the largest sums of log weight and Gumbel noise are a draw by the weights.
     """
     reachable, most = fed.reachable(k), int(fed.most_senders[k])
     drop, take = streams.stream(fed.run.seed, streams.PEERS, int(k), t).gumbel(size=(2, fed.n))

@@ -12,7 +12,7 @@ Client i prefers the largest cos_ij - r_j / 2, where r_j is the mean of client j
 largest cosines. Without r_j a few hubs would be in very many averages (Radovanovic et al., JMLR
 2010; the order is that of CSLS, Conneau et al., ICLR 2018). A client less than `alike` times as
 similar as the nearest is left out. B_c - 1 are drawn from the first `pool` times as many: the
-nearest are often one another's, so news from the rest of their kind would arrive late.
+very nearest often choose one another, so news from others of their kind would come late.
 """
 
 from dataclasses import dataclass

@@ -44,8 +44,12 @@ def round(fed: Federation, state: State, t: int) -> State:
 def choose(fed: Federation, candidates: Candidates) -> CollaborationGraph:
     in_common = {"classes": shared_classes, "overlap": overlaps}[fed.options["by"]]
     counts, room = fed.class_counts, candidates.room
-    alike = lambda k: (among := candidates.of(k))[fed.groups[among] == fed.groups[k]]  # noqa: E731
-    return fed.collect([best(alike(k), in_common(k, counts), fed.p, room[k]) for k in fed.ids])
+    senders = []
+    for k in fed.ids:
+        among = candidates.of(k)
+        of_group = among[fed.groups[among] == fed.groups[k]]  # all, where the data have no groups
+        senders.append(best(of_group, in_common(k, counts), fed.p, room[k]))
+    return fed.collect(senders)
 
 
 def best(candidates: np.ndarray, common_N: np.ndarray, p: np.ndarray, limit: int) -> np.ndarray:

@@ -230,7 +230,11 @@ class Singletons(UserError):
 
 
 def end_before_mpi(text: str, code: int, alike: bool = False) -> NoReturn:
-    """Print why MPI does not start, a text `alike` on all ranks on root alone; end all ranks."""
+    """Print why MPI does not start, and end all ranks.
+
+    Root alone prints a text that is `alike` on all ranks. Others name their rank: in front of a
+    traceback (code 1), or after the "error: " of a sentence.
+    """
     if rank := launched(RANK, 0):
         time.sleep(LAUNCHER_S)
         text = f"rank {rank}: {text}" if code == 1 else text.replace(": ", f": rank {rank}: ", 1)

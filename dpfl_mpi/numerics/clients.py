@@ -173,19 +173,19 @@ class Clients:
     def _gather(self, sample: np.ndarray, crop: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return stored images `[n, H, W, C]` by their numbers `sample`, and their labels.
 
-        `crop` `[3, n]` has the first row and column of each one's window, and whether to flip it.
+        `crop` `[3, n]` has the first row and column of each one's window, and whether to mirror it.
         """
         index = self.ensemble.put(sample).long()
         if not self.augment:
             return self.x[index], self.y[index]
-        dy, dx, flipped = self.ensemble.put(crop).long()
+        dy, dx, mirrored = self.ensemble.put(crop).long()
         h, w, c = self.shape
         # a view [M, dy, dx, h, w * c] of all windows
         line, offsets = (w + 2 * BORDER) * c, 2 * BORDER + 1
         strides = (h + 2 * BORDER) * line, line, c, line, 1
         windows = self.x.as_strided((len(self.x), offsets, offsets, h, w * c), strides)
         x = windows[index, dy, dx].view(-1, h, w, c)
-        return torch.where(flipped.view(-1, 1, 1, 1) > 0, x.flip(2), x), self.y[index]
+        return torch.where(mirrored.view(-1, 1, 1, 1) > 0, x.flip(2), x), self.y[index]
 
     def training_samples(self, i: int, most: int | None = None) -> tuple[Tensor, Tensor]:
         """Return local client i's first `most` training images as scored, and their labels.

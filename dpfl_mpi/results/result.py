@@ -231,7 +231,7 @@ class Result(AbstractContextManager["Result"]):
         n = len(indptr) - 1
         senders = senders.astype(np.int64)
         valid = n >= 0 and indptr[0] == 0 and indptr[-1] == len(senders)
-        if not valid or (np.diff(indptr) < 0).any() or (senders >= n).any():
+        if not valid or (np.diff(indptr) < 0).any() or ((senders < 0) | (senders >= n)).any():
             raise self.hdf5.damaged(name, "is no graph")
         return CollaborationGraph(indptr.astype(np.int64), senders)
 
@@ -246,7 +246,7 @@ class Result(AbstractContextManager["Result"]):
     @property
     def last_round(self) -> int:
         """The last round that is recorded completely, -1 before there is one."""
-        # a kill may have left a row in some arrays only
+        # an error within a round may have left its row in some arrays only
         names = ["round/number"] if self.finished else OVER_ROUNDS
         rows = min((len(self.stored(name)) for name in names if name in self), default=0)
         # rounds_done also counts the epochs of fine-tuning, which are no rounds
@@ -509,6 +509,8 @@ def auc(logits: np.ndarray, labels: np.ndarray) -> float:
     For a class it is the chance that an image of it has a higher probability of the class than an
     image of another one; ties count a half. It is nan with one class. `logits` are `[M, C]`.
     """
+    if not np.isfinite(logits).all():  # an exploded model
+        return math.nan
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(1, keepdims=True)
     probability = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
@@ -600,7 +602,7 @@ def date_started(
 ) -> str | None:
     """Return when a finished result was last started ("": unknown), None if there is none.
 
-    A file torn by a kill counts as not there if a checkpoint `has_copy` of what it recorded. A
+    A file torn by a kill counts as not there where a checkpoint folder `has_copy` of it. A
     `UserError` if the result is not what the Run would give now, or another file is in the way.
     """
     if not os.path.lexists(path):

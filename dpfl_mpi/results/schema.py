@@ -53,7 +53,7 @@ round/val_acc              float  T+1 N     0..1
 round/test_loss            float  T+1 N
 round/test_acc             float  T+1 N     0..1
 round/best_test_acc        float  T+1 N     0..1   of the best model by validation so far
-round/there                bool   T+1 N            with --churn: who is present
+round/there                bool   T+1 N            with --churn: who has joined and not left
 mixed/val_acc              float  T+1 N     0..1   with --mixed: after mixing
 mixed/test_acc             float  T+1 N     0..1
 best/round                 int    N         -1..   of the best model by validation, -1: none;

@@ -322,8 +322,8 @@ class Resolved(Run):
                 make = "make it with `python -m dpfl_mpi.describe --save PATH`"
                 raise UserError(f"--{name} is {path}; there is no such file: {make}")
         decisive = changed(self)
-        # A preset has acted on other fields. Data count by their content. All options of the
-        # method count, except those of fine-tuning at their defaults.
+        # Left out: a preset, which only set other fields, and the path of the data, whose hash is
+        # in `contents`. Options count at their defaults, too, but not those of fine-tuning.
         for name in ("preset", "data", "options"):
             decisive.pop(name, None)
         for name, value in self.options.items():

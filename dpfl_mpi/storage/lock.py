@@ -97,7 +97,7 @@ class Lock:
                 if self._abandoned(text):
                     self._move_away(text)
                 elif time.monotonic() > end:
-                    how = f"wait for it, or remove {self.path} if it is gone"
+                    how = f"wait for it, or remove {self.path} if that run has ended"
                     raise UserError(f"{self._taken_by(text)}; {how}")
                 else:
                     time.sleep(0.1)

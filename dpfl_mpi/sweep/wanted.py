@@ -141,9 +141,9 @@ def bases(entries: Sequence[Entry]) -> dict[str, Entry]:
 # --tune -------------------------------------------------------------------------------------------
 def trials(runs: list[Run], tune: str) -> dict[str, list[Run]]:
     """Return the Runs with each value of `--tune NAME=A,B`, by the value."""
-    # NAME is a setting, or an option as its flag is called: `options.NAME` or `model_options.NAME`
+    # NAME is a setting, or an option by its flag: options.lam is option "lam" of field "options"
     name, _, values = tune.partition("=")
-    field, _, option = name.rpartition(".")  # of an option; of a setting the field is ""
+    field, _, option = name.rpartition(".")  # the field is "" where NAME is a setting
     settings = {f.name for f in fields(Run)} - {"method", "options", "model_options"}
     known = field in ("options", "model_options") or name in settings
     if not (known and values.strip(", ")):

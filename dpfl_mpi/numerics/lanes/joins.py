@@ -83,8 +83,9 @@ def reversed_arithmetic(recorder, out, input, other, **settings):
 def add_plus(recorder, out, times, input, parameter):
     """Record input + parameter, or their product if `times`, as a layer with this parameter.
 
-    Return whether that layer can do it: the parameter must have a number for each number of the
-    input, or for each index of some neighbouring axes, as a bias of channels does.
+    Return False, and record nothing, where that layer cannot do it: the parameter must have a
+    number for each number of the input, or for each index of some neighbouring axes, as a bias of
+    channels has one for each channel.
     """
     learns = parameter.requires_grad and parameter.is_contiguous()
     if recorder.tracked(parameter) or not learns or recorder.is_shared(parameter):
@@ -446,8 +447,8 @@ def recurrent(
 ):
     """Record layers one after the other, each forward and perhaps backward along the lines.
 
-    In a direction, a dense layer computes what the gates take from the inputs of all lines, and a
-    layer "recurrent" then goes from line to line.
+    For each direction a dense layer multiplies the inputs of all lines by the gates' weights; then
+    a layer "recurrent" adds what the state brings, from line to line.
     """
     directions = 1 + both_ways
     tensors_of_direction = len(weights) // (layers * directions)
@@ -467,6 +468,7 @@ def recurrent(
             with recorder:
                 gates = functional.linear(y, of_input, *biases[:1])
             view, (count, units) = recorder.sample_view(gates), of_state.shape
+            # `result` stands for the states: only its shape and its memory's address matter
             result, lines = gates[..., :units].clone(), view.shape[0]
             recorder.add_layer(
                 result,
@@ -535,9 +537,10 @@ def embedding(
     if max_norm is not None or scale_grad_by_freq or not view.slot.tokens:
         raise Unsupported("an embedding of numbers, with max_norm or scale_grad_by_freq")
     lines, (rows, width) = math.prod(view.shape), weight.shape
-    # tokens of the sample itself, which no op makes, are checked by `Plan.vocabulary`
-    below = [op.below or rows + 1 for op in recorder.ops if op.out is view.slot]
-    if not view.whole or any(n > rows for n in below):
+    # Tokens that an op made must be known to lie below `rows`. Those of the sample itself, which
+    # no op made, are compared with `Plan.vocabulary` when the samples are known.
+    makers = [op for op in recorder.ops if op.out is view.slot]
+    if not view.whole or any(not 0 < op.below <= rows for op in makers):
         raise Unsupported(f"an embedding of {rows} rows, which tokens may exceed")
     size = [rows, -1 if padding_idx is None else padding_idx % rows]
     uses, geometry = [Use(view, (1, 1, lines))], (1, lines, width)

@@ -17,8 +17,8 @@ typedef struct {
   int32_t kind;           /* its number in KINDS of lanes.c */
   int32_t in, other, out; /* numbers of values: its inputs (one or two) and its output */
   int32_t adds;           /* bit 0: the gradient of `in` is added, else written; bit 1: `other` */
-  int32_t size[12];       /* settings of its kind: the kind's file says which, */
-  float number[2];        /* likewise, */
+  int32_t size[12];       /* settings that are whole numbers: the kind's file says which */
+  float number[2];        /* its other settings: the kind's file says which */
   int64_t weight, bias;   /* columns of the row where its parameters start; -1: it has none */
   int64_t space;          /* place in the arena of what it keeps from forward to backward */
   const int32_t *table;   /* settings of any length: the kind's file says which */
