@@ -159,6 +159,8 @@ def test_code_of_an_installed_package(tmp_path, monkeypatch):
     mark = MARK.format(str(tmp_path / "executed"))
     texts = {"gossip": own.METHOD, "nets": mark + own.MODEL, "trees": own.DATA}
     texts |= {"helper": "SCALE = 1.0\n", "parts": own.PARTS}
+    wood = "class Wood:\n    TITLE, load = 'Wood', staticmethod(trees.load)\n"
+    texts["forest"] = f"from . import trees\n\n\n{wood}"
     own.write(site / "lab", __init__="", **texts)
     monkeypatch.syspath_prepend(site)
     fields = {"method": "lab.gossip", "dataset": "lab.trees", "model": "lab.nets:build"}
@@ -167,6 +169,8 @@ def test_code_of_an_installed_package(tmp_path, monkeypatch):
     assert set(run.contents) == {"method", "dataset", "model"}
     net = find("model", "lab.nets:build")
     assert net.HEAD == "head" and net.build((3, 3, 1), 4).head.out_features == 4
+    admit("dataset", "lab.forest:Wood")  # a class takes no further attributes as a module does
+    assert find("dataset", "lab.forest:Wood").TITLE == "Wood"
     (site / "lab" / "helper.py").write_text("SCALE = 2.0\n")
     assert Run(**fields | own.SMALL).resolve().slug() != run.slug()
     named = "lab.nets:build_it"
