@@ -99,6 +99,13 @@ def test_the_answer_knows_neither_ranks_nor_stops(name, computed):
     assert [differences(one, other) for other in others] == [[]] * len(others) != []
 
 
+def test_a_rank_without_clients_takes_part_in_every_pass(fields, tmp_path):
+    """Of four ranks one has none; a window of one row needs two passes for both other models."""
+    three = fields["base"] | {"clients": 3, "budget": "inf", "tau_init": 0}
+    out = run_many(4, tmp_path, {"idle": three | {"window_gb": 1.2 * ROW / 2**30}})
+    assert differences(run_here(tmp_path / "alone.h5", three), out["idle"]) == []
+
+
 def test_what_ranks_send(computed):
     """B_c = inf and 8 need several passes through a narrow window; B_c = 4 has a wide one."""
     for name in KINDS:

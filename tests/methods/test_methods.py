@@ -130,7 +130,8 @@ KEEP_OUT = {"options": {"search": "forward", "neither": "keep_out"}}
     ("dpfl_choice", {"send": "layers=body"},
      "--send is layers=body; dpfl_choice scores models as they come"),
     ("facade", {"options": {"final": True}, "reach": "sites:2"},
-     "--options.final is true; it averages whole models of all clients after the last round: "),
+     "--options.final is true; it averages whole models of all clients after the last round: "
+     "leave out --reach"),
     ("facade", {"options": {"final": True}, "send": "layers=body"}, "leave out --send"),
     ("facade", {"options": {"final": True}, "patience": 2}, "leave out --patience"),
     ("sketch", {"attack": "noise:0.5"},
