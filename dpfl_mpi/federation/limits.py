@@ -122,7 +122,7 @@ def reach_graph(reach: Text, n: int, rng: np.random.Generator) -> CollaborationG
         groups = np.array([np.isin(np.arange(n), group) for group in reach.groups])
 
     def reached(k: int) -> np.ndarray:
-        """Return the clients that k can reach; a row of N^2 bytes at a time."""
+        """Return the clients that k can reach."""
         if reach.kind == "geometric":
             near = ((points[k] - points) ** 2).sum(1) <= reach.radius**2
         else:

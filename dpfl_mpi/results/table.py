@@ -66,19 +66,27 @@ def of_runs(results: Sequence[Result]) -> dict[str, list[Any]]:
     unread = [result.method.unread for result in results]
     out: dict[str, list[Any]] = {"path": [str(result.path) for result in results]}
     for name in dict.fromkeys([*MAIN, *(name for of_run in settings for name in of_run)]):
-        setting, _, option = name.removesuffix("_sha256").partition(".")
-        # an option is compared where the method, model, ... is one that has it somewhere
-        owner = OWNERS[setting] if option else ""
-        owners = {of_run[owner] for of_run in settings if name in of_run} if owner else set()
-        compared = {
-            json.dumps(of_run.get(name))
-            for of_run, not_read in zip(settings, unread, strict=True)
-            if setting not in not_read and (not owner or of_run[owner] in owners)
-        }
-        if name in MAIN or len(compared) > 1:
+        if name in MAIN or len(values_read(name, settings, unread)) > 1:
             out[name] = [of_run.get(name) for of_run in settings]
     outcomes = [outcome(result) for result in results]
     return out | {name: [of_run[name] for of_run in outcomes] for name in outcomes[0]}
+
+
+def values_read(
+    name: str, settings: list[dict[str, Any]], unread: list[frozenset[str]]
+) -> set[str]:
+    """Return the values of a setting in the Runs that read it, as JSON; null where it is off.
+
+    An option is read by the Runs whose method, or model, has it in some Run.
+    """
+    setting, _, option = name.removesuffix("_sha256").partition(".")
+    owner = OWNERS[setting] if option else ""
+    owners = {of_run[owner] for of_run in settings if name in of_run} if owner else set()
+    return {
+        json.dumps(of_run.get(name))
+        for of_run, not_read in zip(settings, unread, strict=True)
+        if setting not in not_read and (not owner or of_run[owner] in owners)
+    }
 
 
 def flat_settings(result: Result) -> dict[str, Any]:
